@@ -1,0 +1,44 @@
+"""lrpfx: a compiler for Layer-wise Relevance Propagation."""
+
+from . import composites, layer, rules, types
+from .attribution import Attribution, attribute
+from .drawing import draw, to_networkx
+from .errors import (
+    CaptureError,
+    InputError,
+    InputTypeError,
+    LrpfxError,
+    LrpfxWarning,
+    PassError,
+    RuleError,
+    UnsupportedOperationError,
+    VerificationError,
+)
+from .inspection import assignment, history
+from .pipeline import node_names, transform
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attribution",
+    "CaptureError",
+    "InputError",
+    "InputTypeError",
+    "LrpfxError",
+    "LrpfxWarning",
+    "PassError",
+    "RuleError",
+    "UnsupportedOperationError",
+    "VerificationError",
+    "assignment",
+    "attribute",
+    "composites",
+    "draw",
+    "history",
+    "layer",
+    "node_names",
+    "rules",
+    "to_networkx",
+    "transform",
+    "types",
+]

@@ -1,0 +1,455 @@
+"""Composites: which layer gets which rule.
+
+A composite asks for each layer, in the order of execution, which rule it gets. It decides; it edits nothing. `layer` may be a
+layer of a graph or a module: `isinstance` works on both (see `lrpfx.types`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+
+from .errors import InputError, InputTypeError
+from .hooks import Hook
+from .rules import (
+    AlphaBeta,
+    Epsilon,
+    Flat,
+    Gamma,
+    Names,
+    Norm,
+    Pass,
+    ReLUBetaSmooth,
+    ReLUDeconvNet,
+    ReLUGuidedBackprop,
+    Stabilization,
+    ZBox,
+    ZPlus,
+)
+from .types import Activation, AvgPool, BatchNorm, Convolution, Linear, Sum
+
+LayerMap = list[tuple[type | tuple[type, ...], Hook]]
+NameMap = list[tuple[Sequence[str], Hook]]
+ModuleMap = Callable[[dict[Any, Any], str, Any], Hook | None]
+CompositeClass = TypeVar("CompositeClass", bound=type)
+
+COMPOSITES: dict[str, type["Composite"]] = {}
+
+
+def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:
+    """Class decorator that enters a composite into `COMPOSITES` under `name`."""
+
+    def register(composite: CompositeClass) -> CompositeClass:
+        COMPOSITES[name] = composite
+        return composite
+
+    return register
+
+
+class MappingContext(dict[Any, Any]):
+    """What a composite remembers while it maps the layers of one model.
+
+    Composites may keep any state in it. `reason` is which entry made the last choice; `used` are the entries that have matched.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason = ""
+        self.used: set[tuple[int, str]] = set()
+
+
+def _note(ctx: dict[Any, Any], reason: str, entry: tuple[int, str]) -> None:
+    if isinstance(ctx, MappingContext):
+        ctx.reason = reason
+        ctx.used.add(entry)
+
+
+def _describe_types(types: type | tuple[type, ...]) -> str:
+    if isinstance(types, tuple):
+        return " | ".join(_describe_types(item) for item in types)
+    return types.__name__
+
+
+def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
+    """`entries` as a list of (key, rule) pairs; an error that shows the entry which is not one."""
+    checked: list[tuple[Any, Hook]] = []
+    for entry in entries:
+        if not (isinstance(entry, (tuple, list)) and len(entry) == 2):
+            raise InputTypeError(f"an entry of {what} is a pair (key, rule), not {entry!r}")
+        key, rule = entry
+        if not isinstance(rule, Hook):
+            hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) else ""
+            raise InputTypeError(f"an entry of {what} maps {key!r} to {rule!r}, which is not a rule{hint}")
+        checked.append((key, rule))
+    return checked
+
+
+class Composite:
+    """A mapping from layers to rules.
+
+    `module_map(ctx, name, layer)` returns the rule of a layer, or None; `ctx` is a dictionary that lives for one model.
+    """
+
+    #: What happens to layers that the composite maps to nothing: "error", or "gradient" for composites that mean to keep it.
+    unassigned: str = "error"
+
+    def __init__(self, module_map: ModuleMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
+        self.module_map: ModuleMap = self._map_nothing if module_map is None else module_map
+        self.canonizers = [] if canonizers is None else list(canonizers)
+
+    @staticmethod
+    def _map_nothing(ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        return None
+
+    def unmatched(self, ctx: MappingContext) -> list[str]:
+        """Entries that the user wrote and that matched nothing in the model that `ctx` belongs to."""
+        return []
+
+    def maps_whole(self, name: str, module: nn.Module) -> bool:
+        """Whether the composite gives a rule to this module as a whole, so that its inside must not be looked at."""
+        return self.module_map(MappingContext(), name, module) is not None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class LayerMapComposite(Composite):
+    """Rules by type: the first entry (type or tuple of types, rule) that a layer is an instance of."""
+
+    def __init__(self, layer_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
+        self.layer_map: LayerMap = _checked(layer_map, "a layer map")
+        self._defaults = 0  # entries at the end of the map that the user did not write
+        super().__init__(module_map=self.mapping, canonizers=canonizers)
+
+    def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        return self._first_match(ctx, self.layer_map, "layer_map", module)
+
+    @staticmethod
+    def _first_match(ctx: dict[Any, Any], entries: LayerMap, what: str, module: Any) -> Hook | None:
+        for index, (types, rule) in enumerate(entries):
+            if isinstance(module, types):
+                _note(ctx, f"{what}[{index}]: {_describe_types(types)}", (index, what))
+                return rule
+        return None
+
+    def unmatched(self, ctx: MappingContext) -> list[str]:
+        return self._unused(ctx, self.layer_map, "layer_map", self._defaults)
+
+    @staticmethod
+    def _unused(ctx: MappingContext, entries: LayerMap, what: str, defaults: int) -> list[str]:
+        return [
+            f"{what}[{index}]: {_describe_types(types)} -> {rule}"
+            for index, (types, rule) in enumerate(entries[: len(entries) - defaults])
+            if (index, what) not in ctx.used
+        ]
+
+
+class SpecialFirstLayerMapComposite(LayerMapComposite):
+    """A layer map, and another one that is tried first until one layer has matched it: the first in execution."""
+
+    def __init__(self, layer_map: LayerMap, first_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
+        self.first_map: LayerMap = _checked(first_map, "a first map")
+        self._first_defaults = 0
+        super().__init__(layer_map, canonizers=canonizers)
+
+    def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        if not ctx.get("first_layer_visited", False):
+            rule = self._first_match(ctx, self.first_map, "first_map", module)
+            if rule is not None:
+                ctx["first_layer_visited"] = True
+                return rule
+        return super().mapping(ctx, name, module)
+
+    def maps_whole(self, name: str, module: nn.Module) -> bool:
+        return any(isinstance(module, types) for types, _ in [*self.first_map, *self.layer_map])
+
+    def unmatched(self, ctx: MappingContext) -> list[str]:
+        first = self._unused(ctx, self.first_map, "first_map", self._first_defaults)
+        return first + super().unmatched(ctx)
+
+
+class NameMapComposite(Composite):
+    """Rules by name: the first entry (names, rule) with a name, or a pattern with `*`, `?` or `[...]`, that fits.
+
+    A name fits the layer that has it, every call of the module that has it, and the module as a whole; a pattern fits layers.
+    """
+
+    def __init__(self, name_map: NameMap, canonizers: Sequence[Any] | None = None) -> None:
+        self.name_map: NameMap = [
+            ((names,) if isinstance(names, str) else tuple(names), rule)
+            for names, rule in _checked(name_map, "a name map")
+        ]
+        super().__init__(module_map=self.mapping, canonizers=canonizers)
+
+    def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        module_path = getattr(module, "module_path", None)
+        candidates = [name] if module_path in (None, name) else [name, module_path]
+        for candidate in candidates:
+            for names, rule in self.name_map:
+                for pattern in names:
+                    if candidate == pattern or fnmatchcase(candidate, pattern):
+                        _note(ctx, f"name_map: {pattern!r}", (0, pattern))
+                        return rule
+        return None
+
+    def maps_whole(self, name: str, module: nn.Module) -> bool:
+        return any(name in names for names, _ in self.name_map)
+
+    def unmatched(self, ctx: MappingContext) -> list[str]:
+        return [
+            f"name_map: {pattern!r} -> {rule}"
+            for names, rule in self.name_map
+            for pattern in names
+            if (0, pattern) not in ctx.used
+        ]
+
+
+class MixedComposite(Composite):
+    """Several composites: each is asked about every layer, and the first that gives a rule wins."""
+
+    def __init__(self, composites: Sequence[Composite], canonizers: Sequence[Any] | None = None) -> None:
+        self.composites = list(composites)
+        own = [] if canonizers is None else list(canonizers)
+        inherited = [canonizer for composite in self.composites for canonizer in composite.canonizers]
+        if any(composite.unassigned == "gradient" for composite in self.composites):
+            self.unassigned = "gradient"
+        super().__init__(module_map=self.mapping, canonizers=own + inherited)
+
+    def _context(self, ctx: dict[Any, Any], index: int) -> MappingContext:
+        context: MappingContext = ctx.setdefault(index, MappingContext())
+        return context
+
+    def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        chosen = None
+        for index, composite in enumerate(self.composites):
+            context = self._context(ctx, index)
+            rule = composite.module_map(context, name, module)
+            if rule is not None and chosen is None:
+                chosen = rule
+                _note(ctx, f"{type(composite).__name__}, {context.reason}".rstrip(", "), (index, ""))
+        return chosen
+
+    def maps_whole(self, name: str, module: nn.Module) -> bool:
+        return any(composite.maps_whole(name, module) for composite in self.composites)
+
+    def unmatched(self, ctx: MappingContext) -> list[str]:
+        return [
+            entry
+            for index, composite in enumerate(self.composites)
+            for entry in composite.unmatched(self._context(ctx, index))
+        ]
+
+
+class NameLayerMapComposite(MixedComposite):
+    """A name map, and a layer map for the layers that it leaves."""
+
+    def __init__(
+        self,
+        name_map: NameMap | None = None,
+        layer_map: LayerMap | None = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__([NameMapComposite(name_map or []), LayerMapComposite(layer_map or [])], canonizers)
+
+
+def layer_map_base(stabilizer: Stabilization = 1e-6) -> LayerMap:
+    """Entries that the composites of Layer-wise Relevance Propagation share."""
+    return [(Activation, Pass()), (Sum, Norm(stabilizer)), (AvgPool, Norm(stabilizer)), (BatchNorm, Pass())]
+
+
+class _BuiltInComposite(SpecialFirstLayerMapComposite):
+    """Base of the built-in composites: the user's entries stand before the composite's own."""
+
+    #: Names of the attributes that `repr` shows.
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        layer_map: LayerMap | None,
+        defaults: LayerMap,
+        canonizers: Sequence[Any] | None,
+        first_map: LayerMap | None = None,
+        first_defaults: Iterable[tuple[type, Hook]] = (),
+    ) -> None:
+        own_first = list(first_defaults)
+        super().__init__([*(layer_map or []), *defaults], [*(first_map or []), *own_first], canonizers)
+        self._defaults = len(defaults)
+        self._first_defaults = len(own_first)
+
+
+def _epsilon_with(
+    convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names
+) -> LayerMap:
+    return [
+        *layer_map_base(stabilizer),
+        (Convolution, convolution),
+        (nn.Linear, Epsilon(epsilon=epsilon, zero_params=zero_params)),
+    ]
+
+
+@register_composite("epsilon_gamma_box")
+class EpsilonGammaBox(_BuiltInComposite):
+    """ZBox for the first convolution, Gamma for the others, Epsilon for dense layers. `low` and `high` bound the input."""
+
+    def __init__(
+        self,
+        low: float | torch.Tensor,
+        high: float | torch.Tensor,
+        epsilon: Stabilization = 1e-6,
+        gamma: float = 0.25,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        convolution = Gamma(gamma=gamma, stabilizer=stabilizer, zero_params=zero_params)
+        super().__init__(
+            layer_map,
+            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
+            canonizers,
+            first_map,
+            [(Convolution, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
+        )
+
+
+@register_composite("epsilon_plus")
+class EpsilonPlus(_BuiltInComposite):
+    """ZPlus for convolutions, Epsilon for dense layers."""
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params)
+        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
+
+
+@register_composite("epsilon_alpha2_beta1")
+class EpsilonAlpha2Beta1(_BuiltInComposite):
+    """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers."""
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params)
+        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
+
+
+@register_composite("epsilon_plus_flat")
+class EpsilonPlusFlat(_BuiltInComposite):
+    """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers."""
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params)
+        super().__init__(
+            layer_map,
+            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
+            canonizers,
+            first_map,
+            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
+        )
+
+
+@register_composite("epsilon_alpha2_beta1_flat")
+class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
+    """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for dense layers."""
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params)
+        super().__init__(
+            layer_map,
+            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
+            canonizers,
+            first_map,
+            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
+        )
+
+
+class _GradientComposite(_BuiltInComposite):
+    """Base of the composites that change the gradient of some layers and keep that of all others."""
+
+    unassigned = "gradient"
+
+
+@register_composite("deconvnet")
+class DeconvNet(_GradientComposite):
+    """The gradient, with ReLUDeconvNet for each ReLU."""
+
+    def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
+        super().__init__(layer_map, [(nn.ReLU, ReLUDeconvNet())], canonizers)
+
+
+@register_composite("guided_backprop")
+class GuidedBackprop(_GradientComposite):
+    """The gradient, with ReLUGuidedBackprop for each ReLU."""
+
+    def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
+        super().__init__(layer_map, [(nn.ReLU, ReLUGuidedBackprop())], canonizers)
+
+
+@register_composite("excitation_backprop")
+class ExcitationBackprop(_GradientComposite):
+    """ZPlus for linear layers; activations and batch norm keep their gradient."""
+
+    def __init__(
+        self,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        defaults: LayerMap = [
+            (Sum, Norm(stabilizer)),
+            (AvgPool, Norm(stabilizer)),
+            (Linear, ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
+        ]
+        super().__init__(layer_map, defaults, canonizers)
+
+
+@register_composite("beta_smooth")
+class BetaSmooth(_GradientComposite):
+    """The gradient, with ReLUBetaSmooth for each ReLU."""
+
+    def __init__(
+        self,
+        beta_smooth: float = 10.0,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(layer_map, [(nn.ReLU, ReLUBetaSmooth(beta_smooth))], canonizers)
+
+
+def composite_named(name: str, **settings: Any) -> Composite:
+    """A composite of the registry by its name; `InputError` for one that it does not have."""
+    if name not in COMPOSITES:
+        raise InputError(f"there is no composite named {name!r}; there are: {', '.join(sorted(COMPOSITES))}")
+    return COMPOSITES[name](**settings)

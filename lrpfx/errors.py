@@ -1,0 +1,37 @@
+"""The family of errors and warnings that lrpfx raises."""
+
+
+class LrpfxError(Exception):
+    """Base of every error that lrpfx raises on purpose."""
+
+
+class InputError(LrpfxError, ValueError):
+    """A value given to lrpfx has the wrong shape, range, dtype or name."""
+
+
+class InputTypeError(InputError, TypeError):
+    """A value given to lrpfx has the wrong type."""
+
+
+class CaptureError(LrpfxError):
+    """A model could not be turned into a graph that means the same."""
+
+
+class UnsupportedOperationError(LrpfxError):
+    """Operations of the graph have no rule, are not neutral, and were not allowed to keep their gradient."""
+
+
+class RuleError(LrpfxError, RuntimeError):
+    """A rule does not fit the layer that it was given to."""
+
+
+class PassError(LrpfxError):
+    """A pass left a graph that is not well formed, which is a defect of the pass."""
+
+
+class VerificationError(LrpfxError):
+    """A captured or rewritten graph does not compute what the source model computes."""
+
+
+class LrpfxWarning(UserWarning):
+    """Something is legal but probably not what the user meant."""

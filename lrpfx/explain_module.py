@@ -1,0 +1,221 @@
+"""The explainable GraphModule and the modules in it."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import fx, nn
+
+from .callables import dotted_path, resolve_path
+from .hooks import Hook
+from .propagation import RuledOperation, propagate_relevance
+
+
+class Scope(nn.Module):
+    """A place in the tree of the source model that holds its parameters, buffers and children, and computes nothing."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    def _get_name(self) -> str:
+        return self.title
+
+
+class RuleModule(Scope):
+    """A layer with a rule: the layer's forward, and the rule in place of its gradient.
+
+    It is called with all that it reads: data, parameters (merged, modified or as they are) and other values.
+    """
+
+    def __init__(self, ruled: RuledOperation, description: str, merged: tuple[str, ...]) -> None:
+        super().__init__(type(ruled.rule).__name__)
+        self.ruled = ruled
+        self.description = description
+        self.merged = merged
+
+    @property
+    def rule(self) -> Hook:
+        """The rule that this layer has."""
+        return self.ruled.rule
+
+    def forward(self, *values: Any) -> Any:
+        return propagate_relevance(self.ruled, *values)
+
+    def extra_repr(self) -> str:
+        return self.description + "".join(f" + {name}" for name in self.merged)
+
+
+class ParameterModifier(nn.Module):
+    """A user's function of a parameter, as a node of the graph; opaque to the compiler."""
+
+    def __init__(self, modify: Callable[[torch.Tensor, str], torch.Tensor], parameter: str) -> None:
+        super().__init__()
+        self.modify = modify
+        self.parameter = parameter
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.modify(value, self.parameter)
+
+
+def scope_tree(root: nn.Module) -> Scope:
+    """A tree of scopes with the names, parameters and buffers of `root`; shared modules and tensors stay shared."""
+    made: dict[nn.Module, Scope] = {}
+
+    def make(module: nn.Module) -> Scope:
+        if module in made:
+            return made[module]
+        scope = made[module] = Scope(module._get_name())
+        scope.training = module.training
+        scope._parameters.update(module._parameters)
+        scope._buffers.update(module._buffers)
+        scope._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
+        for name, child in module._modules.items():
+            scope._modules[name] = None if child is None else make(child)
+        # Tensors that the model keeps as plain attributes, and constants that tracing found.
+        for name, value in module.__dict__.items():
+            if isinstance(value, torch.Tensor) and not hasattr(scope, name):
+                scope.register_buffer(name, value, persistent=False)
+        return scope
+
+    return make(root)
+
+
+class ExplainModule(fx.GraphModule):
+    """A network whose gradient is relevance: what `lrpfx.transform` returns.
+
+    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that were
+    merged or modified are derived buffers: they follow the parameters after `load_state_dict` and after a change of dtype or
+    device; after other changes of parameters call `refold()`.
+    """
+
+    def __init__(
+        self,
+        root: Scope,
+        graph: fx.Graph,
+        title: str,
+        history: tuple[Any, ...] = (),
+        fold_graph: fx.Graph | None = None,
+        derived: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(nn.Module(), fx.Graph(), class_name=title)
+        self._modules = root._modules
+        self._parameters = root._parameters
+        self._buffers = root._buffers
+        self._non_persistent_buffers_set = root._non_persistent_buffers_set
+        self.training = False
+        self.graph = graph
+        self.title = title
+        self.history = history
+        self.fold_graph = fold_graph
+        self.derived = derived
+        self.recorders: dict[tuple[str, ...], fx.GraphModule] = {}
+        self.register_load_state_dict_post_hook(_refold_after_loading)
+
+    def _get_name(self) -> str:
+        return self.title
+
+    def refold(self) -> None:
+        """Derive the merged and modified weights anew from the parameters."""
+        if self.fold_graph is None:
+            return
+        with torch.no_grad():
+            values = fx.Interpreter(self, graph=self.fold_graph).run()
+        for name, value in zip(self.derived, values, strict=True):
+            set_derived_buffer(self, name, value)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.refold()
+        return self
+
+    def _parts(self) -> tuple[Scope, tuple[Any, ...]]:
+        """What copies and pickles are made of: the tree, and all else that the constructor takes except graphs."""
+        root = Scope(self.title)
+        root._modules, root._parameters, root._buffers = self._modules, self._parameters, self._buffers
+        root._non_persistent_buffers_set = self._non_persistent_buffers_set
+        return root, (self.title, self.history)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
+        root, settings = self._parts()
+        graph, fold_graph = copy_graph(self.graph), self.fold_graph and copy_graph(self.fold_graph)
+        copied = ExplainModule(copy.deepcopy(root, memo), graph, *settings, fold_graph, self.derived)
+        copied._copy_hooks(self)
+        return copied
+
+    def _copy_hooks(self, source: nn.Module) -> None:
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
+            getattr(self, name).update(getattr(source, name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        root, settings = self._parts()
+        graphs = (graph_state(self.graph), None if self.fold_graph is None else graph_state(self.fold_graph))
+        return (_rebuild, (root, *graphs, settings, self.derived))
+
+
+def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put `value` at the qualified name `name` as a buffer that no state_dict holds."""
+    path, _, leaf = name.rpartition(".")
+    root.get_submodule(path).register_buffer(leaf, value, persistent=False)
+
+
+def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
+    assert isinstance(module, ExplainModule)
+    module.refold()
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy of `graph` with the same names and metadata."""
+    return restore_graph(graph_state(graph))
+
+
+class _Reference:
+    """A node by its name, in the picklable form of a graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain data that can be pickled."""
+    records = []
+    for node in graph.nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: _Reference(argument.name))
+        target = node.target
+        if not isinstance(target, str):
+            target = (dotted_path(target) or target,)
+        records.append((node.op, node.name, target, args, kwargs, dict(node.meta)))
+    return records
+
+
+def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
+    """The graph that `graph_state` described."""
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    for op, name, target, args, kwargs, meta in records:
+        if isinstance(target, tuple):
+            target = resolve_path(target[0]) if isinstance(target[0], str) else target[0]
+        node = graph.create_node(op, target, _restore(args, nodes), _restore(kwargs, nodes), name=name)
+        node.meta.update(meta)
+        nodes[name] = node
+    return graph
+
+
+def _restore(argument: Any, nodes: dict[str, fx.Node]) -> Any:
+    if isinstance(argument, _Reference):
+        return nodes[argument.name]
+    if isinstance(argument, dict):
+        return {key: _restore(value, nodes) for key, value in argument.items()}
+    if isinstance(argument, (tuple, list)):
+        return type(argument)([_restore(item, nodes) for item in argument])
+    if isinstance(argument, slice):
+        return slice(*(_restore(part, nodes) for part in (argument.start, argument.stop, argument.step)))
+    return argument
+
+
+def _rebuild(
+    root: Scope, graph: list[tuple[Any, ...]], fold_graph: Any, settings: tuple[Any, ...], derived: tuple[str, ...]
+) -> ExplainModule:
+    folded = None if fold_graph is None else restore_graph(fold_graph)
+    return ExplainModule(root, restore_graph(graph), *settings, folded, derived)

@@ -1,0 +1,256 @@
+"""What a rule is: the replacement of a layer's gradient by relevance.
+
+`Hook` is any such replacement. `BasicHook` is the template that nearly all rules of Layer-wise Relevance Propagation fit: K
+modified copies of the layer are run, the incoming relevance is divided among their outputs, sent back through each of them,
+and the results are combined (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140; Montavon et al. 2019,
+https://doi.org/10.1007/978-3-030-28954-6_10).
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+
+from .errors import RuleError
+from .layer_view import Layer, Operation
+from .modifiers import NoMod, ParamMod, Unchanged, describe_value
+from .stabilizer import Stabilizer, StabilizerFunction
+
+Tensors = Sequence[torch.Tensor]
+InputFunction = Callable[[torch.Tensor], torch.Tensor]
+GradientMapper = Callable[[torch.Tensor, Tensors], "torch.Tensor | Sequence[torch.Tensor | None]"]
+Reducer = Callable[[Tensors, Sequence[torch.Tensor | None]], torch.Tensor]
+
+
+class LayerCall:
+    """One executed call of a layer, as a rule sees it while relevance flows back.
+
+    `inputs` and `output` are those of the forward pass (`output` is None for rules that do not save it); `branches[k]` are the
+    values of the operation's parameters in the k-th modified copy.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        inputs: tuple[torch.Tensor, ...],
+        parameters: tuple[Any, ...],
+        branches: tuple[tuple[Any, ...], ...],
+        extras: tuple[Any, ...],
+        output: Any,
+    ) -> None:
+        self.operation = operation
+        self.inputs = inputs
+        self.parameters = parameters
+        self.branches = branches
+        self.extras = extras
+        self.output = output
+
+    def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """All values of the operation, in the order of its slots."""
+        return (*inputs, *parameters, *self.extras)
+
+    def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The layer's ordinary gradient with respect to each input."""
+        result = self.operation.adjoint(gradient, self.values(self.inputs, self.parameters))
+        if result is not None:
+            return result
+        _, pull = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)
+        return pull(gradient)  # type: ignore[no-any-return]
+
+
+class Hook:
+    """The replacement of a layer's gradient; as it stands here, it keeps the gradient."""
+
+    #: Names of the attributes that `repr` shows, in order.
+    shown: ClassVar[tuple[str, ...]] = ()
+    #: Whether `propagate` reads the layer's inputs and parameters.
+    saves_inputs: ClassVar[bool] = True
+
+    @property
+    def saves_output(self) -> bool:
+        """Whether `propagate` reads the layer's output."""
+        return False
+
+    @property
+    def parameter_modifiers(self) -> tuple[ParamMod, ...]:
+        """How each branch changes the parameters; the compiler evaluates this ahead of time."""
+        return ()
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Relevance of each of the layer's inputs, from the relevance of its output."""
+        return call.pull_back(relevance)
+
+    def check(self, layer: Layer) -> None:
+        """`RuleError` if the rule cannot be applied to `layer`."""
+
+    def copy(self) -> Self:
+        """A rule with the same settings: composites use rules as templates."""
+        return copy.copy(self)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={describe_value(getattr(self, name))}" for name in self.shown)
+        return f"{type(self).__name__}({settings})"
+
+
+class BasicHook(Hook):
+    """The rule template with K branches.
+
+        x_k = input_modifiers[k](x)
+        y_k = output_modifiers[k](layer(x_k; param_modifiers[k](parameters)))
+        (g_1, ..., g_K) = gradient_mapper(relevance, [y_1, ..., y_K])
+        v_k = (dy_k / dx_k)^T g_k
+        relevance of the input = reducer([x_1, ..., x_K], [v_1, ..., v_K])
+
+    Layers with several inputs (a sum, say) get each input modified and reduced in the same way. Missing lists are identities.
+    By default every branch divides the relevance by its stabilized output, and the products x_k * v_k are summed.
+    """
+
+    def __init__(
+        self,
+        input_modifiers: Sequence[InputFunction] | None = None,
+        param_modifiers: Sequence[ParamMod | Callable[[torch.Tensor, str], torch.Tensor]] | None = None,
+        output_modifiers: Sequence[InputFunction] | None = None,
+        gradient_mapper: GradientMapper | None = None,
+        reducer: Reducer | None = None,
+        stabilizer: float | StabilizerFunction = 1e-6,
+    ) -> None:
+        lengths = {len(part) for part in (input_modifiers, param_modifiers, output_modifiers) if part is not None}
+        if len(lengths) > 1:
+            raise RuleError(f"a rule needs as many modifiers of each part as branches, got {sorted(lengths)}")
+        count = lengths.pop() if lengths else 1
+        self.input_modifiers = [Unchanged()] * count if input_modifiers is None else input_modifiers
+        self.param_modifiers = [NoMod()] * count if param_modifiers is None else param_modifiers
+        self.output_modifiers = [Unchanged()] * count if output_modifiers is None else output_modifiers
+        self.gradient_mapper = OwnRatios(Stabilizer.ensure(stabilizer)) if gradient_mapper is None else gradient_mapper
+        self.reducer = WeightedProducts() if reducer is None else reducer
+
+    @property
+    def parameter_modifiers(self) -> tuple[ParamMod, ...]:
+        return tuple(ParamMod.ensure(modifier) for modifier in self.param_modifiers)
+
+    def _is_forward(self, branch: int) -> bool:
+        """Whether a branch is the layer as it is, so that its output is the forward's own."""
+        modifier = self.parameter_modifiers[branch]
+        return (
+            isinstance(self.input_modifiers[branch], Unchanged)
+            and isinstance(modifier, NoMod)
+            and (not modifier.zero_params or modifier.param_keys == [])
+            and isinstance(self.output_modifiers[branch], Unchanged)
+        )
+
+    @property
+    def saves_output(self) -> bool:
+        return any(self._is_forward(branch) for branch in range(len(self.input_modifiers)))
+
+    def check(self, layer: Layer) -> None:
+        for modifier in self.parameter_modifiers:
+            modifier.check(tuple(layer.parameters))
+        if not layer.inputs:
+            raise RuleError("the layer has no input that relevance could go to")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs: list[tuple[torch.Tensor, ...]] = []
+        outputs: list[torch.Tensor] = []
+        pulls: list[Callable[[torch.Tensor], tuple[torch.Tensor | None, ...]]] = []
+        for branch, modify in enumerate(self.input_modifiers):
+            modified = tuple(modify(input) for input in call.inputs)
+            output, pull = self._run_branch(branch, call, modified)
+            inputs.append(modified)
+            outputs.append(output)
+            pulls.append(pull)
+        mapped = self.gradient_mapper(relevance, outputs)
+        gradients = (mapped,) if isinstance(mapped, torch.Tensor) else tuple(mapped)
+        if len(gradients) != len(outputs):
+            raise RuleError(f"the gradient mapper returned {len(gradients)} tensors for {len(outputs)} branches")
+        nothing = (None,) * len(call.inputs)
+        pulled = [
+            nothing if gradient is None else pull(gradient) for pull, gradient in zip(pulls, gradients, strict=True)
+        ]
+        return tuple(
+            self.reducer([modified[position] for modified in inputs], [values[position] for values in pulled])
+            for position in range(len(call.inputs))
+        )
+
+    def _run_branch(
+        self, branch: int, call: LayerCall, inputs: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor | None, ...]]]:
+        """Output of a branch, and the map that sends a gradient back through it."""
+        parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
+
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            return modify_output(call.operation(call.values(inputs, parameters)))
+
+        if not (call.operation.has_adjoint and isinstance(modify_output, Unchanged)):
+            return torch.func.vjp(run, *inputs)  # type: ignore[no-any-return]
+
+        def pull(gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            result = call.operation.adjoint(gradient, call.values(inputs, parameters))
+            return torch.func.vjp(run, *inputs)[1](gradient) if result is None else result
+
+        return call.output if self._is_forward(branch) else run(*inputs), pull
+
+
+# --- gradient mappers and reducers of the built-in rules -------------------------------------------------------------------
+
+
+class OwnRatios:
+    """Each branch: relevance over its own stabilized output."""
+
+    def __init__(self, stabilizer: StabilizerFunction) -> None:
+        self.stabilizer = stabilizer
+
+    def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor]:
+        return [relevance / self.stabilizer(output) for output in outputs]
+
+
+class SharedRatios:
+    """Groups of branches, each divided by the stabilized signed sum of its outputs.
+
+    `groups`: for each group the branches in it with the sign of their output.
+    """
+
+    def __init__(self, stabilizer: StabilizerFunction, groups: Sequence[dict[int, int]]) -> None:
+        self.stabilizer = stabilizer
+        self.groups = tuple(groups)
+
+    def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor | None]:
+        gradients: list[torch.Tensor | None] = [None] * len(outputs)
+        for group in self.groups:
+            terms = [outputs[branch] if sign > 0 else -outputs[branch] for branch, sign in group.items()]
+            ratio = relevance / self.stabilizer(sum_of(terms))
+            for branch in group:
+                gradients[branch] = ratio
+        return gradients
+
+
+def sum_of(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Sum of one or more tensors."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+class WeightedProducts:
+    """Sum over branches of weight * input * pulled-back gradient (weight 1 by default); branches without gradient add nothing."""
+
+    def __init__(self, weights: Sequence[float] | None = None) -> None:
+        self.weights = weights
+
+    def __call__(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        weights = self.weights or (1.0,) * len(inputs)
+        terms = [
+            input * gradient if weight == 1.0 else weight * (input * gradient)
+            for weight, input, gradient in zip(weights, inputs, gradients, strict=True)
+            if gradient is not None
+        ]
+        return sum_of(terms)
+
+
+class FirstGradient:
+    """The pulled-back gradient of the first branch alone, without the input as a factor."""
+
+    def __call__(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        assert gradients[0] is not None
+        return gradients[0]

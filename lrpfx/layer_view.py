@@ -1,0 +1,256 @@
+"""The layer: what rules and composites see, whether it stands for a node of a graph or for a module alone.
+
+A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from . import types
+from .callables import dotted_path, resolve_path
+from .node import Role, node_info
+from .operators import Operator, operator_named
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of the value number `index` in an operation's arguments."""
+
+    index: int
+
+
+class Operation:
+    """A pure function of values: a callable with constant arguments, and slots for what varies.
+
+    Values come in the order data inputs, then parameters, then whatever else the arguments hold (buffers, sizes).
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: int,
+        parameters: tuple[str, ...],
+        operator: Operator | None = None,
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.inputs = inputs
+        self.parameters = parameters
+        self.operator = operator
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["function"] = dotted_path(self.function) or self.function
+        state["operator"] = self.operator and self.operator.name
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        function, operator = state["function"], state["operator"]
+        self.__dict__.update(state)
+        self.function = resolve_path(function) if isinstance(function, str) else function
+        self.operator = operator_named(operator)
+
+    def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def fill(argument: Any) -> Any:
+            if isinstance(argument, Slot):
+                return values[argument.index]
+            if isinstance(argument, (tuple, list)):
+                return type(argument)([fill(item) for item in argument])
+            if isinstance(argument, slice):
+                return slice(fill(argument.start), fill(argument.stop), fill(argument.step))
+            return argument
+
+        return tuple(fill(argument) for argument in self.args), {
+            name: fill(argument) for name, argument in self.kwargs.items()
+        }
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        args, kwargs = self._fill(values)
+        return self.function(*args, **kwargs)
+
+    @property
+    def has_adjoint(self) -> bool:
+        """Whether the operation is linear in its data up to a bias, with a known transposed map."""
+        return self.operator is not None and self.operator.adjoint is not None
+
+    def adjoint(self, gradient: torch.Tensor, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...] | None:
+        """The transposed map applied to `gradient`, one result for each data input; None where there is none."""
+        operator = self.operator
+        if operator is None or operator.adjoint is None:
+            return None
+        args, kwargs = self._fill(values)
+        arguments = {name: default for name, default in operator.arguments.items()}
+        arguments.update(zip(operator.arguments, args, strict=False))
+        arguments.update(kwargs)
+        return operator.adjoint(gradient, values[: self.inputs], arguments)
+
+
+class Layer:
+    """One call of an operation as rules and composites see it.
+
+    `isinstance(layer, X)` holds for the kinds of `lrpfx.types` and for the torch.nn class that the call stands for, so that
+    maps written for modules also work on graphs: the call `F.relu(x)` is a `torch.nn.ReLU` and an `Activation`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: type[types.Kind],
+        operation: Operation,
+        inputs: Sequence[Any],
+        parameters: dict[str, Any],
+        extras: Sequence[Any] = (),
+        module: nn.Module | None = None,
+        module_path: str | None = None,
+        description: str = "",
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.operation = operation
+        self.inputs = tuple(inputs)
+        self.parameters = parameters
+        self.extras = tuple(extras)
+        self.module = module
+        self.module_path = module_path
+        self.description = description
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """The torch.nn class that the layer stands for, otherwise its kind: what `isinstance` looks at."""
+        operator = self.operation.operator
+        if self.module is not None and operator is None:
+            return type(self.module)  # opaque: the module itself is the operation
+        if self.module is not None and operator is not None and isinstance(self.module, operator.modules):
+            return type(self.module)
+        if operator is not None and operator.modules:
+            return operator.modules[0] if len(operator.modules) == 1 else self.kind
+        return self.kind
+
+    def __repr__(self) -> str:
+        return f"<layer {self.name}: {self.description}>"
+
+
+class FunctionalModule:
+    """A module as a pure function of its parameters and buffers, called with them by name.
+
+    It holds a copy of the module whose own tensors are never read (they live on the meta device).
+    """
+
+    def __init__(self, module: nn.Module, tensors: Sequence[str]) -> None:
+        self.module = module
+        self.tensors = tuple(tensors)
+
+    def __call__(self, inputs: tuple[Any, ...], keywords: dict[str, Any], values: tuple[Any, ...]) -> Any:
+        state = dict(zip(self.tensors, values, strict=True))
+        return torch.func.functional_call(self.module, state, inputs, keywords)
+
+
+def replace_nodes(argument: Any, slots: dict[fx.Node, int]) -> Any:
+    """`argument` with a slot for each node."""
+    return fx.node.map_arg(argument, lambda node: Slot(slots[node]))
+
+
+def nodes_in(arguments: Any) -> list[fx.Node]:
+    """The nodes in a structure of arguments, in order, each once."""
+    found: dict[fx.Node, None] = {}
+    fx.node.map_arg(arguments, lambda node: found.setdefault(node))
+    return list(found)
+
+
+def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
+    """The arguments of a normalized call by name, without those left at their defaults."""
+    bound = dict(zip(operator.arguments, node.args, strict=False))
+    bound.update(node.kwargs)
+    return bound
+
+
+def carries_relevance(argument: Any) -> bool:
+    """Whether an argument is a node that can receive relevance: data, or a constant that takes a share."""
+    return isinstance(argument, fx.Node) and node_info(argument).role is not Role.METADATA
+
+
+def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
+    """The layer that `node`, of a normalized graph over the modules of `root`, stands for."""
+    info = node_info(node)
+    operator = operator_named(info.operator)
+    if node.op == "call_module":
+        return _opaque_layer(node, root)
+    parameters: dict[str, Any] = {}
+    if operator is not None and operator.function is not None:
+        bound = bound_arguments(node, operator)
+        inputs = [bound[name] for name in operator.data if carries_relevance(bound.get(name))]
+        parameters = {name: bound.get(name) for name in operator.parameters}
+    else:
+        inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if node_info(argument).role is Role.DATA]
+    present = [value for value in parameters.values() if isinstance(value, fx.Node)]
+    extras = [n for n in nodes_in((node.args, node.kwargs)) if n not in inputs and n not in present]
+    slots: dict[fx.Node, int] = {}
+    for index, value in enumerate([*inputs, *present, *extras]):
+        slots.setdefault(value, index)
+    args, kwargs = replace_nodes((node.args, node.kwargs), slots)
+    if len(set(inputs)) < len(inputs):  # x + x: two data inputs although it is one node
+        args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
+    assert callable(node.target)
+    operation = Operation(
+        node.target,
+        tuple(args),
+        dict(kwargs),
+        len(inputs),
+        tuple(name for name, value in parameters.items() if isinstance(value, fx.Node)),
+        operator,
+    )
+    kind = operator.kind if operator is not None else types.Unknown
+    module = None if info.module_path is None else root.get_submodule(info.module_path)
+    return Layer(info.name, kind, operation, inputs, parameters, extras, module, info.module_path, info.description)
+
+
+def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
+    info = node_info(node)
+    assert isinstance(node.target, str)
+    module = root.get_submodule(node.target)
+    inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if carries_relevance(argument)]
+    tensors = opaque_tensors(module)
+    learned = {name for name, _ in module.named_parameters()}
+    ordered = [name for name in tensors if name in learned] + [name for name in tensors if name not in learned]
+    slots = {argument: index for index, argument in enumerate(inputs)}
+    others = [argument for argument in nodes_in((node.args, node.kwargs)) if argument not in slots]
+    first_other = len(inputs) + len(ordered)
+    slots.update({argument: first_other + index for index, argument in enumerate(others)})
+    values = tuple(Slot(len(inputs) + index) for index in range(len(ordered)))
+    operation = Operation(
+        FunctionalModule(module, ordered),
+        (replace_nodes(node.args, slots), replace_nodes(node.kwargs, slots), values),
+        {},
+        len(inputs),
+        tuple(name for name in ordered if name in learned),
+    )
+    path = f"{node.target}." if node.target else ""
+    parameters = {name: path + name for name in ordered if name in learned}
+    extras: list[Any] = [path + name for name in ordered if name not in learned]
+    return Layer(
+        info.name,
+        types.Opaque,
+        operation,
+        inputs,
+        dict(parameters),
+        [*extras, *others],
+        module,
+        node.target,
+        info.description,
+    )
+
+
+def opaque_tensors(module: nn.Module) -> list[str]:
+    """Names of all parameters and buffers below `module`, the shared ones once."""
+
+    def names(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+        return [name for name, _ in pairs]
+
+    return names(module.named_parameters()) + names(module.named_buffers())

@@ -1,0 +1,69 @@
+"""What the compiler knows about a node of a graph, kept in `node.meta`."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+_KEY = "lrpfx"
+
+
+class Role(enum.Enum):
+    """What a node's value depends on."""
+
+    DATA = "data"  # the values of the model's inputs: relevance flows through it
+    PARAMETER = "parameter"  # parameters, buffers and constants alone: it can be folded
+    METADATA = "metadata"  # shapes, dtypes and devices of the inputs: a host value, or a tensor made from such
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """The compiler's knowledge of one node. Immutable, so that copies of a graph can share it."""
+
+    name: str  # qualified name, unique in the graph
+    module_path: str | None = None  # the module whose call this node is, if it stands for one
+    source: str = ""  # file:line of the user's code that made the node
+    operator: str | None = None  # row of the operator table
+    kind: str = ""
+    role: Role = Role.DATA
+    description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
+    shape: tuple[int, ...] | None = None  # of the value, where example inputs were given
+    merged: tuple[str, ...] = ()  # names of the layers that were merged into this one
+    rule: Any = None  # the rule (a Hook), until the rewrite; afterwards its text
+    chosen_by: str = ""  # which entry of the composite chose the rule
+    keeps_gradient: bool = False  # without a rule, and allowed to be
+
+
+def node_info(node: fx.Node) -> NodeInfo:
+    """The knowledge attached to `node`; every node of a captured graph has it."""
+    info = node.meta[_KEY]
+    assert isinstance(info, NodeInfo)
+    return info
+
+
+def has_info(node: fx.Node) -> bool:
+    """Whether the compiler has recorded anything about `node` yet."""
+    return _KEY in node.meta
+
+
+def set_info(node: fx.Node, info: NodeInfo) -> None:
+    node.meta[_KEY] = info
+
+
+def update_info(node: fx.Node, **changes: Any) -> None:
+    """Replace single facts about `node`."""
+    set_info(node, replace(node_info(node), **changes))
+
+
+def calls(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The nodes of `graph` that compute something, in execution order."""
+    for node in graph.nodes:
+        if node.op in ("call_function", "call_method", "call_module"):
+            yield node
+
+
+def data_calls(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The nodes of `graph` that relevance flows through, in execution order."""
+    return (node for node in calls(graph) if node_info(node).role is Role.DATA)

@@ -1,0 +1,138 @@
+"""Kinds of layers: what composites map rules to.
+
+`isinstance` against a kind holds for a module, for a layer of a graph, and for the call of a function: `+` is a `Sum`,
+`torch.nn.Conv2d` and `torch.nn.functional.conv2d` are both a `ConvolutionStandard`, a `Convolution` and a `Linear`.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from .layer import Sum as _SumModule
+
+
+class SubclassMeta(type):
+    """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses."""
+
+    __subclass__: tuple[type, ...]
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) or isinstance(instance, cls.__subclass__)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or issubclass(subclass, cls.__subclass__)
+
+
+class Kind(metaclass=SubclassMeta):
+    """Base of all kinds."""
+
+    __subclass__: tuple[type, ...] = ()
+
+
+class ConvolutionTranspose(Kind):
+    """Transposed convolutions."""
+
+    __subclass__ = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class ConvolutionStandard(Kind):
+    """Convolutions that are not transposed."""
+
+    __subclass__ = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Convolution(Kind):
+    """All convolutions."""
+
+    __subclass__ = (ConvolutionStandard, ConvolutionTranspose)
+
+
+class Linear(Kind):
+    """Layers that are linear in their input up to a bias: dense layers and convolutions."""
+
+    __subclass__ = (Convolution, nn.Linear)
+
+
+class BatchNorm(Kind):
+    """Batch normalization with running statistics."""
+
+    __subclass__ = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class AvgPool(Kind):
+    """Average pooling, adaptive pooling included, and means over dimensions."""
+
+    __subclass__ = (
+        nn.AvgPool1d,
+        nn.AvgPool2d,
+        nn.AvgPool3d,
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveAvgPool3d,
+    )
+
+
+class MaxPool(Kind):
+    """Maximum pooling, adaptive pooling included."""
+
+    __subclass__ = (
+        nn.MaxPool1d,
+        nn.MaxPool2d,
+        nn.MaxPool3d,
+        nn.AdaptiveMaxPool1d,
+        nn.AdaptiveMaxPool2d,
+        nn.AdaptiveMaxPool3d,
+    )
+
+
+class Activation(Kind):
+    """Element-wise non-linear functions."""
+
+    __subclass__ = (
+        nn.ELU,
+        nn.Hardshrink,
+        nn.Hardsigmoid,
+        nn.Hardtanh,
+        nn.Hardswish,
+        nn.LeakyReLU,
+        nn.LogSigmoid,
+        nn.PReLU,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.RReLU,
+        nn.SELU,
+        nn.CELU,
+        nn.GELU,
+        nn.Sigmoid,
+        nn.SiLU,
+        nn.Softplus,
+        nn.Softshrink,
+        nn.Softsign,
+        nn.Tanh,
+        nn.Tanhshrink,
+        nn.Threshold,
+    )
+
+
+class Sum(Kind):
+    """Additions and subtractions of tensors, and sums over dimensions."""
+
+    __subclass__ = (_SumModule,)
+
+
+class Neutral(Kind):
+    """Operations that only move values (views, concatenation, padding): their gradient is their relevance."""
+
+
+class Dropout(Kind):
+    """Dropout, which the compiler removes: in evaluation mode it is the identity."""
+
+    __subclass__ = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+class Opaque(Kind):
+    """A module that a composite maps as a whole: one layer, whatever it contains."""
+
+
+class Unknown(Kind):
+    """An operation that the operator table does not list."""

@@ -1,0 +1,37 @@
+"""The compiler's stages, one graph pass per file.
+
+A pass has a name, a stage and a result that says how many places it matched and why it left the others alone. It edits the
+graph of a `Program` and nothing else: the driver lints, records the history, verifies and dumps.
+"""
+
+from .assign import Assign
+from .capture_symbolic import capture_symbolic, private_copy
+from .driver import run_pass
+from .fold import Fold
+from .merge_batch_norm import MergeBatchNorm
+from .normalize_operators import NormalizeOperators
+from .program import Pass, PassResult, Program, Stage
+from .remove_dead_code import RemoveDeadCode
+from .remove_dropout import RemoveDropout
+from .remove_inplace import RemoveInplace
+from .rewrite import Rewrite
+from .validate import Validate
+
+__all__ = [
+    "Assign",
+    "Fold",
+    "MergeBatchNorm",
+    "NormalizeOperators",
+    "Pass",
+    "PassResult",
+    "Program",
+    "RemoveDeadCode",
+    "RemoveDropout",
+    "RemoveInplace",
+    "Rewrite",
+    "Stage",
+    "Validate",
+    "capture_symbolic",
+    "private_copy",
+    "run_pass",
+]

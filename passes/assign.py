@@ -1,0 +1,48 @@
+"""ASSIGN: the composite chooses a rule for each layer; metadata only, no node is edited."""
+
+import warnings
+
+from lrpfx.composites import Composite, MappingContext
+from lrpfx.errors import InputTypeError, LrpfxWarning
+from lrpfx.hooks import Hook
+from lrpfx.layer_view import layer_of_node
+from lrpfx.node import data_calls, node_info, update_info
+
+from .program import Pass, PassResult, Program
+
+
+class Assign(Pass):
+    """Ask the composite about every layer in the order of execution. Entries that matched nothing are warned about."""
+
+    name = "assign"
+    stage = "assign"
+
+    def __init__(self, composite: Composite) -> None:
+        self.composite = composite
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        context = MappingContext()
+        for node in data_calls(program.graph):
+            layer = layer_of_node(node, program.root)
+            context.reason = ""
+            rule = self.composite.module_map(context, layer.name, layer)
+            if rule is None:
+                continue
+            if not isinstance(rule, Hook):
+                raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule")
+            update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
+            result.matches += 1
+        self._warn(program, context)
+        return result
+
+    def _warn(self, program: Program, context: MappingContext) -> None:
+        unmatched = self.composite.unmatched(context)
+        if not unmatched:
+            return
+        merged = {name: node_info(n).name for n in data_calls(program.graph) for name in node_info(n).merged}
+        hints = [
+            f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)
+        ]
+        message = f"entries of {self.composite} that match no layer of {program.title}: " + "; ".join(unmatched + hints)
+        warnings.warn(message + ". lrpfx.node_names(model) lists the names.", LrpfxWarning, stacklevel=2)

@@ -1,0 +1,303 @@
+"""CAPTURE by symbolic tracing: a model to a graph of functions, through torch.nn down to the functional calls."""
+
+import copy
+import inspect
+import operator
+import sys
+import sysconfig
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx import errors
+from lrpfx.errors import CaptureError
+from lrpfx.node import NodeInfo, Role, set_info
+from lrpfx.operators import lookup, lookup_method, module_classes
+
+from .program import Program
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = (str(Path(errors.__file__).parent), str(Path(__file__).parent))
+_LIBRARY = sysconfig.get_path("stdlib")
+
+
+def capture_symbolic(
+    model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()
+) -> Program:
+    """Trace `model` without changing it.
+
+    `opaque`: paths of modules to keep as one node. `given`: names of arguments of `forward` that the caller will pass although
+    they have a default; all other arguments with a default are fixed at it. `CaptureError` where the model cannot be traced.
+    """
+    root = private_copy(model)
+    tracer = _Tracer(set(opaque), set(given))
+    try:
+        traced = tracer.trace(root)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(_explain(error, model)) from error
+    return Program(root, _with_qualified_names(traced, tracer, root), type(model).__name__)
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm)."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in module.__dict__.values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        root = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {error}") from error
+    for module in root.modules():
+        if hasattr(module, "_check_input_dim"):
+            # Normalization layers branch on the number of dimensions, which tracing cannot; the operator checks it anyway.
+            module._check_input_dim = lambda input: None
+    return root
+
+
+def _explain(error: Exception, model: nn.Module) -> str:
+    place = _last_user_frame(error)
+    name = type(model).__name__
+    if isinstance(error, fx.proxy.TraceError) or "control flow" in str(error):
+        what = f"the forward of {name} branches on a value that depends on the input, so there is no single graph of it"
+    else:
+        what = f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error}"
+    return (
+        f"{what} ({place}). Move the branch out of forward, write it with tensor operations such as torch.where, or map the "
+        "module that contains it to a rule as a whole, by its name or its class: the compiler then does not look inside."
+    )
+
+
+def _last_user_frame(error: BaseException) -> str:
+    place = "place unknown"
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_user_file(trace.tb_frame.f_code.co_filename):
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _is_user_file(filename: str) -> bool:
+    return not (filename.startswith((_TORCH, _LIBRARY, *_OURS)) and "site-packages" not in filename.removeprefix(_TORCH)) and (
+        not filename.startswith("<")
+    )
+
+
+def _user_source() -> str:
+    """file:line of the innermost frame that is neither torch's nor lrpfx's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if _is_user_file(filename):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+class _InplaceProxy(fx.Proxy):
+    """A proxy that records `+=` as the in-place operation that it is."""
+
+
+def _record_inplace(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    function = getattr(operator, name)
+
+    def inplace(self: fx.Proxy, other: Any) -> fx.Proxy:
+        result: fx.Proxy = self.tracer.create_proxy("call_function", function, (self, other), {})
+        return result
+
+    return inplace
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ipow"):
+    setattr(_InplaceProxy, f"__{_name}__", _record_inplace(_name))
+
+
+class _ModuleCall:
+    """One call of a module during tracing."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path = path
+        self.module = module
+        self.last_node: fx.Node | None = None
+
+
+class _Tracer(fx.Tracer):
+    """Traces through torch.nn, keeps parameters and buffers as nodes, and remembers which call made each node."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, opaque: set[str], given: set[str]) -> None:
+        super().__init__()
+        self.opaque = opaque
+        self.given = given
+        self.open_calls: list[_ModuleCall] = []
+        self.call_of_node: dict[fx.Node, _ModuleCall] = {}
+        self.source_of_node: dict[fx.Node, str] = {}
+        self.names_of_tensors: dict[int, str] = {}
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            self.names_of_tensors.setdefault(id(tensor), name)
+        return super().trace(root, concrete_args)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Placeholders for the arguments without a default and for those given; the others keep their default."""
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for parameter in inspect.signature(self.root.forward).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            value = parameter.default
+            if value is parameter.empty:
+                value = self.create_proxy("placeholder", parameter.name, (), {})
+            elif parameter.name in self.given:
+                value = self.create_proxy("placeholder", parameter.name, (value,), {})
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                keywords[parameter.name] = value
+            else:
+                positional.append(value)
+        if not self.graph.nodes:
+            raise CaptureError(
+                f"the forward of {type(self.root).__name__} has no argument that could be an input. "
+                "Arguments with a default are fixed at it unless example_inputs passes them."
+            )
+
+        def run(*args: Any) -> Any:
+            return self.root(*args, **keywords)
+
+        return run, positional
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _InplaceProxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self.opaque
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            path = self.path_of_module(m)
+        except NameError as error:
+            raise CaptureError(
+                f"forward calls a {type(m).__name__} that is not a submodule of the model ({_user_source()}). "
+                "Create it in __init__ and keep it as an attribute, so that it has a name."
+            ) from error
+        self.open_calls.append(_ModuleCall(path, m))
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        finally:
+            self.open_calls.pop()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.source_of_node[node] = _user_source()
+        if self.open_calls and node.op.startswith("call"):
+            self.call_of_node[node] = self.open_calls[-1]
+            self.open_calls[-1].last_node = node
+        if self.module_stack:
+            node.meta["nn_module_stack"] = dict(self.module_stack)
+        return node
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        # fx looks the tensor up among all parameters at every access, which takes quadratic time over a deep model.
+        name = self.names_of_tensors.get(id(attr_val)) if isinstance(attr_val, torch.Tensor) else None
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
+
+
+def _with_qualified_names(traced: fx.Graph, tracer: _Tracer, root: nn.Module) -> fx.Graph:
+    """A copy of the traced graph in which every node has a qualified name and what else the compiler knows about it.
+
+    Names follow torchvision's feature extraction: the path of the module for the call that stands for it, the path of the
+    surrounding module and the operation otherwise, and `_1`, `_2` for repetitions of either.
+    """
+    modules = dict(root.named_modules())
+    taken = set(modules) | {name for name, _ in root.named_parameters()} | {name for name, _ in root.named_buffers()}
+    used: set[str] = set()
+    counts: dict[str, int] = {}
+    leaves = (*module_classes(),)
+
+    def unique(base: str, owns: bool) -> str:
+        """`base`, or the first of `base_1`, `base_2`, ... that is free; `owns`: a module of that name is meant."""
+        while True:
+            count = counts.get(base, 0)
+            counts[base] = count + 1
+            name = base if count == 0 else f"{base}_{count}"
+            if name not in used and (name not in taken or (owns and name == base)):
+                used.add(name)
+                return name
+
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in traced.nodes:
+        call = tracer.call_of_node.get(node)
+        source = tracer.source_of_node.get(node, "")
+        info = NodeInfo(node.name, source=source)
+        if node.op == "get_attr":
+            assert isinstance(node.target, str)
+            info = NodeInfo(node.target, source=source, role=Role.PARAMETER)
+        elif node.op == "call_module":
+            assert isinstance(node.target, str)
+            info = NodeInfo(
+                unique(node.target, owns=True),
+                node.target,
+                source,
+                description=_describe_module(modules[node.target]),
+            )
+        elif node.op.startswith("call"):
+            path = "" if call is None else call.path
+            if call is not None and path and call.last_node is node and _stands_for_call(call.module, leaves):
+                info = NodeInfo(unique(path, owns=True), path, source, description=_describe_module(call.module))
+            else:
+                operation = operation_name(node)
+                info = NodeInfo(
+                    unique(f"{path}.{operation}" if path else operation, owns=False),
+                    source=source,
+                    description=operation,
+                )
+        args = fx.node.map_arg(node.args, copies.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, copies.__getitem__)
+        name = node.name if node.op in ("placeholder", "output") else info.name.replace(".", "_")
+        copied = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        copied.meta.update(node.meta)
+        set_info(copied, info)
+        copies[node] = copied
+    return graph
+
+
+def _stands_for_call(module: nn.Module, leaves: tuple[type, ...]) -> bool:
+    """Whether the last operation of a call of `module` goes by the module's name: layers of torch.nn without children."""
+    if isinstance(module, leaves):
+        return True
+    return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
+
+
+def _describe_module(module: nn.Module) -> str:
+    lines = [line.strip() for line in repr(module).splitlines()]
+    return lines[0] if len(lines) == 1 else type(module).__name__
+
+
+def operation_name(node: fx.Node) -> str:
+    """The name of a node's operation, the same for all its spellings."""
+    spelling = lookup_method(str(node.target)) if node.op == "call_method" else lookup(node.target)  # type: ignore[arg-type]
+    if spelling is not None:
+        return spelling.operator.name
+    if node.op == "call_method":
+        name = str(node.target)
+    else:
+        overload = getattr(node.target, "_overloadpacket", node.target)  # aten.erf.default is called erf
+        name = getattr(overload, "__name__", type(node.target).__name__)
+    return name.strip("_") or "operation"

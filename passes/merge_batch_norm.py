@@ -1,0 +1,155 @@
+"""CANONIZE: batch norm merged into the layer before it, as arithmetic on parameters.
+
+With a = gamma / sqrt(var + eps): W' = a W along the output channels and b' = a (b - mean) + beta. The merge is valid where the
+batch norm alone reads the layer's output, so that nobody sees that it changed.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.layer_view import bound_arguments
+from lrpfx.node import NodeInfo, Role, calls, node_info, update_info
+from lrpfx.operators import operator_named, require_matrix
+from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
+
+from .program import Pass, PassResult, Program, insert_call
+
+
+def batch_norm_scale(running_var: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Factor of each channel. Shape (channels,)."""
+    scale = torch.rsqrt(running_var + eps)
+    return scale if weight is None else weight * scale
+
+
+def scale_output_channels(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A dense or convolution weight (out, in, ...) with each output channel scaled."""
+    return weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+
+
+def scale_output_channels_transposed(weight: torch.Tensor, scale: torch.Tensor, groups: int) -> torch.Tensor:
+    """The weight (in, out / groups, ...) of a transposed convolution with each output channel scaled."""
+    grouped = weight.unflatten(0, (groups, -1))
+    factors = scale.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
+    return (grouped * factors).flatten(0, 1)
+
+
+def merged_bias(
+    bias: torch.Tensor | None, running_mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None
+) -> torch.Tensor:
+    """The bias of layer and batch norm together. Shape (channels,)."""
+    centred = -running_mean if bias is None else bias - running_mean
+    return centred * scale if shift is None else centred * scale + shift
+
+
+class MergeBatchNorm(Pass):
+    """Merge each batch norm into the convolution, transposed convolution or dense layer whose output it alone reads."""
+
+    name = "merge_batch_norm"
+    stage = "canonize"
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            operator = operator_named(node_info(node).operator)
+            if operator is None or not issubclass(operator.kind, BatchNorm):
+                continue
+            reason = _why_not(node)
+            if reason is None:
+                _merge(program, node)
+                result.matches += 1
+            else:
+                result.reasons.append((node_info(node).name, reason))
+        return result
+
+
+def _why_not(batch_norm: fx.Node) -> str | None:
+    """Why a batch norm cannot be merged into its producer, or None if it can."""
+    producer = batch_norm.args[0]
+    if not isinstance(producer, fx.Node) or producer.op != "call_function":
+        return "its input is an input of the model"
+    info = node_info(producer)
+    operator = operator_named(info.operator)
+    if operator is None or not issubclass(operator.kind, Linear):
+        return f"its input comes from {info.name} ({info.operator or info.kind}), which is not a linear layer"
+    others = [user for user in producer.users if user is not batch_norm]
+    if others:
+        names = ", ".join(node_info(user).name for user in others)
+        return f"the output of {info.name} has a second consumer: {names}"
+    weights = [*producer.args[1:], *batch_norm.args[1:]]
+    if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
+        return "a weight or statistic depends on the model's input"
+    return None
+
+
+def _is_matrix(value: Any) -> bool:
+    """Whether a value is known to have two dimensions."""
+    while isinstance(value, fx.Node):
+        info = node_info(value)
+        if info.shape is not None:
+            return len(info.shape) == 2
+        operator = operator_named(info.operator)
+        if operator is None or not value.args:
+            return False
+        if operator.name == "flatten":
+            return bound_arguments(value, operator) == {"input": value.args[0], "start_dim": 1}
+        if operator.name == "require_matrix":
+            return True
+        if not issubclass(operator.kind, (Activation, BatchNorm)) and operator.name != "linear":
+            return False
+        value = value.args[0]  # keeps the number of dimensions
+    return False
+
+
+def _merge(program: Program, batch_norm: fx.Node) -> None:
+    graph = program.graph
+    linear = batch_norm.args[0]
+    assert isinstance(linear, fx.Node)
+    operator, norm = operator_named(node_info(linear).operator), operator_named("batch_norm")
+    assert operator is not None and norm is not None
+    own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
+    info = node_info(linear)
+    if operator.name == "linear" and not _is_matrix(linear.args[0]):
+        # Batch norm acts on dimension 1, a dense layer on the last one: the same only for matrices.
+        name = f"{info.name}.require_matrix"
+        guard = NodeInfo(name, source=info.source, operator="require_matrix", kind="Neutral", description="require_matrix")
+        linear.args = (insert_call(graph, linear, require_matrix, (linear.args[0],), {}, guard), *linear.args[1:])
+
+    def derive(function: Any, what: str, *args: Any) -> fx.Node:
+        derived = NodeInfo(f"{info.name}.{what}", source=node_info(batch_norm).source, role=Role.PARAMETER)
+        return insert_call(graph, linear, function, args, {}, derived)
+
+    # The statistics may be read after the layer in the graph; they depend on nothing, so they can move up.
+    for value in batch_norm.args[1:]:
+        if isinstance(value, fx.Node):
+            _move_up(value, linear)
+    eps = statistics.get("eps", norm.arguments["eps"])
+    scale = derive(
+        batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps
+    )
+    if issubclass(operator.kind, ConvolutionTranspose):
+        groups = own.get("groups", 1)
+        weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
+    else:
+        weight = derive(scale_output_channels, "merged_weight", own["weight"], scale)
+    bias = derive(
+        merged_bias, "merged_bias", own.get("bias"), statistics["running_mean"], scale, statistics.get("bias")
+    )
+    linear.args = (linear.args[0], weight, bias)
+    linear.kwargs = {name: value for name, value in linear.kwargs.items() if name not in operator.tensors}
+    merged = (*info.merged, node_info(batch_norm).name)
+    update_info(linear, merged=merged)
+    batch_norm.replace_all_uses_with(linear)
+    graph.erase_node(batch_norm)
+
+
+def _move_up(value: fx.Node, target: fx.Node) -> None:
+    """Move a parameter's node, and what it is computed from, in front of `target` if they stand behind it."""
+    if value < target:
+        return
+    for argument in value.all_input_nodes:
+        _move_up(argument, target)
+    target.prepend(value)
+
+

@@ -1,0 +1,71 @@
+"""What passes work on, and what a pass is."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import fx, nn
+
+from lrpfx.node import NodeInfo, set_info
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the compilation: what a pass did, and the graph after it as Python code."""
+
+    stage: str
+    name: str
+    matches: int
+    reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
+    code: str
+
+    def __str__(self) -> str:
+        lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
+        lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
+        return "\n".join([*lines, self.code.strip("\n")])
+
+
+@dataclass
+class Program:
+    """A graph on its way through the compiler, with the modules that its nodes refer to.
+
+    `root` is private to the compiler: a copy of the user's model, and from the rewrite on the tree of rule modules.
+    """
+
+    root: nn.Module
+    graph: fx.Graph
+    title: str
+    history: list[Stage] = field(default_factory=list)
+    fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
+    derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
+
+
+@dataclass
+class PassResult:
+    """How many places a pass matched, and the candidates that it left alone with the reason."""
+
+    matches: int = 0
+    reasons: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Pass(ABC):
+    """A step of the compilation."""
+
+    name: ClassVar[str]
+    stage: ClassVar[str]
+    #: Whether the graph computes the same before and after; the driver checks it where it has inputs.
+    preserves_computation: ClassVar[bool] = True
+
+    @abstractmethod
+    def run(self, program: Program) -> PassResult:
+        """Edit `program.graph`; neither lint nor recompile it."""
+
+
+def insert_call(
+    graph: fx.Graph, before: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], info: NodeInfo
+) -> fx.Node:
+    """A new function call in front of `before`, named after `info`."""
+    with graph.inserting_before(before):
+        node = graph.create_node("call_function", target, args, kwargs, name=info.name.replace(".", "_"))
+    set_info(node, info)
+    return node

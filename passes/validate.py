@@ -1,0 +1,80 @@
+"""VALIDATE: every node has a rule, is neutral, or was allowed to keep its gradient; all problems in one error."""
+
+from torch import fx
+
+from lrpfx.errors import RuleError, UnsupportedOperationError
+from lrpfx.layer_view import layer_of_node
+from lrpfx.node import Role, data_calls, node_info, update_info
+from lrpfx.operators import operator_named
+
+from .program import Pass, PassResult, Program
+
+
+class Validate(Pass):
+    """Check every assignment. `UnsupportedOperationError` lists all operations without a rule, `RuleError` all misfits."""
+
+    name = "validate"
+    stage = "validate"
+
+    def __init__(self, keep_gradient: bool) -> None:
+        self.keep_gradient = keep_gradient
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        missing: list[str] = []
+        misfits: list[str] = []
+        for node in data_calls(program.graph):
+            info = node_info(node)
+            if info.rule is not None:
+                misfit = _misfit(program, node)
+                misfits += [] if misfit is None else [misfit]
+                result.matches += 1
+            elif _is_neutral(node):
+                result.matches += 1
+            elif self.keep_gradient:
+                update_info(node, keeps_gradient=True)
+                result.reasons.append((info.name, "without a rule: keeps its gradient, as allowed"))
+            else:
+                missing.append(_complaint(node))
+        if missing:
+            error = UnsupportedOperationError(
+                f"{len(missing)} operation(s) of {program.title} have no rule:\n" + "\n".join(missing + misfits)
+            )
+        elif misfits:
+            raise RuleError(f"{len(misfits)} rule(s) do not fit their layer:\n" + "\n".join(misfits))
+        else:
+            return result
+        error.add_note("the graph:\n" + program.graph.python_code("self").src)
+        raise error
+
+
+def _is_neutral(node: fx.Node) -> bool:
+    operator = operator_named(node_info(node).operator)
+    return operator is not None and operator.neutral
+
+
+def _misfit(program: Program, node: fx.Node) -> str | None:
+    info = node_info(node)
+    layer = layer_of_node(node, program.root)
+    for name, value in layer.parameters.items():
+        if isinstance(value, fx.Node) and node_info(value).role is Role.DATA:
+            return f"  {info.name} ({info.source}): its parameter {name!r} depends on the model's input"
+    try:
+        info.rule.check(layer)
+    except RuleError as error:
+        return f"  {info.name} ({info.source}): {info.rule}: {error}"
+    return None
+
+
+def _complaint(node: fx.Node) -> str:
+    info = node_info(node)
+    if info.operator is None:
+        name = getattr(node.target, "__name__", str(node.target))
+        what = f"{name}, which is not in the operator table"
+    else:
+        what = f"{info.operator} (lrpfx.types.{info.kind})"
+    by_kind = f" or by kind, (lrpfx.types.{info.kind}, rule) in a layer map," if info.operator else ""
+    return (
+        f"  {info.name}: {what}, at {info.source or 'an unknown place'}. Give it a rule by name, (['{info.name}'], rule) in a "
+        f"name map,{by_kind} or allow its plain gradient with unassigned=\"gradient\"."
+    )
