@@ -27,16 +27,14 @@ class Attribution:
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def attribute(
-    explain_model: nn.Module, inputs: Inputs, target: Target = None, *, record: Sequence[str] = ()
-) -> Attribution:
+def attribute(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, record: Sequence[str] = ()) -> Attribution:
     """Relevance of the inputs for the model's output.
 
     `inputs`: a floating-point tensor, a tuple of the model's arguments, or a dict of its keyword arguments; relevance has the
     same form. `target`: a class index, a tensor of indices of shape (batch,), relevance of the output as a tensor of its shape,
     a function from the output to that, or None for the class of the largest output. An index gives the output itself as
-    relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see `lrpfx.node_names`) whose output's
-    relevance is returned in `layers`; the path of a module stands for the last node under it.
+    relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see `lrpfx.node_names`) whose
+    output's relevance is returned in `layers`; the path of a module stands for the last node under it.
 
     Errors: `InputError` (dtype, shape, non-finite values, target out of range, unknown name), `InputTypeError`.
     """
@@ -47,7 +45,9 @@ def attribute(
         results = runner(**leaves) if keywords else runner(*leaves.values())
         output, layers = (results[0], list(results[1:])) if record else (results, [])
         if not isinstance(output, torch.Tensor):
-            raise InputTypeError(f"attribute explains a model that returns one tensor, but this one returns {type(output).__name__}")
+            raise InputTypeError(
+                f"attribute explains a model that returns one tensor, but this one returns {type(output).__name__}"
+            )
         seed = _seed(output, target)
         wanted = [*leaves.values(), *layers]
         unreachable = [tensor for tensor in wanted if not tensor.requires_grad]

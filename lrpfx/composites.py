@@ -178,8 +178,7 @@ class NameMapComposite(Composite):
 
     def __init__(self, name_map: NameMap, canonizers: Sequence[Any] | None = None) -> None:
         self.name_map: NameMap = [
-            ((names,) if isinstance(names, str) else tuple(names), rule)
-            for names, rule in _checked(name_map, "a name map")
+            ((names,) if isinstance(names, str) else tuple(names), rule) for names, rule in _checked(name_map, "a name map")
         ]
         super().__init__(module_map=self.mapping, canonizers=canonizers)
 
@@ -236,9 +235,7 @@ class MixedComposite(Composite):
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
         return [
-            entry
-            for index, composite in enumerate(self.composites)
-            for entry in composite.unmatched(self._context(ctx, index))
+            entry for index, composite in enumerate(self.composites) for entry in composite.unmatched(self._context(ctx, index))
         ]
 
 
@@ -279,9 +276,7 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
         self._first_defaults = len(own_first)
 
 
-def _epsilon_with(
-    convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names
-) -> LayerMap:
+def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names) -> LayerMap:
     return [
         *layer_map_base(stabilizer),
         (Convolution, convolution),

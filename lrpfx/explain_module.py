@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from .callables import dotted_path, resolve_path
 from .hooks import Hook
+from .node import map_arguments
 from .propagation import RuledOperation, propagate_relevance
 
 
@@ -85,19 +86,19 @@ def scope_tree(root: nn.Module) -> Scope:
 class ExplainModule(fx.GraphModule):
     """A network whose gradient is relevance: what `lrpfx.transform` returns.
 
-    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that were
-    merged or modified are derived buffers: they follow the parameters after `load_state_dict` and after a change of dtype or
+    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
+    were merged or modified are derived buffers: they follow the parameters after `load_state_dict` and after a change of dtype or
     device; after other changes of parameters call `refold()`.
     """
 
     def __init__(
         self,
-        root: Scope,
+        root: nn.Module,
         graph: fx.Graph,
         title: str,
-        history: tuple[Any, ...] = (),
-        fold_graph: fx.Graph | None = None,
-        derived: tuple[str, ...] = (),
+        history: tuple[Any, ...],
+        fold_graph: fx.Graph | None,
+        derived: tuple[str, ...],
     ) -> None:
         super().__init__(nn.Module(), fx.Graph(), class_name=title)
         self._modules = root._modules
@@ -111,7 +112,7 @@ class ExplainModule(fx.GraphModule):
         self.fold_graph = fold_graph
         self.derived = derived
         self.recorders: dict[tuple[str, ...], fx.GraphModule] = {}
-        self.register_load_state_dict_post_hook(_refold_after_loading)
+        self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
 
     def _get_name(self) -> str:
         return self.title
@@ -126,21 +127,21 @@ class ExplainModule(fx.GraphModule):
             set_derived_buffer(self, name, value)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.refold()
         return self
 
-    def _parts(self) -> tuple[Scope, tuple[Any, ...]]:
-        """What copies and pickles are made of: the tree, and all else that the constructor takes except graphs."""
+    def _tree(self) -> Scope:
+        """The module's parameters, buffers and children as a tree that can be copied and pickled."""
         root = Scope(self.title)
         root._modules, root._parameters, root._buffers = self._modules, self._parameters, self._buffers
         root._non_persistent_buffers_set = self._non_persistent_buffers_set
-        return root, (self.title, self.history)
+        return root
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
-        root, settings = self._parts()
-        graph, fold_graph = copy_graph(self.graph), self.fold_graph and copy_graph(self.fold_graph)
-        copied = ExplainModule(copy.deepcopy(root, memo), graph, *settings, fold_graph, self.derived)
+        fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
+        root = copy.deepcopy(self._tree(), memo)
+        copied = ExplainModule(root, copy_graph(self.graph), self.title, self.history, fold_graph, self.derived)
         copied._copy_hooks(self)
         return copied
 
@@ -149,9 +150,8 @@ class ExplainModule(fx.GraphModule):
             getattr(self, name).update(getattr(source, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root, settings = self._parts()
-        graphs = (graph_state(self.graph), None if self.fold_graph is None else graph_state(self.fold_graph))
-        return (_rebuild, (root, *graphs, settings, self.derived))
+        fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
+        return (_rebuild, (self._tree(), graph_state(self.graph), self.title, self.history, fold_graph, self.derived))
 
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor) -> None:
@@ -181,7 +181,9 @@ def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
     """A graph as plain data that can be pickled."""
     records = []
     for node in graph.nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: _Reference(argument.name))
+        args, kwargs = map_arguments(
+            (node.args, node.kwargs), lambda leaf: _Reference(leaf.name) if isinstance(leaf, fx.Node) else leaf
+        )
         target = node.target
         if not isinstance(target, str):
             target = (dotted_path(target) or target,)
@@ -196,26 +198,20 @@ def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
     for op, name, target, args, kwargs, meta in records:
         if isinstance(target, tuple):
             target = resolve_path(target[0]) if isinstance(target[0], str) else target[0]
-        node = graph.create_node(op, target, _restore(args, nodes), _restore(kwargs, nodes), name=name)
+        args, kwargs = map_arguments((args, kwargs), lambda leaf: nodes[leaf.name] if isinstance(leaf, _Reference) else leaf)
+        node = graph.create_node(op, target, args, kwargs, name=name)
         node.meta.update(meta)
         nodes[name] = node
     return graph
 
 
-def _restore(argument: Any, nodes: dict[str, fx.Node]) -> Any:
-    if isinstance(argument, _Reference):
-        return nodes[argument.name]
-    if isinstance(argument, dict):
-        return {key: _restore(value, nodes) for key, value in argument.items()}
-    if isinstance(argument, (tuple, list)):
-        return type(argument)([_restore(item, nodes) for item in argument])
-    if isinstance(argument, slice):
-        return slice(*(_restore(part, nodes) for part in (argument.start, argument.stop, argument.step)))
-    return argument
-
-
 def _rebuild(
-    root: Scope, graph: list[tuple[Any, ...]], fold_graph: Any, settings: tuple[Any, ...], derived: tuple[str, ...]
+    root: Scope,
+    graph: list[tuple[Any, ...]],
+    title: str,
+    history: tuple[Any, ...],
+    fold_graph: list[tuple[Any, ...]] | None,
+    derived: tuple[str, ...],
 ) -> ExplainModule:
     folded = None if fold_graph is None else restore_graph(fold_graph)
-    return ExplainModule(root, restore_graph(graph), *settings, folded, derived)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived)

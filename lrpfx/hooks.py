@@ -55,8 +55,8 @@ class LayerCall:
         result = self.operation.adjoint(gradient, self.values(self.inputs, self.parameters))
         if result is not None:
             return result
-        _, pull = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)
-        return pull(gradient)  # type: ignore[no-any-return]
+        pulled = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)
+        return pulled[1](gradient)  # type: ignore[no-any-return]
 
 
 class Hook:
@@ -89,8 +89,9 @@ class Hook:
         return copy.copy(self)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={describe_value(getattr(self, name))}" for name in self.shown)
-        return f"{type(self).__name__}({settings})"
+        settings = [(name, getattr(self, name)) for name in self.shown]
+        shown = ", ".join(f"{name}={describe_value(value)}" for name, value in settings if value is not None)
+        return f"{type(self).__name__}({shown})"
 
 
 class BasicHook(Hook):
@@ -164,9 +165,7 @@ class BasicHook(Hook):
         if len(gradients) != len(outputs):
             raise RuleError(f"the gradient mapper returned {len(gradients)} tensors for {len(outputs)} branches")
         nothing = (None,) * len(call.inputs)
-        pulled = [
-            nothing if gradient is None else pull(gradient) for pull, gradient in zip(pulls, gradients, strict=True)
-        ]
+        pulled = [nothing if gradient is None else pull(gradient) for pull, gradient in zip(pulls, gradients, strict=True)]
         return tuple(
             self.reducer([modified[position] for modified in inputs], [values[position] for values in pulled])
             for position in range(len(call.inputs))
@@ -182,7 +181,8 @@ class BasicHook(Hook):
             return modify_output(call.operation(call.values(inputs, parameters)))
 
         if not (call.operation.has_adjoint and isinstance(modify_output, Unchanged)):
-            return torch.func.vjp(run, *inputs)  # type: ignore[no-any-return]
+            differentiated = torch.func.vjp(run, *inputs)
+            return differentiated[0], differentiated[1]
 
         def pull(gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             result = call.operation.adjoint(gradient, call.values(inputs, parameters))
@@ -233,7 +233,7 @@ def sum_of(terms: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class WeightedProducts:
-    """Sum over branches of weight * input * pulled-back gradient (weight 1 by default); branches without gradient add nothing."""
+    """Sum over branches of weight * input * pulled-back gradient; branches without a gradient add nothing."""
 
     def __init__(self, weights: Sequence[float] | None = None) -> None:
         self.weights = weights

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from . import types
 from .callables import dotted_path, resolve_path
-from .node import Role, node_info
+from .node import Role, map_arguments, node_info, nodes_in
 from .operators import Operator, operator_named
 
 
@@ -59,17 +59,10 @@ class Operation:
 
     def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill(argument: Any) -> Any:
-            if isinstance(argument, Slot):
-                return values[argument.index]
-            if isinstance(argument, (tuple, list)):
-                return type(argument)([fill(item) for item in argument])
-            if isinstance(argument, slice):
-                return slice(fill(argument.start), fill(argument.stop), fill(argument.step))
-            return argument
+            return values[argument.index] if isinstance(argument, Slot) else argument
 
-        return tuple(fill(argument) for argument in self.args), {
-            name: fill(argument) for name, argument in self.kwargs.items()
-        }
+        args, kwargs = map_arguments((self.args, self.kwargs), fill)
+        return args, kwargs
 
     def __call__(self, values: Sequence[Any]) -> Any:
         args, kwargs = self._fill(values)
@@ -121,8 +114,8 @@ class Layer:
         self.module_path = module_path
         self.description = description
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """The torch.nn class that the layer stands for, otherwise its kind: what `isinstance` looks at."""
         operator = self.operation.operator
         if self.module is not None and operator is None:
@@ -152,16 +145,14 @@ class FunctionalModule:
         return torch.func.functional_call(self.module, state, inputs, keywords)
 
 
-def replace_nodes(argument: Any, slots: dict[fx.Node, int]) -> Any:
-    """`argument` with a slot for each node."""
-    return fx.node.map_arg(argument, lambda node: Slot(slots[node]))
+def _with_slots(arguments: Any, slots: dict[fx.Node, int]) -> Any:
+    """`arguments` with a slot for each node."""
+    return map_arguments(arguments, lambda leaf: Slot(slots[leaf]) if isinstance(leaf, fx.Node) else leaf)
 
 
-def nodes_in(arguments: Any) -> list[fx.Node]:
-    """The nodes in a structure of arguments, in order, each once."""
-    found: dict[fx.Node, None] = {}
-    fx.node.map_arg(arguments, lambda node: found.setdefault(node))
-    return list(found)
+def _distinct_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes that `node` reads, in order, each once."""
+    return list(dict.fromkeys(nodes_in((node.args, node.kwargs))))
 
 
 def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
@@ -188,13 +179,13 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
         inputs = [bound[name] for name in operator.data if carries_relevance(bound.get(name))]
         parameters = {name: bound.get(name) for name in operator.parameters}
     else:
-        inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if node_info(argument).role is Role.DATA]
+        inputs = [argument for argument in _distinct_nodes(node) if node_info(argument).role is Role.DATA]
     present = [value for value in parameters.values() if isinstance(value, fx.Node)]
-    extras = [n for n in nodes_in((node.args, node.kwargs)) if n not in inputs and n not in present]
+    extras = [n for n in _distinct_nodes(node) if n not in inputs and n not in present]
     slots: dict[fx.Node, int] = {}
     for index, value in enumerate([*inputs, *present, *extras]):
         slots.setdefault(value, index)
-    args, kwargs = replace_nodes((node.args, node.kwargs), slots)
+    args, kwargs = _with_slots((node.args, node.kwargs), slots)
     if len(set(inputs)) < len(inputs):  # x + x: two data inputs although it is one node
         args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
     assert callable(node.target)
@@ -215,18 +206,18 @@ def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
     info = node_info(node)
     assert isinstance(node.target, str)
     module = root.get_submodule(node.target)
-    inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if carries_relevance(argument)]
+    inputs = [argument for argument in _distinct_nodes(node) if carries_relevance(argument)]
     tensors = opaque_tensors(module)
     learned = {name for name, _ in module.named_parameters()}
     ordered = [name for name in tensors if name in learned] + [name for name in tensors if name not in learned]
     slots = {argument: index for index, argument in enumerate(inputs)}
-    others = [argument for argument in nodes_in((node.args, node.kwargs)) if argument not in slots]
+    others = [argument for argument in _distinct_nodes(node) if argument not in slots]
     first_other = len(inputs) + len(ordered)
     slots.update({argument: first_other + index for index, argument in enumerate(others)})
     values = tuple(Slot(len(inputs) + index) for index in range(len(ordered)))
     operation = Operation(
         FunctionalModule(module, ordered),
-        (replace_nodes(node.args, slots), replace_nodes(node.kwargs, slots), values),
+        (_with_slots(node.args, slots), _with_slots(node.kwargs, slots), values),
         {},
         len(inputs),
         tuple(name for name in ordered if name in learned),

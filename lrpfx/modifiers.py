@@ -92,19 +92,17 @@ def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> to
     With `cut_batch_dim`, a tensor with more entries than `shape` in dimension 0 is cut to it. `InputError` where the shapes do
     not fit.
     """
-    tensor = tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor)
+    value: torch.Tensor = tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor)
     shape = tuple(shape)
-    if tensor.ndim == 0:
-        return tensor.expand(shape)
-    if tensor.ndim < len(shape) and all(have in (1, want) for have, want in zip(tensor.shape, shape, strict=False)):
-        tensor = tensor[(...,) + (None,) * (len(shape) - tensor.ndim)]
-    if tensor.ndim == len(shape):
-        fits = [have in (1, want) for have, want in zip(tensor.shape, shape, strict=True)]
-        if all(fits):
-            return tensor.expand(shape)
-        if cut_batch_dim and all(fits[1:]) and tensor.shape[0] > shape[0]:
-            return tensor[: shape[0]].expand(shape)
-    raise ShapeError(f"a tensor of shape {tuple(tensor.shape)} does not expand to the shape {shape}")
+    if 0 < value.ndim < len(shape) and all(have in (1, want) for have, want in zip(value.shape, shape, strict=False)):
+        value = value[(...,) + (None,) * (len(shape) - value.ndim)]
+    fits = [have in (1, want) for have, want in zip(value.shape, shape, strict=False)]
+    if cut_batch_dim and value.ndim == len(shape) and all(fits[1:]) and value.shape[0] > shape[0]:
+        value = value[: shape[0]]
+        fits[0] = True
+    if value.ndim in (0, len(shape)) and all(fits):
+        return torch.broadcast_to(value, shape)
+    raise ShapeError(f"a tensor of shape {tuple(value.shape)} does not expand to the shape {shape}")
 
 
 class ShapeError(InputError, RuntimeError):
@@ -224,9 +222,7 @@ class ClampMod(_NamedMod):
 class GammaMod(_NamedMod):
     """Parameters plus `gamma` times themselves limited to [min, max]."""
 
-    def __init__(
-        self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.gamma = gamma
         self.min = min

@@ -1,7 +1,7 @@
 """What the compiler knows about a node of a graph, kept in `node.meta`."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,25 @@ def set_info(node: fx.Node, info: NodeInfo) -> None:
 def update_info(node: fx.Node, **changes: Any) -> None:
     """Replace single facts about `node`."""
     set_info(node, replace(node_info(node), **changes))
+
+
+def map_arguments(arguments: Any, change: Callable[[Any], Any]) -> Any:
+    """A structure of call arguments (tuples, lists, dicts, slices) with every leaf changed by a function."""
+    if isinstance(arguments, (tuple, list)):
+        items = [map_arguments(item, change) for item in arguments]
+        return tuple(items) if isinstance(arguments, tuple) else items
+    if isinstance(arguments, dict):
+        return {name: map_arguments(value, change) for name, value in arguments.items()}
+    if isinstance(arguments, slice):
+        return slice(*(map_arguments(part, change) for part in (arguments.start, arguments.stop, arguments.step)))
+    return change(arguments)
+
+
+def nodes_in(arguments: Any) -> list[fx.Node]:
+    """The nodes in a structure of arguments, in order and as often as they occur."""
+    found: list[fx.Node] = []
+    map_arguments(arguments, lambda leaf: found.append(leaf) if isinstance(leaf, fx.Node) else None)
+    return found
 
 
 def calls(graph: fx.Graph) -> Iterator[fx.Node]:

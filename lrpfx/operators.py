@@ -396,9 +396,7 @@ _activation(
 )
 _activation("tanhshrink", _f.tanhshrink, modules=[nn.Tanhshrink])
 _activation("softsign", _f.softsign, modules=[nn.Softsign])
-_activation(
-    "softplus", _f.softplus, "input beta=1.0 threshold=20.0", modules=[nn.Softplus], aten="softplus.default"
-)
+_activation("softplus", _f.softplus, "input beta=1.0 threshold=20.0", modules=[nn.Softplus], aten="softplus.default")
 _activation("softshrink", _f.softshrink, "input lambd=0.5", modules=[nn.Softshrink], aten="softshrink.default")
 _activation(
     "hardshrink",
@@ -434,8 +432,8 @@ _activation(
     _f.threshold,
     "input threshold value",
     modules=[nn.Threshold],
-    functions=[torch.threshold, _f._threshold],
-    inplace=[torch.threshold_, _f.threshold_],
+    functions=[torch.threshold, vars(_f)["_threshold"]],
+    inplace=[torch.threshold_, vars(_f)["threshold_"]],
     aten="threshold.default",
     inplace_aten="threshold_.default",
 )
@@ -677,6 +675,4 @@ _row(
     "input pad mode='constant' value=None",
     aten="pad.default constant_pad_nd.default",
 )
-_neutral(
-    "pixel_shuffle", [_f.pixel_shuffle, _f.pixel_unshuffle], methods="", aten="pixel_shuffle.default", view=False
-)
+_neutral("pixel_shuffle", [_f.pixel_shuffle, _f.pixel_unshuffle], methods="", aten="pixel_shuffle.default", view=False)

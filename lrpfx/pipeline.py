@@ -122,8 +122,8 @@ def _check_evaluation_mode(model: nn.Module) -> None:
     names = [name or "the model" for name, module in model.named_modules() if isinstance(module, random) and module.training]
     if names:
         raise CaptureError(
-            f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} would "
-            "be random or depend on the batch. Call model.eval() first."
+            f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
+            "would be random or depend on the batch. Call model.eval() first."
         )
 
 

@@ -59,9 +59,7 @@ class PropagateRelevance(torch.autograd.Function):
     def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ruled: RuledOperation = ctx.ruled
         *tensors, output = ctx.saved_tensors
-        values = tuple(
-            other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)
-        )
+        values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))
         inputs, parameters, branches, extras = ruled.split(values)
         call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output)
         relevances = ruled.rule.propagate(call, relevance)

@@ -1,8 +1,8 @@
 """The rules of Layer-wise Relevance Propagation.
 
-Notation: x input, W weight, b bias, z = Wx + b output, R its relevance, R' the input's; a⁺ and a⁻ are the positive and negative
-parts of a, st a stabilizer, and products with R and x are element-wise. For a layer that is not linear, W and its transpose stand
-for the layer and for its vector-Jacobian product at x.
+Notation: x input, W weight, b bias, z = Wx + b output, R its relevance, R' the input's; a⁺ and a⁻ are the positive and
+negative parts of a, st a stabilizer, and products with R and x are element-wise. For a layer that is not linear, W and its
+transpose stand for the layer and for its vector-Jacobian product at x.
 """
 
 from collections.abc import Sequence
@@ -143,8 +143,8 @@ class GammaRatios:
 
 
 class Gamma(BasicHook):
-    """Contributions of the output's own sign are favoured by gamma (Montavon et al. 2019; for signed inputs: Andéol et al. 2021,
-    https://arxiv.org/abs/2106.16102).
+    """Contributions of the output's own sign are favoured by gamma (Montavon et al. 2019, here for inputs of either sign:
+    Andéol et al. 2021, https://arxiv.org/abs/2106.16102).
 
     With P = W + gamma W⁺, N = W + gamma W⁻, and p, n the same for the bias:
     R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻ (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and
@@ -221,7 +221,8 @@ class WSquare(BasicHook):
 
 class Flat(BasicHook):
     """Relevance spread evenly over the inputs that an output sees: W taken as 1 and b as 0 (Lapuschkin et al. 2019,
-    https://doi.org/10.1038/s41467-019-08987-4)."""
+    https://doi.org/10.1038/s41467-019-08987-4).
+    """
 
     shown = ("stabilizer", "zero_params")
 

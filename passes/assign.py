@@ -41,8 +41,6 @@ class Assign(Pass):
         if not unmatched:
             return
         merged = {name: node_info(n).name for n in data_calls(program.graph) for name in node_info(n).merged}
-        hints = [
-            f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)
-        ]
+        hints = [f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)]
         message = f"entries of {self.composite} that match no layer of {program.title}: " + "; ".join(unmatched + hints)
         warnings.warn(message + ". lrpfx.node_names(model) lists the names.", LrpfxWarning, stacklevel=2)

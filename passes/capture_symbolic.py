@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from lrpfx import errors
 from lrpfx.errors import CaptureError
-from lrpfx.node import NodeInfo, Role, set_info
+from lrpfx.node import NodeInfo, Role, map_arguments, set_info
 from lrpfx.operators import lookup, lookup_method, module_classes
 
 from .program import Program
@@ -24,9 +24,7 @@ _OURS = (str(Path(errors.__file__).parent), str(Path(__file__).parent))
 _LIBRARY = sysconfig.get_path("stdlib")
 
 
-def capture_symbolic(
-    model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()
-) -> Program:
+def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
     """Trace `model` without changing it.
 
     `opaque`: paths of modules to keep as one node. `given`: names of arguments of `forward` that the caller will pass although
@@ -57,7 +55,7 @@ def private_copy(model: nn.Module) -> nn.Module:
     for module in root.modules():
         if hasattr(module, "_check_input_dim"):
             # Normalization layers branch on the number of dimensions, which tracing cannot; the operator checks it anyway.
-            module._check_input_dim = lambda input: None
+            object.__setattr__(module, "_check_input_dim", lambda input: None)
     return root
 
 
@@ -182,9 +180,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.opaque
 
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             path = self.path_of_module(m)
         except NameError as error:
@@ -268,8 +264,7 @@ def _with_qualified_names(traced: fx.Graph, tracer: _Tracer, root: nn.Module) ->
                     source=source,
                     description=operation,
                 )
-        args = fx.node.map_arg(node.args, copies.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, copies.__getitem__)
+        args, kwargs = map_arguments((node.args, node.kwargs), lambda leaf: copies[leaf] if isinstance(leaf, fx.Node) else leaf)
         name = node.name if node.op in ("placeholder", "output") else info.name.replace(".", "_")
         copied = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
         copied.meta.update(node.meta)

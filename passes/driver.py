@@ -20,23 +20,20 @@ class Verification:
     def __init__(self, args: tuple[Any, ...], expected: Any) -> None:
         self.args = args
         self.expected = expected
+        double = isinstance(expected, torch.Tensor) and expected.dtype == torch.float64
+        self.rtol, self.atol = (1e-9, 1e-9) if double else (1e-3, 1e-4)
 
     def check(self, program: Program, name: str) -> None:
         """`VerificationError` if the graph computes something else than the source model."""
         with torch.no_grad():
             actual = fx.Interpreter(program.root, graph=program.graph).run(*self.args)
         try:
-            torch.testing.assert_close(actual, self.expected, check_stride=False, **_tolerance(self.expected))
+            torch.testing.assert_close(actual, self.expected, rtol=self.rtol, atol=self.atol, check_stride=False)
         except AssertionError as error:
             raise VerificationError(
                 f"after {name} the graph of {program.title} computes something else than the model: {error}. "
                 "A Python branch on the type or the shape of a tensor is the usual cause: tracing took another branch."
             ) from error
-
-
-def _tolerance(expected: Any) -> dict[str, float]:
-    double = isinstance(expected, torch.Tensor) and expected.dtype == torch.float64
-    return {"rtol": 1e-9, "atol": 1e-9} if double else {"rtol": 1e-3, "atol": 1e-4}
 
 
 def run_pass(program: Program, step: Pass, verification: Verification | None = None) -> PassResult:
@@ -71,5 +68,3 @@ def dump(stage: Stage, number: int, directory: Path) -> Path:
     path = directory / f"{number:03d}_{stage.stage.lower()}_{stage.name}.py"
     path.write_text(str(stage) + "\n")
     return path
-
-

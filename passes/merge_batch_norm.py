@@ -32,7 +32,7 @@ def scale_output_channels_transposed(weight: torch.Tensor, scale: torch.Tensor, 
     """The weight (in, out / groups, ...) of a transposed convolution with each output channel scaled."""
     grouped = weight.unflatten(0, (groups, -1))
     factors = scale.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
-    return (grouped * factors).flatten(0, 1)
+    return torch.flatten(grouped * factors, 0, 1)
 
 
 def merged_bias(
@@ -125,17 +125,13 @@ def _merge(program: Program, batch_norm: fx.Node) -> None:
         if isinstance(value, fx.Node):
             _move_up(value, linear)
     eps = statistics.get("eps", norm.arguments["eps"])
-    scale = derive(
-        batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps
-    )
+    scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
     if issubclass(operator.kind, ConvolutionTranspose):
         groups = own.get("groups", 1)
         weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
     else:
         weight = derive(scale_output_channels, "merged_weight", own["weight"], scale)
-    bias = derive(
-        merged_bias, "merged_bias", own.get("bias"), statistics["running_mean"], scale, statistics.get("bias")
-    )
+    bias = derive(merged_bias, "merged_bias", own.get("bias"), statistics["running_mean"], scale, statistics.get("bias"))
     linear.args = (linear.args[0], weight, bias)
     linear.kwargs = {name: value for name, value in linear.kwargs.items() if name not in operator.tensors}
     merged = (*info.merged, node_info(batch_norm).name)
@@ -151,5 +147,3 @@ def _move_up(value: fx.Node, target: fx.Node) -> None:
     for argument in value.all_input_nodes:
         _move_up(argument, target)
     target.prepend(value)
-
-

@@ -140,5 +140,3 @@ def _set_canonical(node: fx.Node, operator: Operator, bound: dict[str, Any]) -> 
         for name, value in bound.items()
         if isinstance(value, fx.Node) or operator.arguments[name] is REQUIRED or value != operator.arguments[name]
     }
-
-

@@ -3,8 +3,8 @@
 from torch import fx
 
 from lrpfx.errors import CaptureError
-from lrpfx.node import calls, node_info
 from lrpfx.layer_view import bound_arguments
+from lrpfx.node import calls, node_info
 from lrpfx.operators import operator_named
 from lrpfx.types import Dropout
 

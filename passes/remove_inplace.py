@@ -34,8 +34,8 @@ class RemoveInplace(Pass):
             info = node_info(node)
             if info.operator is None:
                 raise CaptureError(
-                    f"{info.name}: the in-place operation {getattr(node.target, '__name__', node.target)} ({info.source}) is not "
-                    "in the operator table, so its effect on other readers is unknown. Use the form without the underscore."
+                    f"{info.name}: the in-place operation {getattr(node.target, '__name__', node.target)} ({info.source}) is "
+                    "not in the operator table, so its effect on other readers is unknown. Use the form that is not in place."
                 )
             overwritten = node.args[0]
             if not isinstance(overwritten, fx.Node):
@@ -48,7 +48,9 @@ class RemoveInplace(Pass):
                     f"{info.name} ({info.source}) overwrites memory that {node_info(alias).name} shares and that "
                     f"{node_info(later[0]).name} reads later. Use the form that is not in place."
                 )
-            overwritten.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
+            for user in list(overwritten.users):
+                if order[user] > order[node]:
+                    user.replace_input_with(overwritten, node)
             result.matches += 1
         return result
 

@@ -11,6 +11,7 @@ from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, layer_of_node
 from lrpfx.modifiers import ParamMod
 from lrpfx.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.operators import REQUIRED
 from lrpfx.propagation import RuledOperation
 
 from .program import Pass, PassResult, Program, insert_call
@@ -42,9 +43,10 @@ class Rewrite(Pass):
         info = node_info(node)
         rule: Hook = info.rule
         operation = layer.operation
-        if isinstance(operation.function, FunctionalModule):
+        function = operation.function
+        if isinstance(function, FunctionalModule):
             operation = copy.copy(operation)
-            operation.function = _without_tensors(operation.function)
+            operation.function = _without_tensors(function)
         parameters = {name: _as_node(graph, node, value, info) for name, value in layer.parameters.items() if value is not None}
         inputs = _distinct(graph, node, layer.inputs, info)
         values: list[fx.Node] = [*inputs]
@@ -90,15 +92,15 @@ class Rewrite(Pass):
         if modifier.keeps(name):
             return parameter
         operator = layer.operation.operator
-        if modifier.selects(name) and modifier.zeroes(name):
-            if operator is not None and operator.arguments.get(name, 0) is None:
-                return None
+        zero = modifier.selects(name) and modifier.zeroes(name)
+        if zero and operator is not None and operator.arguments.get(name, REQUIRED) is None:
+            return None
         key = (modifier.key, name)
         if key not in modified:
             info = NodeInfo(
                 free_name(tree.root, f"{layer.name}.{name}_{len(modified)}"), source=node_info(node).source, role=Role.PARAMETER
             )
-            if modifier.selects(name) and modifier.zeroes(name):
+            if zero:
                 modified[key] = insert_call(graph, node, torch.zeros_like, (parameter,), {}, info)
             elif modifier.arithmetic:
                 modified[key] = _trace_arithmetic(graph, node, modifier, name, parameter, info)

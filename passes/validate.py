@@ -76,5 +76,5 @@ def _complaint(node: fx.Node) -> str:
     by_kind = f" or by kind, (lrpfx.types.{info.kind}, rule) in a layer map," if info.operator else ""
     return (
         f"  {info.name}: {what}, at {info.source or 'an unknown place'}. Give it a rule by name, (['{info.name}'], rule) in a "
-        f"name map,{by_kind} or allow its plain gradient with unassigned=\"gradient\"."
+        f'name map,{by_kind} or allow its plain gradient with unassigned="gradient".'
     )
