@@ -117,6 +117,10 @@ class ExplainModule(fx.GraphModule):
     def _get_name(self) -> str:
         return self.title
 
+    def __str__(self) -> str:
+        """The tree of modules; `code` is the forward."""
+        return nn.Module.__repr__(self)
+
     def refold(self) -> None:
         """Derive the merged and modified weights anew from the parameters."""
         if self.fold_graph is None:

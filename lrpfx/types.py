@@ -17,7 +17,9 @@ class SubclassMeta(type):
     __subclass__: tuple[type, ...]
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) or isinstance(instance, cls.__subclass__)
+        kind = getattr(instance, "kind", None)  # a layer of a graph has one besides the class that it stands for
+        by_kind = isinstance(kind, SubclassMeta) and issubclass(kind, cls)
+        return by_kind or super().__instancecheck__(instance) or isinstance(instance, cls.__subclass__)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return super().__subclasscheck__(subclass) or issubclass(subclass, cls.__subclass__)
@@ -96,6 +98,7 @@ class Activation(Kind):
         nn.Hardswish,
         nn.LeakyReLU,
         nn.LogSigmoid,
+        nn.Mish,
         nn.PReLU,
         nn.ReLU,
         nn.ReLU6,

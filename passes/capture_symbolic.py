@@ -266,7 +266,7 @@ def _with_qualified_names(traced: fx.Graph, tracer: _Tracer, root: nn.Module) ->
                 )
         args, kwargs = map_arguments((node.args, node.kwargs), lambda leaf: copies[leaf] if isinstance(leaf, fx.Node) else leaf)
         name = node.name if node.op in ("placeholder", "output") else info.name.replace(".", "_")
-        copied = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        copied = graph.create_node(node.op, node.target, args, kwargs, name)
         copied.meta.update(node.meta)
         set_info(copied, info)
         copies[node] = copied

@@ -1,0 +1,123 @@
+"""Models and measures that several test files use."""
+
+import copy
+
+import torch
+import torchvision
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+
+def relative_difference(actual, expected):
+    """Relative L2 difference."""
+    return float((actual - expected).norm() / expected.norm())
+
+
+def assert_close(actual, expected, tolerance=1e-9):
+    """Largest difference, relative to the largest entry of what is expected."""
+    assert actual.shape == expected.shape
+    assert torch.isfinite(expected).all()
+    scale = expected.abs().max()
+    assert scale > 0, "nothing to compare: everything that is expected is zero"
+    assert (actual - expected).abs().max() <= tolerance * scale
+
+
+def randomize_batch_norm(model):
+    """Batch norms whose statistics and affine parameters matter, negative scales included."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if module.running_mean is not None:
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2.0)
+            if module.affine:
+                nn.init.uniform_(module.weight, -1.0, 1.5)
+                nn.init.normal_(module.bias)
+    return model
+
+
+def merged_with_torch(model):
+    """A copy of a sequential-order network with its batch norms merged by torch's own fusion."""
+    model = copy.deepcopy(model)
+
+    def visit(module):
+        previous = None
+        for name, child in list(module.named_children()):
+            visit(child)
+            if isinstance(child, nn.BatchNorm2d) and previous is not None:
+                setattr(module, previous[0], fuse_conv_bn_eval(previous[1], child))
+                setattr(module, name, nn.Identity())
+                previous = None
+            elif isinstance(child, nn.Conv2d):
+                previous = (name, child)
+
+    visit(model)
+    return model
+
+
+def torchvision_model(name):
+    """An untrained torchvision network in evaluation mode, in float64."""
+    torch.manual_seed(0)
+    return randomize_batch_norm(getattr(torchvision.models, name)()).eval()
+
+
+class Unary(nn.Module):
+    """A function of one tensor as a network."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.eval()
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Binary(Unary):
+    """A function of two tensors as a network."""
+
+    def forward(self, a, b):
+        return self.function(a, b)
+
+
+class ResidualNet(nn.Module):
+    """Small network with most of what the compiler must handle: merged and unmerged batch norm, a residual sum written as
+    `+=`, an in-place ReLU that is called twice, concatenation, pooling of both kinds, dropout and a functional flatten."""
+
+    def __init__(self, classes=5):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(6, 6, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(6)
+        self.branch = nn.Conv2d(6, 4, 1)
+        self.pool = nn.MaxPool2d(2)
+        self.average = nn.AvgPool2d(2)
+        self.norm = nn.BatchNorm2d(10)
+        self.dropout = nn.Dropout()
+        self.fc = nn.Linear(10 * 4, classes)
+
+    def forward(self, x):
+        x = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(x))
+        y += x
+        y = self.relu(y)
+        y = torch.cat([y, self.branch(y)], dim=1)
+        y = self.norm(self.average(self.pool(y)))
+        return self.fc(self.dropout(torch.flatten(y, 1)))
+
+
+def small_net():
+    """A `ResidualNet` for inputs of shape (batch, 3, 8, 8), in evaluation mode."""
+    torch.manual_seed(0)
+    return randomize_batch_norm(ResidualNet()).eval()
+
+
+#: name -> (model, input): networks that every invariant is tested on.
+NETWORKS = {
+    "small": lambda: (small_net(), torch.randn(2, 3, 8, 8)),
+    "resnet18": lambda: (torchvision_model("resnet18"), torch.randn(2, 3, 64, 64)),
+    "vgg11": lambda: (torchvision_model("vgg11"), torch.randn(2, 3, 64, 64)),
+    "vgg11_bn": lambda: (torchvision_model("vgg11_bn"), torch.randn(2, 3, 64, 64)),
+    "alexnet": lambda: (torchvision_model("alexnet"), torch.randn(2, 3, 64, 64)),
+}

@@ -1,0 +1,1 @@
+"""Slow, obvious re-implementations to test against."""

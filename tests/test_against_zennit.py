@@ -1,0 +1,81 @@
+"""zennit 0.5.1 as an oracle, for all composites, on networks where it is right.
+
+Zennit merges batch norm inexactly and, where a module is called twice, uses the input of the last call. It therefore gets the
+network merged by torch.nn.utils.fusion, and a module of its own for every ReLU call.
+"""
+
+import copy
+
+import pytest
+import torch
+import zennit.composites
+import zennit.torchvision
+from helpers import merged_with_torch, relative_difference, torchvision_model
+from torch import nn
+from zennit.attribution import Gradient
+
+import lrpfx
+from lrpfx.composites import COMPOSITES
+
+CANONIZERS = {"resnet18": zennit.torchvision.ResNetCanonizer, "vgg11_bn": zennit.torchvision.VGGCanonizer}
+
+
+class InTurn(nn.Module):
+    """A ReLU that is called several times in each forward, as separate modules."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.relus = nn.ModuleList(nn.ReLU() for _ in range(calls))
+        self.count = 0
+
+    def forward(self, input):
+        self.count += 1
+        return self.relus[(self.count - 1) % len(self.relus)](input)
+
+
+def for_zennit(model):
+    """A copy of the network that zennit 0.5.1 treats right."""
+    model = merged_with_torch(model)
+    for module in model.modules():
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.ReLU):
+                in_block = type(module).__name__ in ("BasicBlock", "Bottleneck")
+                setattr(module, name, InTurn(2) if in_block else nn.ReLU())  # it overwrites what an in-place ReLU reads
+    return model
+
+
+@pytest.fixture(scope="module", params=["vgg11", "alexnet", "resnet18", "vgg11_bn"])
+def network(request):
+    torch.set_default_dtype(torch.float64)
+    model = torchvision_model(request.param)
+    return request.param, model, for_zennit(model), torch.randn(2, 3, 64, 64)
+
+
+@pytest.mark.parametrize("key", sorted(COMPOSITES))
+def test_input_relevance_equals_zennit(network, key):
+    name, model, merged, input = network
+    low, high = torch.full((1, 3, 1, 1), input.min()), torch.full((1, 3, 1, 1), input.max())
+    bounds = (low, high) if key == "epsilon_gamma_box" else ()
+    target = torch.tensor([3, 7])
+    attribution = lrpfx.attribute(lrpfx.transform(model, COMPOSITES[key](*bounds)), input, target)
+    canonizers = [CANONIZERS[name]()] if name in CANONIZERS else None
+    oracle = copy.deepcopy(merged)
+    with Gradient(oracle, zennit.composites.COMPOSITES[key](*bounds, canonizers=canonizers)) as attributor:
+        seed = attribution.output * torch.eye(attribution.output.shape[1])[target]
+        output, expected = attributor(input.clone().requires_grad_(), seed)
+    assert relative_difference(attribution.output, output.detach()) <= 1e-12
+    assert relative_difference(attribution.relevance, expected) <= 1e-8
+
+
+@pytest.mark.parametrize("zero_params", [None, "bias"])
+def test_settings_reach_the_rules(zero_params):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)).eval()
+    input = torch.randn(2, 3, 8, 8)
+    settings = {"epsilon": 0.3, "gamma": 0.7, "stabilizer": 0.01, "zero_params": zero_params}
+    explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonGammaBox(-4.0, 4.0, **settings))
+    bounds = torch.full_like(input, -4.0), torch.full_like(input, 4.0)
+    with Gradient(model, zennit.composites.EpsilonGammaBox(*bounds, **settings)) as attributor:
+        output, expected = attributor(input.clone().requires_grad_(), lambda output: output.detach())
+    relevance = lrpfx.attribute(explain_model, input, lambda output: output).relevance
+    assert relative_difference(relevance, expected) <= 1e-12

@@ -1,0 +1,232 @@
+"""The invariants of the rewritten graph, over every network that the tests use."""
+
+import copy
+import io
+import pickle
+from typing import ClassVar
+
+import pytest
+import torch
+from helpers import NETWORKS, assert_close, randomize_batch_norm, small_net
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.explain_module import RuleModule
+
+
+@pytest.fixture(scope="module", params=sorted(NETWORKS))
+def network(request):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    return NETWORKS[request.param]()
+
+
+@pytest.fixture
+def model(network):
+    return network[0]
+
+
+@pytest.fixture
+def input(network):
+    return network[1]
+
+
+def relevance_of(explain_model, input):
+    return lrpfx.attribute(explain_model, input, 1).relevance
+
+
+def test_output_equals_the_source_model(model, input):
+    for composite in (EpsilonPlusFlat(), EpsilonGammaBox(-5.0, 5.0)):
+        assert_close(lrpfx.transform(model, composite)(input), model(input), 1e-12)
+
+
+def test_source_model_is_untouched(model, input):
+    def state():
+        return {
+            "parameters": {name: id(parameter) for name, parameter in model.named_parameters()},
+            "buffers": {name: id(buffer) for name, buffer in model.named_buffers()},
+            "modules": {name: (id(module), module.training, sorted(vars(module))) for name, module in model.named_modules()},
+            "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()],
+            "gradients": [parameter.grad is None for parameter in model.parameters()],
+            "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
+        }
+
+    before, values = state(), copy.deepcopy(model.state_dict())
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=input)
+    lrpfx.attribute(explain_model, input)
+    with torch.no_grad():
+        for parameter in explain_model.parameters():
+            parameter.zero_()
+    assert state() == before
+    assert list(values) == list(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, values[name]), name
+
+
+def test_state_dict_has_the_keys_and_loads_other_weights(model, input):
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    assert list(explain_model.state_dict()) == list(model.state_dict())
+    other = randomize_batch_norm(copy.deepcopy(model))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1).add_(0.001 * torch.randn_like(parameter))
+    explain_model.load_state_dict(other.state_dict())
+    expected = lrpfx.transform(other, EpsilonPlusFlat())
+    assert torch.equal(explain_model(input), expected(input))
+    assert torch.equal(relevance_of(explain_model, input), relevance_of(expected, input))
+
+
+def test_refold_follows_parameters_changed_in_place(model, input):
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    first = next(name for name, _ in explain_model.named_parameters())
+    with torch.no_grad():
+        explain_model.get_parameter(first).mul_(2.0)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.get_parameter(first).mul_(2.0)
+    expected = relevance_of(lrpfx.transform(changed, EpsilonPlus()), input)
+    assert not torch.equal(relevance_of(explain_model, input), expected), "the derived weights were not needed"
+    explain_model.refold()
+    assert torch.equal(relevance_of(explain_model, input), expected)
+
+
+def pickled(module):
+    return pickle.loads(pickle.dumps(module))
+
+
+def saved_and_loaded(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def test_copies_and_pickles(model, input):
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    expected = relevance_of(explain_model, input)
+    ways = [copy.deepcopy, lambda module: copy.deepcopy(copy.deepcopy(module)), pickled, saved_and_loaded]
+    for way in ways:
+        copied = way(explain_model)
+        assert torch.equal(relevance_of(copied, input), expected)
+        assert str(lrpfx.assignment(copied)) == str(lrpfx.assignment(explain_model))
+        assert list(copied.state_dict()) == list(model.state_dict())
+        assert str(copied) == str(explain_model)
+        with torch.no_grad():
+            next(copied.parameters()).zero_()
+        copied.refold()
+    assert torch.equal(relevance_of(explain_model, input), expected), "a copy shares memory"
+
+
+def test_moved_and_cast(model, input):
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    expected = relevance_of(explain_model, input)
+    single = copy.deepcopy(explain_model).float()
+    relevance = relevance_of(single, input.float())
+    assert relevance.dtype == torch.float32
+    assert_close(relevance.double(), expected, 1e-3)
+    again = lrpfx.transform(copy.deepcopy(model).float(), EpsilonPlus())
+    assert torch.equal(relevance, relevance_of(again, input.float())), "derived weights are not those of the cast parameters"
+    on_meta = copy.deepcopy(explain_model).to("meta")
+    assert on_meta(input.to("meta")).shape == model(input).shape
+    assert {buffer.device.type for buffer in on_meta.buffers()} == {"meta"}
+    assert torch.equal(relevance_of(explain_model, input), expected), "the copy on the other device changed this one"
+
+
+def test_two_transforms_live_side_by_side(model, input):
+    one, two = lrpfx.transform(model, EpsilonPlus()), lrpfx.transform(model, EpsilonAlpha2Beta1())
+    first, second = relevance_of(one, input), relevance_of(two, input)
+    assert not torch.equal(first, second)
+    assert torch.equal(relevance_of(one, input), first)
+    assert torch.equal(relevance_of(two, input), second)
+
+
+def test_compiles_without_a_graph_break(model, input):
+    composite = EpsilonGammaBox(torch.full((1, 3, 1, 1), -5.0), 5.0)
+    explain_model = lrpfx.transform(model, composite)
+    compiled = torch.compile(explain_model, backend="aot_eager", fullgraph=True)
+    expected, actual = lrpfx.attribute(explain_model, input, 1), lrpfx.attribute(compiled, input, 1)
+    assert_close(actual.output, expected.output, 1e-12)
+    assert_close(actual.relevance, expected.relevance, 1e-12)
+    torch._dynamo.reset()
+
+
+def test_compiles_with_inductor():
+    model, input = small_net(), torch.randn(2, 3, 8, 8)
+    explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1())
+    compiled = torch.compile(explain_model, fullgraph=True)
+    expected, actual = lrpfx.attribute(explain_model, input, 1), lrpfx.attribute(compiled, input, 1)
+    assert_close(actual.relevance, expected.relevance, 1e-10)
+    torch._dynamo.reset()
+
+
+def test_reads_like_the_original(model):
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    names, original = dict(explain_model.named_modules()), dict(model.named_modules())
+    assert set(original) <= set(names)
+    for name, module in original.items():
+        shown = names[name]._get_name()
+        assert shown == module._get_name() or isinstance(names[name], RuleModule)
+    text = str(explain_model)
+    assert text.startswith(type(model).__name__ + "(")
+    assert "ZPlus(Conv2d(" in text and "Epsilon(Linear(" in text and "Pass(ReLU(" in text
+
+
+def test_forward_hooks_see_rule_modules(model, input):
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    seen = {}
+    ruled = [name for name, module in explain_model.named_modules() if isinstance(module, RuleModule)]
+    for name in ruled:
+        explain_model.get_submodule(name).register_forward_hook(
+            lambda module, args, output, name=name: seen.update({name: output.shape})
+        )
+    explain_model(input)
+    assert set(seen) == set(ruled)
+
+
+def test_batches_of_seeds_run_over_one_forward(model, input):
+    """vmap over the backward, which many targets need."""
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    leaf = input.clone().requires_grad_()
+    output = explain_model(leaf)
+    seeds = torch.stack([torch.zeros_like(output).index_fill_(1, torch.tensor([index]), 1.0) for index in range(3)])
+    (batched,) = torch.autograd.grad(output, leaf, seeds, is_grads_batched=True, retain_graph=True)
+    single = torch.stack([torch.autograd.grad(output, leaf, seed, retain_graph=True)[0] for seed in seeds])
+    assert_close(batched, single, 1e-12)
+
+
+def test_live_parameters_give_gradients_of_the_output_chain():
+    """Without folding, relevance is a function of the parameters: its derivative by a finite difference."""
+    layer = nn.Linear(4, 3)
+    x, output_relevance = torch.randn(2, 4), torch.randn(2, 3)
+    explain_model = lrpfx.transform(nn.Sequential(layer).eval(), lrpfx.composites.ExcitationBackprop(), fold=False)
+
+    def weighted_relevance():
+        leaf = x.clone().requires_grad_()
+        (relevance,) = torch.autograd.grad(explain_model(leaf), leaf, output_relevance, create_graph=True)
+        return (relevance * torch.arange(4.0)).sum()
+
+    weight = explain_model.get_parameter("0.weight")
+    (gradient,) = torch.autograd.grad(weighted_relevance(), weight)
+    numeric = torch.zeros_like(weight)
+    for index in torch.cartesian_prod(torch.arange(3), torch.arange(4)).tolist():
+        values = []
+        for step in (1e-6, -2e-6, 1e-6):  # above, below, and back
+            with torch.no_grad():
+                weight[tuple(index)] += step
+            values.append(weighted_relevance().detach())
+        numeric[tuple(index)] = (values[0] - values[1]) / 2e-6
+    assert_close(gradient, numeric, 1e-5)
+    assert "clamp" in explain_model.code
+
+
+def test_pickle_needs_no_class_of_the_user():
+    class Recording(pickle.Unpickler):
+        modules: ClassVar = set()
+
+        def find_class(self, module, name):
+            self.modules.add(module.split(".")[0])
+            return super().find_class(module, name)
+
+    Recording(io.BytesIO(pickle.dumps(lrpfx.transform(small_net(), EpsilonPlus())))).load()
+    assert Recording.modules <= {"lrpfx", "torch", "collections", "builtins", "copyreg"}

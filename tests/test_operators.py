@@ -1,0 +1,203 @@
+"""The operator table: every spelling of an operation means the same."""
+
+import pytest
+import torch
+from helpers import Binary, Unary, assert_close
+from torch import nn
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx import operators, rules
+from lrpfx.callables import dotted_path, resolve_path
+from lrpfx.composites import LayerMapComposite
+from lrpfx.hooks import BasicHook
+from lrpfx.types import Activation, AvgPool, Linear, Sum
+
+aten = torch.ops.aten
+composite = LayerMapComposite(
+    [(Activation, rules.ReLUBetaSmooth()), (Linear, rules.ZPlus()), (AvgPool, rules.Norm()), (Sum, rules.Norm())]
+)
+composite._defaults = 4  # not every model has all of them
+
+
+def explain(model, *inputs):
+    explain_model = lrpfx.transform(model, composite, example_inputs=inputs)
+    return lrpfx.attribute(explain_model, inputs if len(inputs) > 1 else inputs[0], lambda output: output)
+
+
+SPELLINGS = {
+    "relu": [
+        F.relu, torch.relu, lambda x: x.relu(), lambda x: x.relu_(), torch.relu_, lambda x: F.relu(x, inplace=True),
+        lambda x: F.relu(x, True), nn.ReLU(), nn.ReLU(inplace=True), aten.relu.default, aten.relu_.default,
+    ],
+    "clamp": [
+        lambda x: torch.clamp(x, min=0), lambda x: x.clamp(min=0), lambda x: torch.clip(x, 0), lambda x: x.clip_(0),
+        lambda x: x.clamp_(0), lambda x: aten.clamp.default(x, 0),
+    ],
+    "hardtanh": [
+        lambda x: F.hardtanh(x, 0.0, 6.0), nn.ReLU6(), nn.Hardtanh(0.0, 6.0, inplace=True), lambda x: aten.hardtanh.default(x, 0.0, 6.0),
+    ],
+    "elu": [lambda x: F.elu(x, 0.5), lambda x: F.elu_(x, 0.5), nn.ELU(0.5), nn.ELU(0.5, True), lambda x: aten.elu.default(x, 0.5)],
+    "sigmoid": [torch.sigmoid, F.sigmoid, lambda x: x.sigmoid(), lambda x: x.sigmoid_(), nn.Sigmoid(), aten.sigmoid.default],
+    "tanh": [torch.tanh, F.tanh, lambda x: x.tanh_(), nn.Tanh(), aten.tanh.default],
+    "leaky_relu": [lambda x: F.leaky_relu(x, 0.1), lambda x: F.leaky_relu_(x, 0.1), nn.LeakyReLU(0.1, True)],
+    "gelu": [F.gelu, nn.GELU(), aten.gelu.default],
+    "silu": [F.silu, lambda x: F.silu(x, inplace=True), nn.SiLU(), aten.silu_.default],
+    "add": [
+        lambda x: x + x.flip(0), lambda x: torch.add(x, x.flip(0)), lambda x: x.add(x.flip(0)), lambda x: x.add_(x.flip(0)),
+        lambda x: x.__iadd__(x.flip(0)), lambda x: aten.add.Tensor(x, x.flip(0)), lambda x: torch.add(x, other=x.flip(0)),
+    ],
+    "sum": [lambda x: torch.sum(x, 2), lambda x: x.sum(2), lambda x: x.sum(dim=2), lrpfx.layer.Sum(2)],
+    "mean": [lambda x: torch.mean(x, (2, 3)), lambda x: x.mean((2, 3)), lambda x: aten.mean.dim(x, [2, 3])],
+    "avg_pool2d": [lambda x: F.avg_pool2d(x, 2), nn.AvgPool2d(2), lambda x: aten.avg_pool2d.default(x, [2, 2], [2, 2])],
+    "adaptive_avg_pool2d": [lambda x: F.adaptive_avg_pool2d(x, 2), nn.AdaptiveAvgPool2d(2)],
+    "max_pool2d": [
+        lambda x: F.max_pool2d(x, 2), nn.MaxPool2d(2), lambda x: torch.max_pool2d(x, 2),
+        lambda x: F.max_pool2d(x, 2, return_indices=True)[0], lambda x: aten.max_pool2d.default(x, [2, 2], [2, 2]),
+    ],
+    "flatten": [
+        lambda x: torch.flatten(x, 1), lambda x: x.flatten(1), nn.Flatten(), lambda x: x.view(x.shape[0], -1),
+        lambda x: x.reshape(x.size(0), -1), lambda x: torch.reshape(x, (x.size()[0], -1)),
+    ],
+    "transpose": [lambda x: x.transpose(1, 2), lambda x: torch.transpose(x, 1, 2), lambda x: x.permute(0, 2, 1, 3)],
+    "pad": [lambda x: F.pad(x, (1, 1, 1, 1)), nn.ZeroPad2d(1), nn.ConstantPad2d(1, 0.0)],
+    "dropout": [lambda x: x, nn.Dropout(), nn.Dropout2d(), lambda x: F.dropout(x, 0.5, False), nn.Identity()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_give_equal_relevance(name):
+    x = torch.randn(2, 3, 4, 4)
+    spellings = SPELLINGS[name]
+    expected = explain(Shifted(spellings[0]), x)
+    assert expected.relevance.abs().sum() > 0
+    for spelling in spellings[1:]:
+        actual = explain(Shifted(spelling), x)
+        assert_close(actual.output, expected.output, 1e-14)
+        assert_close(actual.relevance, expected.relevance, 1e-14)
+
+
+class Shifted(nn.Module):
+    """The function on x + 0.5, so that it may overwrite its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.eval()
+
+    def forward(self, x):
+        return self.function(x + 0.5)
+
+
+CONVOLUTIONS = [
+    (F.conv1d, aten.conv1d.default, nn.Conv1d, 1),
+    (F.conv2d, aten.conv2d.default, nn.Conv2d, 2),
+    (F.conv3d, aten.conv3d.default, nn.Conv3d, 3),
+    (F.conv_transpose1d, aten.conv_transpose1d.default, nn.ConvTranspose1d, 1),
+    (F.conv_transpose2d, aten.conv_transpose2d.input, nn.ConvTranspose2d, 2),
+    (F.conv_transpose3d, aten.conv_transpose3d.input, nn.ConvTranspose3d, 3),
+    (F.linear, aten.linear.default, lambda i, o, k, bias: nn.Linear(i, o, bias), 0),
+]
+
+
+class Call(nn.Module):
+    """A call of `function` with the parameters of a layer."""
+
+    def __init__(self, function, layer, keywords):
+        super().__init__()
+        self.function, self.layer, self.keywords = function, layer, keywords
+        self.eval()
+
+    def forward(self, x):
+        if self.keywords:
+            return self.function(x, weight=self.layer.weight, bias=self.layer.bias)
+        return self.function(x, self.layer.weight, self.layer.bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("function, overload, make, dimensions", CONVOLUTIONS)
+def test_linear_layers_as_functions(function, overload, make, dimensions, bias):
+    x, layer = torch.randn(2, 3, *[4] * dimensions), make(3, 2, 2, bias=bias)
+    expected = explain(nn.Sequential(layer).eval(), x)
+    for model in (Call(function, layer, False), Call(function, layer, True), Call(overload, layer, False)):
+        actual = explain(model, x)
+        assert_close(actual.relevance, expected.relevance, 1e-14)
+
+
+def test_functions_count_as_the_modules_that_they_spell():
+    """A layer map written for torch.nn classes applies to functions and methods."""
+    weight = nn.Parameter(torch.randn(2, 3, 2, 2))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x):
+            return F.adaptive_avg_pool2d(F.conv2d(x, self.weight).relu(), 1) + 0.0
+
+    layer_map = [
+        (nn.Conv2d, rules.ZPlus()),
+        (nn.ReLU, rules.Pass()),
+        (nn.AdaptiveAvgPool2d, rules.Norm()),
+        (lrpfx.layer.Sum, rules.Epsilon()),
+    ]
+    table = lrpfx.assignment(lrpfx.transform(Net().eval(), LayerMapComposite(layer_map)))
+    assert [row.rule.partition("(")[0] for row in table] == ["input", "ZPlus", "Pass", "Norm", "Epsilon"]
+
+
+def test_every_row_is_consistent():
+    for row in operators.all_operators():
+        assert set(row.tensors) <= set(row.arguments) or row.function is None
+        leading = list(row.arguments)[: len(row.tensors)]
+        if row.function is not None:
+            assert set(leading) == set(row.tensors), f"{row.name}: tensors must lead the arguments"
+            assert operators.lookup(row.function).operator is row
+
+
+def test_every_spelling_can_be_pickled_by_path():
+    for function in operators._functions:
+        assert resolve_path(dotted_path(function)) is function
+
+
+def test_adjoints_are_transposes():
+    """<A x, g> = <x, Aᵀ g> for every operator with an adjoint of its own is what the dense formulas rest on."""
+    with_adjoint = {row.name for row in operators.all_operators() if row.adjoint is not None}
+    assert with_adjoint == {"linear", "add", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3))}
+
+
+@pytest.mark.parametrize("alpha", [1, 3])
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (2, 1)])
+def test_shortcut_of_the_sum_equals_the_general_route(shape, alpha):
+    """The adjoint of `add` against differentiating it, which an output modifier forces."""
+    general = BasicHook(output_modifiers=[lambda z: z], stabilizer=1e-6)
+    a, b, seed = torch.randn(2, 3), torch.randn(shape), torch.randn(2, 3)
+    model = Binary(lambda a, b: torch.add(a, b, alpha=alpha))
+    for rule in (general, rules.Norm()):
+        explain_model = lrpfx.transform(model, LayerMapComposite([(Sum, rule)]))
+        result = lrpfx.attribute(explain_model, (a, b), seed).relevance
+        if rule is general:
+            expected = result
+    for got, want in zip(result, expected, strict=True):
+        assert_close(got, want, 1e-13)
+
+
+@pytest.mark.parametrize("function, overload, make, dimensions", CONVOLUTIONS)
+def test_shortcut_of_linear_layers_equals_the_general_route(function, overload, make, dimensions):
+    x = torch.randn(2, 3, *[5] * dimensions)
+    model = nn.Sequential(make(3, 2, 2, bias=True)).eval()
+    results = []
+    for modifier in (lambda z: z, None):
+        rule = BasicHook(output_modifiers=[modifier]) if modifier else BasicHook()
+        explain_model = lrpfx.transform(model, LayerMapComposite([(Linear, rule)]))
+        results.append(lrpfx.attribute(explain_model, x, lambda output: output).relevance)
+    assert_close(results[1], results[0], 1e-13)
+
+
+def test_metadata_is_no_data():
+    """Sizes and arithmetic on them carry no relevance and need no rule."""
+    model = Unary(lambda x: x.view(x.shape[0], x.size(1) * x.shape[2], -1).sum(-1))
+    explain_model = lrpfx.transform(model, composite)
+    x = torch.randn(2, 3, 4, 5)
+    assert lrpfx.node_names(explain_model) == ["x", "view", "sum"]
+    assert torch.equal(explain_model(x), model(x))
