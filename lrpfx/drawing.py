@@ -85,7 +85,7 @@ def draw(explain_model: nn.Module, *, depth: int | None = None, legend: bool = T
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")
-    full = to_networkx(explain_model)
+    full = to_networkx(explainable(explain_model, "draw"))
     graph = full if depth is None else _collapsed(full, depth)
     picture = RulePicture(
         str(full.graph["name"]),

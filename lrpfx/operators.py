@@ -67,6 +67,10 @@ _operators: dict[str, Operator] = {}
 #: Results that are host values or depend on shapes alone, never on the values of a tensor.
 METADATA_METHODS = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_contiguous", "get_device"}
+    | {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
+)
+METADATA_FUNCTIONS: frozenset[Function] = frozenset(
+    {torch._assert, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}
 )
 METADATA_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize"})
 

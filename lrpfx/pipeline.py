@@ -1,6 +1,7 @@
 """The compiler: a model and a composite in, an explainable GraphModule out."""
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import fx, nn
 
 from . import passes
 from .composites import Composite
-from .errors import CaptureError, InputError, InputTypeError
+from .errors import CaptureError, InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
 from .node import node_info, update_info
 from .operators import module_classes
@@ -40,7 +41,8 @@ def transform(
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     program, verification = _normal_form(model, example_inputs, composite)
     for step in _steps(composite, keep_gradient, fold):
-        passes.run_pass(program, step, verification)
+        for message in passes.run_pass(program, step, verification).warnings:
+            warnings.warn(message, LrpfxWarning, stacklevel=2)
     return ExplainModule(
         program.root, program.graph, program.title, tuple(program.history), program.fold_graph, program.derived
     )

@@ -1,9 +1,7 @@
 """ASSIGN: the composite chooses a rule for each layer; metadata only, no node is edited."""
 
-import warnings
-
 from lrpfx.composites import Composite, MappingContext
-from lrpfx.errors import InputTypeError, LrpfxWarning
+from lrpfx.errors import InputTypeError
 from lrpfx.hooks import Hook
 from lrpfx.layer_view import layer_of_node
 from lrpfx.node import data_calls, node_info, update_info
@@ -12,7 +10,7 @@ from .program import Pass, PassResult, Program
 
 
 class Assign(Pass):
-    """Ask the composite about every layer in the order of execution. Entries that matched nothing are warned about."""
+    """Ask the composite about every layer in the order of execution. Entries that matched nothing become a warning."""
 
     name = "assign"
     stage = "assign"
@@ -33,14 +31,16 @@ class Assign(Pass):
                 raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule")
             update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
             result.matches += 1
-        self._warn(program, context)
+        unmatched = self.composite.unmatched(context)
+        if unmatched:
+            result.warnings.append(_warning(program, self.composite, unmatched))
         return result
 
-    def _warn(self, program: Program, context: MappingContext) -> None:
-        unmatched = self.composite.unmatched(context)
-        if not unmatched:
-            return
-        merged = {name: node_info(n).name for n in data_calls(program.graph) for name in node_info(n).merged}
-        hints = [f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)]
-        message = f"entries of {self.composite} that match no layer of {program.title}: " + "; ".join(unmatched + hints)
-        warnings.warn(message + ". lrpfx.node_names(model) lists the names.", LrpfxWarning, stacklevel=2)
+
+def _warning(program: Program, composite: Composite, unmatched: list[str]) -> str:
+    merged = {name: node_info(node).name for node in data_calls(program.graph) for name in node_info(node).merged}
+    hints = [f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)]
+    return (
+        f"entries of {composite} that match no layer of {program.title}: {'; '.join(unmatched + hints)}. "
+        "lrpfx.node_names(model) lists the names."
+    )

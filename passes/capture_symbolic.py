@@ -62,13 +62,17 @@ def private_copy(model: nn.Module) -> nn.Module:
 def _explain(error: Exception, model: nn.Module) -> str:
     place = _last_user_frame(error)
     name = type(model).__name__
-    if isinstance(error, fx.proxy.TraceError) or "control flow" in str(error):
-        what = f"the forward of {name} branches on a value that depends on the input, so there is no single graph of it"
-    else:
-        what = f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error}"
+    whole = (
+        "map the module that contains it to a rule as a whole, by its name or its class: the compiler then does not look inside"
+    )
+    if "used as inputs to control flow" in str(error):
+        return (
+            f"the forward of {name} branches on a value that depends on the input, so there is no single graph of it ({place}). "
+            f"Move the branch out of forward, write it with tensor operations such as torch.where, or {whole}."
+        )
     return (
-        f"{what} ({place}). Move the branch out of forward, write it with tensor operations such as torch.where, or map the "
-        "module that contains it to a rule as a whole, by its name or its class: the compiler then does not look inside."
+        f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error} ({place}). "
+        f"Write it with tensor operations, or {whole}."
     )
 
 
@@ -101,6 +105,12 @@ def _user_source() -> str:
 
 class _InplaceProxy(fx.Proxy):
     """A proxy that records `+=` as the in-place operation that it is."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise CaptureError(
+            f"x[...] = value writes into a tensor, which the compiler cannot express as an operation ({_user_source()}). "
+            "Use torch.where, torch.cat or torch.index_put, which return a new tensor."
+        )
 
 
 def _record_inplace(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
@@ -241,7 +251,7 @@ def _with_qualified_names(traced: fx.Graph, tracer: _Tracer, root: nn.Module) ->
     for node in traced.nodes:
         call = tracer.call_of_node.get(node)
         source = tracer.source_of_node.get(node, "")
-        info = NodeInfo(node.name, source=source)
+        info = NodeInfo(str(node.target), source=source)  # a placeholder's target is the argument's name
         if node.op == "get_attr":
             assert isinstance(node.target, str)
             info = NodeInfo(node.target, source=source, role=Role.PARAMETER)

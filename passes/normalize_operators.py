@@ -8,6 +8,7 @@ from torch import fx
 from lrpfx.node import Role, node_info, update_info
 from lrpfx.operators import (
     METADATA_ATTRIBUTES,
+    METADATA_FUNCTIONS,
     METADATA_METHODS,
     REQUIRED,
     Operator,
@@ -95,7 +96,7 @@ def _reads_metadata(node: fx.Node) -> bool:
         return str(node.target) in METADATA_METHODS
     if node.target is getattr and len(node.args) > 1:
         return node.args[1] in METADATA_ATTRIBUTES
-    return node.target is torch._assert
+    return node.target in METADATA_FUNCTIONS
 
 
 def _method_to_function(node: fx.Node) -> None:

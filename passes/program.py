@@ -42,10 +42,11 @@ class Program:
 
 @dataclass
 class PassResult:
-    """How many places a pass matched, and the candidates that it left alone with the reason."""
+    """How many places a pass matched, the candidates that it left alone with the reason, and what the user should know."""
 
     matches: int = 0
     reasons: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 class Pass(ABC):

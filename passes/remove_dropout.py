@@ -35,7 +35,7 @@ class RemoveDropout(Pass):
 
 def _complaint(node: fx.Node) -> str:
     info = node_info(node)
-    if info.operator == "batch_norm" and len(node.args) < 3:
+    if info.operator == "batch_norm" and not any(isinstance(argument, fx.Node) for argument in node.args[1:3]):
         return (
             f"{info.name} ({info.source}) normalizes with the statistics of the batch, so that one sample's explanation "
             "would depend on the others. Use a batch norm with running statistics (track_running_stats=True)."

@@ -70,7 +70,9 @@ def test_input_relevance_equals_zennit(network, key):
 @pytest.mark.parametrize("zero_params", [None, "bias"])
 def test_settings_reach_the_rules(zero_params):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 5)
+    ).eval()
     input = torch.randn(2, 3, 8, 8)
     settings = {"epsilon": 0.3, "gamma": 0.7, "stabilizer": 0.01, "zero_params": zero_params}
     explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonGammaBox(-4.0, 4.0, **settings))

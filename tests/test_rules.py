@@ -19,7 +19,10 @@ LAYERS = {
     "conv1d": (lambda bias: nn.Conv1d(2, 3, 3, bias=bias), (2, 7)),
     "conv1d-all": (lambda bias: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2, bias=bias), (4, 7)),
     "conv2d": (lambda bias: nn.Conv2d(2, 3, (2, 3), bias=bias), (2, 4, 5)),
-    "conv2d-all": (lambda bias: nn.Conv2d(4, 2, 3, stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2, bias=bias), (4, 5, 5)),
+    "conv2d-all": (
+        lambda bias: nn.Conv2d(4, 2, 3, stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2, bias=bias),
+        (4, 5, 5),
+    ),
     "conv2d-same": (lambda bias: nn.Conv2d(2, 2, (2, 3), padding="same", bias=bias), (2, 4, 4)),
     "conv2d-valid": (lambda bias: nn.Conv2d(2, 2, 2, padding="valid", bias=bias), (2, 4, 4)),
     "conv2d-depthwise": (lambda bias: nn.Conv2d(3, 6, 3, padding=1, groups=3, bias=bias), (3, 4, 4)),
@@ -199,9 +202,7 @@ def test_average_pooling_by_norm(pool):
     assert_close(lrpfx.attribute(explain_model, x, output_relevance).relevance, expected)
 
 
-ACTIVATIONS = [
-    cls for cls in Activation.__subclass__ if cls not in (nn.Threshold, nn.PReLU, nn.RReLU)
-]
+ACTIVATIONS = [cls for cls in Activation.__subclass__ if cls not in (nn.Threshold, nn.PReLU, nn.RReLU)]
 
 
 @pytest.mark.parametrize("make", [*ACTIVATIONS, nn.PReLU, nn.RReLU, lambda: nn.Threshold(0.1, 0.0), nn.Mish])
@@ -222,7 +223,12 @@ def test_relu_gradient_rules():
         rules.ReLUBetaSmooth(3.0): output_relevance * torch.sigmoid(3.0 * x),
     }
     for rule, relevance in expected.items():
-        for module in (nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU(inplace=True)), Unary(F.relu), Unary(lambda x: x.relu_())):
+        for module in (
+            nn.Sequential(nn.ReLU()),
+            nn.Sequential(nn.ReLU(inplace=True)),
+            Unary(F.relu),
+            Unary(lambda x: x.relu_()),
+        ):
             explain_model = lrpfx.transform(module.eval(), LayerMapComposite([(nn.ReLU, rule)]))
             assert_close(lrpfx.attribute(explain_model, x, output_relevance).relevance, relevance, 1e-14)
 
@@ -280,9 +286,7 @@ def test_rule_on_an_operation_that_the_table_does_not_list():
     explain_model = lrpfx.transform(model, NameMapComposite([(["cumsum"], rules.Epsilon())]))
     x, output_relevance = torch.randn(2, 4), torch.randn(2, 4)
     W = torch.ones(4, 4).tril()
-    expected = torch.stack(
-        [dense.epsilon(v, W, torch.zeros(4), R, None) for v, R in zip(x, output_relevance, strict=True)]
-    )
+    expected = torch.stack([dense.epsilon(v, W, torch.zeros(4), R, None) for v, R in zip(x, output_relevance, strict=True)])
     assert_close(lrpfx.attribute(explain_model, x, output_relevance).relevance, expected)
 
 

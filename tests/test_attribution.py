@@ -1,0 +1,154 @@
+"""What `attribute` returns for every form of input, target and record."""
+
+import pytest
+import torch
+from helpers import Binary, assert_close, small_net
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat
+
+
+@pytest.fixture
+def explain_model():
+    return lrpfx.transform(small_net(), EpsilonPlus())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 3, 8, 8)
+
+
+def test_forms_of_the_target(explain_model, x):
+    output = explain_model(x).detach()
+    index = torch.tensor([0, 4, 2])
+    seed = torch.zeros(3, 5).scatter(1, index[:, None], output.gather(1, index[:, None]))
+    expected = lrpfx.attribute(explain_model, x, seed)
+    assert torch.equal(expected.output, output)
+    for target in (index, index.int(), lambda output: output * nn.functional.one_hot(index, 5)):
+        assert torch.equal(lrpfx.attribute(explain_model, x, target).relevance, expected.relevance)
+    for target in (2, torch.tensor(2), torch.tensor([2, 2, 2])):
+        actual = lrpfx.attribute(explain_model, x, target).relevance
+        assert torch.equal(actual, lrpfx.attribute(explain_model, x, output * torch.eye(5)[2]).relevance)
+    assert torch.equal(
+        lrpfx.attribute(explain_model, x).relevance, lrpfx.attribute(explain_model, x, output.argmax(1)).relevance
+    )
+
+
+def test_relevance_sums_to_the_logit_without_bias():
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 3, bias=False)
+    )
+    x = torch.rand(2, 1, 8, 8)
+    attribution = lrpfx.attribute(lrpfx.transform(model.eval(), EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)), x, 1)
+    assert_close(attribution.relevance.sum((1, 2, 3)), attribution.output[:, 1], 1e-8)
+
+
+def test_forms_of_the_inputs():
+    explain_model = lrpfx.transform(Binary(lambda a, b: (a + b).relu()), EpsilonPlus())
+    a, b = torch.rand(2, 3), torch.rand(2, 3)
+    as_tuple = lrpfx.attribute(explain_model, (a, b), 0).relevance
+    as_list = lrpfx.attribute(explain_model, [a, b], 0).relevance
+    as_dict = lrpfx.attribute(explain_model, {"b": b, "a": a}, 0).relevance
+    assert isinstance(as_tuple, tuple) and isinstance(as_list, tuple) and list(as_dict) == ["b", "a"]
+    for got in (as_list, (as_dict["a"], as_dict["b"])):
+        assert torch.equal(got[0], as_tuple[0]) and torch.equal(got[1], as_tuple[1])
+
+
+def test_nothing_is_left_on_inputs_and_parameters(explain_model, x):
+    x.requires_grad_()
+    attribution = lrpfx.attribute(explain_model, x, 0, record=["conv1"])
+    assert x.grad is None and all(parameter.grad is None for parameter in explain_model.parameters())
+    tensors = [attribution.output, attribution.relevance, attribution.layers["conv1"]]
+    assert not any(tensor.requires_grad for tensor in tensors)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_works_where_gradients_are_off(explain_model, x, context):
+    expected = lrpfx.attribute(explain_model, x, 0)
+    with context():
+        inside = x + 0.0
+        actual = lrpfx.attribute(explain_model, inside, 0)
+    assert torch.equal(actual.relevance, expected.relevance)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_frozen_parameters(explain_model, x, frozen):
+    expected = lrpfx.attribute(explain_model, x, 0).relevance
+    explain_model.requires_grad_(not frozen)
+    assert torch.equal(lrpfx.attribute(explain_model, x, 0).relevance, expected)
+
+
+def test_recorded_relevance_is_that_of_hooks_and_retained_gradients(explain_model, x):
+    names = ["conv1", "relu", "conv2", "add", "relu_1", "branch", "cat", "pool", "average", "norm", "flatten", "fc", "x"]
+    assert set(names) == set(lrpfx.node_names(explain_model))
+    recorded = lrpfx.attribute(explain_model, x, 1, record=names)
+    plain = lrpfx.attribute(explain_model, x, 1)
+    assert torch.equal(recorded.relevance, plain.relevance)
+    assert list(recorded.layers) == names
+    assert torch.equal(recorded.layers["x"], plain.relevance)
+
+    kept = {}
+    for name in names:
+        if isinstance(dict(explain_model.named_modules()).get(name), lrpfx.explain_module.RuleModule):
+
+            def keep(module, args, output, name=name):
+                output.retain_grad()
+                kept[name] = output
+
+            explain_model.get_submodule(name).register_forward_hook(keep)
+    output = explain_model(x.clone().requires_grad_())
+    output.backward(output.detach() * torch.eye(5)[1])
+    assert len(kept) == 9
+    for name, tensor in kept.items():
+        assert_close(recorded.layers[name], tensor.grad, 1e-14)
+
+
+def test_recording_a_module_path_means_its_last_node():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    x = torch.randn(2, 4)
+    layers = lrpfx.attribute(explain_model, x, 0, record=["0", "0.1", "0.0"]).layers
+    assert torch.equal(layers["0"], layers["0.1"])
+
+
+def test_recording_follows_the_module(explain_model, x):
+    """The recorder shares tensors with the module whatever happens to them."""
+    lrpfx.attribute(explain_model, x, 0, record=["conv2"])
+    explain_model.float()
+    single = lrpfx.attribute(explain_model, x.float(), 0, record=["conv2"])
+    assert single.layers["conv2"].dtype == torch.float32
+    other = {name: value * 1.5 if value.is_floating_point() else value for name, value in explain_model.state_dict().items()}
+    explain_model.load_state_dict(other)
+    changed = lrpfx.attribute(explain_model, x.float(), 0, record=["conv2"])
+    assert torch.equal(changed.relevance, lrpfx.attribute(explain_model, x.float(), 0).relevance)
+    assert not torch.equal(changed.layers["conv2"], single.layers["conv2"])
+
+
+def test_a_value_that_the_output_does_not_need_has_no_relevance():
+    class Unused(nn.Module):
+        def forward(self, a, b):
+            return a.relu()
+
+    explain_model = lrpfx.transform(Unused().eval(), EpsilonPlus())
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    relevances = lrpfx.attribute(explain_model, (a, b), 0).relevance
+    assert torch.equal(relevances[1], torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_lower_precision(dtype, tolerance):
+    """On positive weights, where nothing cancels that low precision could not hold."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    )
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()
+    x = torch.rand(2, 3, 8, 8)
+    expected = lrpfx.attribute(lrpfx.transform(model, EpsilonPlusFlat()), x, 1).relevance
+    low = lrpfx.attribute(lrpfx.transform(model.to(dtype), EpsilonPlusFlat()), x.to(dtype), 1).relevance
+    assert low.dtype == dtype
+    assert_close(low.double(), expected, tolerance)

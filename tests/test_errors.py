@@ -1,0 +1,318 @@
+"""Bad input gets a clear error of the LrpfxError family: what it says is tested."""
+
+import pytest
+import torch
+from helpers import Binary, Unary, small_net
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus, LayerMapComposite, NameMapComposite, composite_named
+from lrpfx.rules import Epsilon, Norm, Pass
+
+
+def raised(kind, function, *args, **settings):
+    with pytest.raises(kind) as caught:
+        function(*args, **settings)
+    assert isinstance(caught.value, lrpfx.LrpfxError)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("module, name", [(nn.Dropout(), "Dropout"), (nn.BatchNorm1d(3), "BatchNorm1d"), (nn.RReLU(), "RReLU")])
+def test_training_mode(module, name):
+    message = raised(lrpfx.CaptureError, lrpfx.transform, nn.Sequential(nn.Linear(3, 3), module).train(), EpsilonPlus())
+    assert "training mode: 1 would" in message and "model.eval()" in message
+
+
+def test_training_mode_without_anything_random_is_allowed():
+    lrpfx.transform(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).train(), EpsilonPlus())
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        (lambda x: nn.functional.dropout(x, 0.5), "dropout"),
+        (lambda x: nn.functional.dropout(x), "dropout"),
+        (lambda x: nn.functional.rrelu(x, training=True), "rrelu"),
+        (lambda x: nn.functional.batch_norm(x, None, None, training=True), "batch_norm"),
+    ],
+)
+def test_functions_in_training_mode(function, name):
+    message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(function), EpsilonPlus())
+    assert name in message and "test_errors.py:" in message
+    assert ("statistics of the batch" if name == "batch_norm" else "training mode") in message
+
+
+def test_batch_norm_without_running_statistics():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval()
+    message = raised(lrpfx.CaptureError, lrpfx.transform, model, EpsilonPlus())
+    assert message.startswith("1 (") and "statistics of the batch" in message
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+def test_data_dependent_branch():
+    message = raised(lrpfx.CaptureError, lrpfx.transform, nn.Sequential(Branching()), EpsilonPlus())
+    line = Branching.forward.__code__.co_firstlineno + 1
+    assert "branches on a value that depends on the input" in message
+    assert f"test_errors.py:{line}" in message and "torch.where" in message
+
+
+def test_other_untraceable_code():
+    message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(lambda x: torch.stack(list(x))), EpsilonPlus())
+    assert "cannot be traced symbolically" in message and "test_errors.py:" in message
+
+
+def test_an_untraceable_module_can_be_mapped_as_a_whole():
+    model = nn.Sequential(nn.Linear(3, 3), Branching()).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(layer_map=[(Branching, Pass())]))
+    x = torch.randn(2, 3)
+    assert torch.equal(explain_model(x), model(x))
+    assert lrpfx.assignment(explain_model).rule_of("1") == "Pass()"
+
+
+def test_module_made_inside_forward():
+    message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(lambda x: nn.ReLU()(x)), EpsilonPlus())
+    assert "a ReLU that is not a submodule" in message and "test_errors.py:" in message
+
+
+def test_model_without_inputs():
+    class Nothing(nn.Module):
+        def forward(self, x=None):
+            return torch.zeros(1)
+
+    assert "no argument that could be an input" in raised(lrpfx.CaptureError, lrpfx.transform, Nothing(), EpsilonPlus())
+
+
+def test_operations_without_a_rule_are_all_listed():
+    model = Unary(lambda x: torch.sin(torch.cumsum(x, 1)).exp() + x)
+    message = raised(lrpfx.UnsupportedOperationError, lrpfx.transform, model, LayerMapComposite([]))
+    assert message.startswith("4 operation(s) of Unary have no rule:")
+    for name in ("cumsum: cumsum, which is not in the operator table", "sin: ", "exp: ", "add: add (lrpfx.types.Sum)"):
+        assert name in message
+    assert message.count("test_errors.py:") == 4
+    assert "(['cumsum'], rule) in a name map" in message and 'unassigned="gradient"' in message
+    assert "(lrpfx.types.Sum, rule) in a layer map" in message
+
+
+def test_the_graph_is_attached_to_the_error():
+    with pytest.raises(lrpfx.UnsupportedOperationError) as caught:
+        lrpfx.transform(Unary(torch.sin), EpsilonPlus())
+    assert any("torch.sin(x)" in note for note in caught.value.__notes__)
+
+
+def test_plain_gradient_where_it_is_allowed():
+    explain_model = lrpfx.transform(Unary(torch.sin), LayerMapComposite([]), unassigned="gradient")
+    assert lrpfx.assignment(explain_model).rule_of("sin") == "gradient"
+    x = torch.randn(2, 3)
+    assert torch.equal(lrpfx.attribute(explain_model, x, torch.ones(2, 3)).relevance, x.cos())
+
+
+def test_parameter_that_depends_on_the_input():
+    model = Binary(lambda a, b: nn.functional.linear(a, b))
+    message = raised(lrpfx.RuleError, lrpfx.transform, model, EpsilonPlus())
+    assert "linear (" in message and "its parameter 'weight' depends on the model's input" in message
+
+
+@pytest.mark.parametrize(
+    "composite, entry",
+    [
+        (EpsilonPlus(layer_map=[(nn.Softmax, Pass())]), "layer_map[0]: Softmax -> Pass()"),
+        (NameMapComposite([(["conv1", "missing"], Epsilon())]), "name_map: 'missing' -> Epsilon(epsilon=1e-06)"),
+        (NameMapComposite([(["layer*.conv1"], Epsilon())]), "'layer*.conv1'"),
+        (lrpfx.composites.MixedComposite([NameMapComposite([("nothing", Norm())]), EpsilonPlus()]), "'nothing'"),
+        (lrpfx.composites.EpsilonPlusFlat(first_map=[(nn.Embedding, Norm())]), "first_map[0]: Embedding"),
+        (
+            lrpfx.composites.NameLayerMapComposite(None, [((nn.Embedding, nn.Conv3d), Norm())]),
+            "layer_map[0]: Embedding | Conv3d",
+        ),
+    ],
+)
+def test_entries_that_match_nothing_are_warned_about(composite, entry):
+    with pytest.warns(lrpfx.LrpfxWarning) as caught:
+        lrpfx.transform(small_net(), composite, unassigned="gradient")
+    (warning,) = caught
+    assert entry in str(warning.message) and "match no layer" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_merged_batch_norm_is_named_in_the_warning():
+    composite = NameMapComposite([(["bn1"], Epsilon())])
+    with pytest.warns(lrpfx.LrpfxWarning, match="bn1 was merged into conv1"):
+        lrpfx.transform(small_net(), composite, unassigned="gradient")
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ((torch.relu, EpsilonPlus()), "takes a torch.nn.Module, not builtin"),
+        ((nn.ReLU(), EpsilonPlus), r"not its class; did you mean EpsilonPlus\(\)"),
+        ((nn.ReLU(), {"Linear": "epsilon"}), "takes a composite, not dict"),
+    ],
+)
+def test_arguments_of_transform(args, message):
+    with pytest.raises(lrpfx.InputTypeError, match=message):
+        lrpfx.transform(*args)
+
+
+def test_transforming_twice():
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus())
+    assert "transform the source model" in raised(lrpfx.InputTypeError, lrpfx.transform, explain_model, EpsilonPlus())
+
+
+def test_unknown_choices():
+    assert 'not "ignore"' in raised(lrpfx.InputError, lrpfx.transform, nn.ReLU(), EpsilonPlus(), unassigned="ignore").replace(
+        "'", '"'
+    )
+    assert "there are: beta_smooth" in raised(lrpfx.InputError, composite_named, "epsilon")
+    assert "at least 1" in raised(lrpfx.InputError, lrpfx.draw, lrpfx.transform(small_net(), EpsilonPlus()), depth=0)
+
+
+@pytest.mark.parametrize(
+    "layer_map, message",
+    [
+        ([nn.Linear], "is a pair"),
+        ([(nn.Linear, Epsilon)], r"did you mean Epsilon\(\)"),
+        ([(nn.Linear, "epsilon")], "which is not a rule"),
+    ],
+)
+def test_entries_that_are_no_entries(layer_map, message):
+    with pytest.raises(lrpfx.InputTypeError, match=message):
+        LayerMapComposite(layer_map)
+
+
+def test_module_map_that_returns_no_rule():
+    composite = lrpfx.composites.Composite(module_map=lambda ctx, name, layer: "epsilon")
+    assert "maps 0 to 'epsilon', which is not a rule" in raised(
+        lrpfx.InputTypeError, lrpfx.transform, nn.Sequential(nn.Linear(2, 2)).eval(), composite
+    )
+
+
+class WrongBranch(nn.Module):
+    """Symbolic tracing takes the branch for what is not a tensor, without a word."""
+
+    def forward(self, x):
+        return x.relu() if isinstance(x, torch.Tensor) else x.sigmoid()
+
+
+def test_example_inputs_uncover_a_wrong_branch():
+    message = raised(lrpfx.VerificationError, lrpfx.transform, WrongBranch(), EpsilonPlus(), example_inputs=torch.randn(2, 3))
+    assert "after capture the graph of WrongBranch computes something else than the model" in message
+
+
+def test_example_inputs_that_do_not_fit():
+    message = raised(lrpfx.InputError, lrpfx.transform, small_net(), EpsilonPlus(), example_inputs={"y": torch.randn(2, 3)})
+    assert "do not fit ResidualNet.forward(x)" in message
+
+
+@pytest.fixture(scope="module")
+def explain_model():
+    torch.set_default_dtype(torch.float64)
+    return lrpfx.transform(small_net(), EpsilonPlus())
+
+
+@pytest.mark.parametrize(
+    "input, message",
+    [
+        (torch.ones(2, 3, 8, 8, dtype=torch.int64), "dtype torch.int64, which carries no relevance"),
+        (torch.full((2, 3, 8, 8), torch.nan), "not finite"),
+        (torch.full((2, 3, 8, 8), torch.inf), "not finite"),
+        ([[1.0]], "is a list, not a tensor"),
+        ("image", "not str"),
+        ((), "no inputs"),
+        ({"x": None}, "input 'x' is a NoneType"),
+    ],
+)
+def test_inputs(explain_model, input, message):
+    assert message in raised(lrpfx.InputError, lrpfx.attribute, explain_model, input)
+
+
+@pytest.mark.parametrize(
+    "target, message",
+    [
+        (5, "target 5 is out of range: the output has 5 classes"),
+        (-1, "target -1 is out of range"),
+        (torch.tensor([0, 7]), "target 7 is out of range"),
+        (torch.tensor([0, 1, 2]), "shape (3,), but the batch is 2"),
+        (torch.zeros(2, 4), "shape (2, 4), but the output has (2, 5)"),
+        (torch.full((2, 5), torch.nan), "not finite"),
+        (torch.tensor([True, False]), "bool"),
+        (1.5, "not float"),
+        ("cat", "not str"),
+        (lambda output: output[:, 0], "the target function returned (2,) for an output of shape (2, 5)"),
+        (lambda output: None, "returned NoneType"),
+    ],
+)
+def test_targets(explain_model, target, message):
+    assert message in raised(lrpfx.InputError, lrpfx.attribute, explain_model, torch.randn(2, 3, 8, 8), target)
+
+
+def test_an_index_needs_classes():
+    explain_model = lrpfx.transform(nn.Sequential(nn.Linear(3, 2)).eval(), EpsilonPlus())
+    message = raised(lrpfx.InputError, lrpfx.attribute, explain_model, torch.randn(2, 4, 3), 0)
+    assert "shape (batch, classes), but it is (2, 4, 2)" in message
+
+
+def test_a_model_that_returns_several_tensors():
+    explain_model = lrpfx.transform(Unary(lambda x: (x.relu(), x.flatten())), EpsilonPlus())
+    assert "returns one tensor, but this one returns tuple" in raised(
+        lrpfx.InputTypeError, lrpfx.attribute, explain_model, torch.randn(2, 3)
+    )
+
+
+def test_an_output_that_does_not_depend_on_the_input():
+    explain_model = lrpfx.transform(Unary(lambda x: torch.zeros_like(x)), EpsilonPlus())
+    assert "does not depend" in raised(lrpfx.InputError, lrpfx.attribute, explain_model, torch.randn(2, 3), 0)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("conv", "did you mean 'conv2' or 'conv1'"),
+        ("bn1", "'bn1' was merged into 'conv1'"),
+        ("quux", "lrpfx.node_names(explain_model) lists all names"),
+    ],
+)
+def test_recording_an_unknown_name(explain_model, name, message):
+    text = raised(lrpfx.InputError, lrpfx.attribute, explain_model, torch.randn(2, 3, 8, 8), record=[name])
+    assert message in text
+
+
+@pytest.mark.parametrize("function", [lrpfx.attribute, lrpfx.assignment, lrpfx.history, lrpfx.draw, lrpfx.to_networkx])
+def test_functions_that_need_an_explainable_module(function):
+    args = (torch.randn(2, 3, 8, 8),) if function is lrpfx.attribute else ()
+    message = raised(lrpfx.InputTypeError, function, small_net(), *args)
+    assert f"{function.__name__} takes the module that lrpfx.transform(model, composite) returns, not ResidualNet" in message
+
+
+class OverwritesView(nn.Module):
+    def forward(self, x):
+        x = x + 0.0
+        row = x[:, 0]
+        row.relu_()
+        return x
+
+
+def test_overwriting_memory_that_is_read_later():
+    message = raised(lrpfx.CaptureError, lrpfx.transform, OverwritesView(), EpsilonPlus())
+    assert "relu (" in message and "overwrites memory that add shares and that output reads later" in message
+
+
+def test_inplace_operation_that_the_table_does_not_list():
+    message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(lambda x: (x + 1.0).exp_()), EpsilonPlus())
+    assert "exp: the in-place operation exp_" in message
+
+
+def test_item_assignment():
+    class Assigns(nn.Module):
+        def forward(self, x):
+            x = x + 0.0
+            x[:, 0] = 0.0
+            return x
+
+    message = raised(lrpfx.CaptureError, lrpfx.transform, Assigns(), EpsilonPlus())
+    assert "x[...] = value writes into a tensor" in message and "torch.where" in message
