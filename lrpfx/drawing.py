@@ -228,7 +228,7 @@ class RulePicture(graphviz.Digraph):
         """Write the picture to `outfile`, or to `filename` with the format as suffix; the path of the file."""
         if shutil.which("dot"):
             return str(super().render(filename, directory, *args, format=format, outfile=outfile, **settings))
-        path = str(outfile) if outfile is not None else f"{self.save(filename, directory)}.{format or self.format}"
+        path = str(outfile) if outfile is not None else f"{self.save(filename, directory=directory)}.{format or self.format}"
         suffix = path.rpartition(".")[2]
         data = _render_with_pygraphviz(self.source, format or suffix)
         Path(path).write_bytes(data)

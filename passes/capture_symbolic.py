@@ -237,14 +237,13 @@ def _with_qualified_names(traced: fx.Graph, tracer: _Tracer, root: nn.Module) ->
     leaves = (*module_classes(),)
 
     def unique(base: str, owns: bool) -> str:
-        """`base`, or the first of `base_1`, `base_2`, ... that is free; `owns`: a module of that name is meant."""
-        while True:
-            count = counts.get(base, 0)
-            counts[base] = count + 1
-            name = base if count == 0 else f"{base}_{count}"
-            if name not in used and (name not in taken or (owns and name == base)):
-                used.add(name)
-                return name
+        """`base`, or the first of `base_1`, `base_2`, ... that is free; `owns`: the module of that name is meant."""
+        name = base
+        while name in used or (name in taken and not (owns and name == base)):
+            counts[base] = counts.get(base, 0) + 1
+            name = f"{base}_{counts[base]}"
+        used.add(name)
+        return name
 
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

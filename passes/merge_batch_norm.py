@@ -80,6 +80,11 @@ def _why_not(batch_norm: fx.Node) -> str | None:
     weights = [*producer.args[1:], *batch_norm.args[1:]]
     if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
+    if operator.name == "linear" and info.shape is not None and len(info.shape) != 2:
+        return (
+            f"the output of {info.name} has {len(info.shape)} dimensions: its channels are the last, but batch norm acts on the "
+            "second"
+        )
     return None
 
 

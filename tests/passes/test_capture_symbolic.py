@@ -1,0 +1,132 @@
+"""CAPTURE: names, explicit parameters, and what the source of each node is."""
+
+import pytest
+import torch
+import torchvision
+from helpers import NETWORKS, Unary, small_net
+from torch import fx, nn
+from torchvision.models.feature_extraction import get_graph_node_names
+
+import lrpfx
+from lrpfx import passes
+from lrpfx.composites import EpsilonPlus
+from lrpfx.node import node_info
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg11_bn", "resnet18", "resnet50", "googlenet", "densenet121"])
+def test_names_are_those_of_torchvisions_feature_extraction(name):
+    model = getattr(torchvision.models, name)(**({"init_weights": False} if name == "googlenet" else {})).eval()
+    _, expected = get_graph_node_names(model)
+    graph = passes.capture_symbolic(model).graph
+    captured = [node_info(node).name for node in graph.nodes if node.op in ("placeholder", "call_function", "call_method")]
+    identities = {f"{name}" for name, module in model.named_modules() if isinstance(module, nn.Identity)}
+    assert captured == [name for name in expected if name not in identities]
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_the_graph_has_functions_with_explicit_parameters(name):
+    model, x = NETWORKS[name]()
+    program = passes.capture_symbolic(model)
+    operations = {node.op for node in program.graph.nodes}
+    assert operations <= {"placeholder", "get_attr", "call_function", "call_method", "output"}
+    assert torch.equal(fx.Interpreter(program.root, graph=program.graph).run(x), model(x))
+    used = {node.target for node in program.graph.nodes if node.op == "get_attr"}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert used == {name for name in tensors if not name.endswith("num_batches_tracked")}
+    stacks = [node.meta["nn_module_stack"] for node in program.graph.nodes if node.op == "call_function"]
+    assert any(stacks)
+
+
+def test_repeated_and_clashing_names():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU()
+            self.relu_1 = nn.ReLU()
+            self.add = nn.Linear(3, 3)
+            self.flip = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            x = self.relu(self.relu(x)) + self.relu_1(x)
+            return torch.relu(self.add(x) + x + self.flip).flip(0).float()
+
+    model = Net().eval()
+    names = ["x", "relu", "relu_2", "relu_1", "add_1", "add", "add_2", "add_3", "relu_3", "flip_1", "to"]
+    assert lrpfx.node_names(model) == names
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert [name for name in lrpfx.node_names(explain_model)] == names
+    x = torch.randn(2, 3)
+    assert torch.equal(explain_model(x), model(x))
+
+
+def test_names_that_a_module_cannot_have():
+    """A rule on an operation whose name is a method of nn.Module gets a place of its own."""
+    explain_model = lrpfx.transform(
+        Unary(lambda x: x.type(torch.float64)), lrpfx.composites.NameMapComposite([(["type"], lrpfx.rules.Pass())])
+    )
+    assert lrpfx.assignment(explain_model).rule_of("type") == "Pass()"
+    x = torch.randn(2, 3)
+    assert torch.equal(lrpfx.attribute(explain_model, x, x).relevance, x)
+
+
+def test_nodes_know_their_source_line():
+    model = small_net()
+    graph = passes.capture_symbolic(model).graph
+    sources = {node_info(node).name: node_info(node).source for node in graph.nodes}
+    first = type(model).forward.__code__.co_firstlineno
+    assert sources["conv1"].endswith(f"helpers.py:{first + 1}")
+    assert sources["add"].endswith(f"helpers.py:{first + 3}")
+    assert sources["cat"].endswith(f"helpers.py:{first + 5}")
+
+
+def test_arguments_with_a_default_are_fixed_unless_given():
+    class Net(nn.Module):
+        def forward(self, x, scale=None, *, flip=False):
+            x = x.flip(0) if flip else x
+            return x.relu() if scale is None else x.relu() + scale
+
+    model, x, scale = Net().eval(), torch.randn(2, 3), torch.rand(2, 3)
+    plain = lrpfx.transform(model, EpsilonPlus())
+    assert torch.equal(plain(x), model(x))
+    with pytest.raises(TypeError, match="scale"):
+        plain(x, scale=scale)
+    given = lrpfx.transform(model, EpsilonPlus(), example_inputs=(x, scale))
+    assert torch.equal(given(x, scale), model(x, scale))
+    by_name = lrpfx.transform(model, EpsilonPlus(), example_inputs={"x": x, "scale": scale})
+    assert torch.equal(by_name(x=x, scale=scale), model(x, scale))
+
+
+def test_root_and_submodules_may_have_hooks_and_forwards_of_their_own():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval()
+    model.register_forward_hook(lambda module, args, output: output + 1.0)
+    model[0].register_forward_pre_hook(lambda module, args: (args[0] + 2.0,))
+    model[1].forward = torch.tanh
+    x = torch.randn(2, 3)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert torch.equal(explain_model(x), model(x))
+
+
+def test_tensors_that_are_no_parameters():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.offset = torch.full((3,), 2.0)
+
+        def forward(self, x):
+            return x.relu() + self.offset + torch.tensor([1.0, 2.0, 3.0])
+
+    model, x = Net().eval(), torch.randn(2, 3)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert torch.equal(explain_model(x), model(x))
+    assert list(explain_model.state_dict()) == [] and vars(model).keys() == vars(Net()).keys()
+    assert explain_model.to(torch.float32)(x.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(3, 2), lambda: nn.Conv2d(3, 2, 1), nn.ReLU])
+def test_a_layer_alone_is_a_model(layer):
+    layer = layer()
+    x = torch.randn(2, 3, 3, 3) if not isinstance(layer, nn.Linear) else torch.randn(2, 3)
+    explain_model = lrpfx.transform(layer.eval(), EpsilonPlus())
+    assert list(explain_model.state_dict()) == list(layer.state_dict())
+    assert torch.equal(explain_model(x), layer(x))
+    assert lrpfx.attribute(explain_model, x, lambda output: output).relevance.shape == x.shape

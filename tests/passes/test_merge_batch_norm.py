@@ -1,0 +1,200 @@
+"""CANONIZE: batch norm merged by def-use, and the reason for each one that is left."""
+
+import copy
+
+import pytest
+import torch
+from helpers import assert_close, randomize_batch_norm, small_net, torchvision_model
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+
+PAIRS = {
+    "linear": (lambda bias: nn.Linear(4, 6, bias=bias), nn.BatchNorm1d, (4,)),
+    "conv1d": (lambda bias: nn.Conv1d(4, 6, 3, padding=1, groups=2, bias=bias), nn.BatchNorm1d, (4, 5)),
+    "conv2d": (lambda bias: nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2, bias=bias), nn.BatchNorm2d, (4, 5, 5)),
+    "conv2d-reflect": (lambda bias: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect", bias=bias), nn.BatchNorm2d, (4, 5, 5)),
+    "conv3d": (lambda bias: nn.Conv3d(4, 6, 2, bias=bias), nn.BatchNorm3d, (4, 3, 3, 3)),
+    "conv_transpose1d": (lambda bias: nn.ConvTranspose1d(4, 6, 3, groups=2, bias=bias), nn.BatchNorm1d, (4, 5)),
+    "conv_transpose2d": (lambda bias: nn.ConvTranspose2d(4, 6, 3, stride=2, bias=bias), nn.BatchNorm2d, (4, 3, 3)),
+    "conv_transpose2d-groups": (lambda bias: nn.ConvTranspose2d(4, 6, 3, groups=2, bias=bias), nn.BatchNorm2d, (4, 3, 3)),
+    "conv_transpose3d": (lambda bias: nn.ConvTranspose3d(4, 6, 2, groups=2, bias=bias), nn.BatchNorm3d, (4, 2, 2, 2)),
+}
+
+
+def merge_stage(explain_model):
+    (stage,) = [stage for stage in lrpfx.history(explain_model) if stage.name == "merge_batch_norm"]
+    return stage
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_merging_keeps_the_output_and_has_the_rule_of_one_layer(pair, bias, affine, eps):
+    """Relevance is that of a single layer with the merged weights: the batch norm, eps included, is gone."""
+    make, norm, shape = PAIRS[pair]
+    model = randomize_batch_norm(nn.Sequential(make(bias), norm(6, affine=affine, eps=eps))).eval()
+    x = torch.randn(3, *shape)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert_close(explain_model(x), model(x), 1e-12)
+    assert lrpfx.node_names(explain_model) in (["input", "0"], ["input", "0.require_matrix", "0"], ["input", "0.pad", "0"])
+    merged = copy.deepcopy(model[0])
+    batch_norm = model[1]
+    if not pair.endswith("groups") and pair not in ("conv_transpose1d", "conv_transpose3d"):  # torch's fusion is wrong there
+        weight, shift = fuse_conv_bn_weights(
+            merged.weight, merged.bias, batch_norm.running_mean, batch_norm.running_var, eps, batch_norm.weight,
+            batch_norm.bias, transpose="transpose" in pair,
+        )  # fmt: skip
+        merged.weight, merged.bias = weight, shift
+        expected = lrpfx.attribute(lrpfx.transform(nn.Sequential(merged).eval(), EpsilonPlus()), x, lambda output: output)
+        assert_close(lrpfx.attribute(explain_model, x, lambda output: output).relevance, expected.relevance, 1e-11)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_grouped_transposed_convolution_equals_separate_groups(affine):
+    layer = nn.ConvTranspose2d(4, 6, 3, groups=2)
+    norm = randomize_batch_norm(nn.BatchNorm2d(6, affine=affine)).eval()
+    x = torch.randn(2, 4, 3, 3)
+    whole = lrpfx.attribute(lrpfx.transform(nn.Sequential(layer, norm).eval(), EpsilonPlus()), x, lambda output: output)
+    for group in range(2):
+        part, part_norm = nn.ConvTranspose2d(2, 3, 3), nn.BatchNorm2d(3, affine=affine).eval()
+        part.load_state_dict({"weight": layer.weight[2 * group : 2 * group + 2], "bias": layer.bias[3 * group : 3 * group + 3]})
+        state = {name: value[3 * group : 3 * group + 3] for name, value in norm.state_dict().items() if value.ndim}
+        part_norm.load_state_dict(state, strict=False)
+        explain_model = lrpfx.transform(nn.Sequential(part, part_norm).eval(), EpsilonPlus())
+        alone = lrpfx.attribute(explain_model, x[:, 2 * group : 2 * group + 2], lambda output: output)
+        assert_close(whole.relevance[:, 2 * group : 2 * group + 2], alone.relevance, 1e-12)
+
+
+def test_by_use_and_not_by_order_of_registration():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm_of_second = nn.BatchNorm2d(4)
+            self.first = nn.Conv2d(4, 4, 1)
+            self.norm_of_nothing_before = nn.BatchNorm2d(4)
+            self.second = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return self.norm_of_second(self.second(torch.relu(self.norm_of_nothing_before(torch.relu(self.first(x))))))
+
+    model, x = randomize_batch_norm(Net()).eval(), torch.randn(2, 4, 3, 3)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert_close(explain_model(x), model(x), 1e-12)
+    table = {row.name: row.merged for row in lrpfx.assignment(explain_model)}
+    assert table["second"] == ("norm_of_second",) and table["first"] == ()
+    assert "norm_of_nothing_before" in table
+    assert merge_stage(explain_model).reasons == (
+        ("norm_of_nothing_before", "its input comes from relu (relu), which is not a linear layer"),
+    )
+
+
+class SecondConsumer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.norm(x) + x
+
+
+def test_reasons():
+    cases = {
+        "the output of conv has a second consumer: add": SecondConsumer(),
+        "its input is an input of the model": nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)),
+        "its input comes from 1 (avg_pool2d), which is not a linear layer": nn.Sequential(
+            nn.Conv2d(3, 3, 1), nn.AvgPool2d(1), nn.BatchNorm2d(3)
+        ),
+    }
+    x = torch.randn(2, 3, 4, 4)
+    for reason, model in cases.items():
+        model = randomize_batch_norm(model).eval()
+        explain_model = lrpfx.transform(model, EpsilonPlus())
+        stage = merge_stage(explain_model)
+        assert stage.matches == 0 and [text for _, text in stage.reasons] == [reason]
+        assert reason in str(stage)
+        assert torch.equal(explain_model(x), model(x))
+        norm = next(row for row in lrpfx.assignment(explain_model) if row.kind == "BatchNorm")
+        assert norm.rule == "Pass()"
+
+
+def test_counts_on_real_networks():
+    for model, count in ((torchvision_model("resnet18"), 20), (torchvision_model("vgg11_bn"), 8), (small_net(), 2)):
+        stage = merge_stage(lrpfx.transform(model, EpsilonPlus()))
+        assert stage.matches == count
+    assert stage.reasons == (("norm", "its input comes from average (avg_pool2d), which is not a linear layer"),)
+
+
+def test_convolution_called_twice_merges_each_call():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.a, self.b = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.b(self.conv(self.a(self.conv(x)).relu()))
+
+    model, x = randomize_batch_norm(Net()).eval(), torch.randn(2, 3, 4, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert {row.name: row.merged for row in lrpfx.assignment(explain_model) if row.merged} == {"conv": ("a",), "conv_1": ("b",)}
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+def test_nothing_to_do_changes_nothing():
+    stages = lrpfx.history(lrpfx.transform(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()).eval(), EpsilonPlus()))
+    index = [stage.name for stage in stages].index("merge_batch_norm")
+    assert stages[index].code == stages[index - 1].code and stages[index].matches == 0
+
+
+class TestDenseLayers:
+    """Batch norm acts on dimension 1, a dense layer on the last: the same for matrices only."""
+
+    def model(self):
+        return randomize_batch_norm(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4)))
+
+    def test_unknown_shapes_are_checked_when_the_module_runs(self):
+        model, x = self.model().eval(), torch.randn(2, 3)
+        explain_model = lrpfx.transform(model, EpsilonPlus())
+        assert_close(explain_model(x), model(x), 1e-12)
+        assert lrpfx.node_names(explain_model).count("0.require_matrix") == 1
+        with pytest.raises(lrpfx.InputError, match="batch norm was merged into a dense layer .* has 3 dimensions"):
+            explain_model(torch.randn(2, 4, 3))
+
+    def test_known_matrices_need_no_check(self):
+        model = self.model().eval()
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3))
+        assert "0.require_matrix" not in lrpfx.node_names(explain_model)
+        flat = nn.Sequential(nn.Flatten(), *model).eval()
+        assert lrpfx.node_names(lrpfx.transform(flat, EpsilonPlus())) == ["input", "0", "1", "3", "4"]
+
+    def test_three_dimensions_are_not_merged(self):
+        model, x = self.model().eval(), torch.randn(2, 4, 3)
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+        assert torch.equal(explain_model(x), model(x))
+        assert merge_stage(explain_model).reasons[0] == (
+            "1",
+            "the output of 0 has 3 dimensions: its channels are the last, but batch norm acts on the second",
+        )
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 3, 1, 1))
+        self.register_buffer("mean", torch.randn(2))
+        self.register_buffer("var", torch.rand(2) + 0.5)
+
+    def forward(self, x):
+        x = torch.conv2d(x, self.weight)
+        return torch.batch_norm(x, None, None, self.mean, self.var, False, 0.1, 1e-5, False)
+
+
+def test_functions_merge_like_modules():
+    model, x = Functional().eval(), torch.randn(2, 3, 4, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert lrpfx.node_names(explain_model) == ["x", "conv2d"]
+    assert_close(explain_model(x), model(x), 1e-12)

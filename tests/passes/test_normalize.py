@@ -1,0 +1,125 @@
+"""NORMALIZE: the form that every later pass relies on."""
+
+import pytest
+import torch
+from helpers import NETWORKS, assert_close
+from torch import fx, nn
+from torch.testing import FileCheck
+
+import lrpfx
+from lrpfx import passes
+from lrpfx.composites import EpsilonPlus, NameMapComposite
+from lrpfx.node import Role, node_info
+
+STEPS = [passes.NormalizeOperators(), passes.RemoveInplace(), passes.RemoveDropout(), passes.RemoveDeadCode()]
+
+
+def normalized(model):
+    program = passes.capture_symbolic(model)
+    for step in STEPS:
+        passes.run_pass(program, step)
+    return program
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_normal_form(name):
+    model, x = NETWORKS[name]()
+    program = normalized(model)
+    assert torch.equal(fx.Interpreter(program.root, graph=program.graph).run(x), model(x))
+    assert {node.op for node in program.graph.nodes} <= {"placeholder", "get_attr", "call_function", "output"}
+    code = program.history[-1].code
+    for gone in ("inplace", "relu_(", "iadd", "dropout", "+="):
+        assert gone not in code
+    names = [node_info(node).name for node in program.graph.nodes]
+    assert len(set(names)) == len(names) and "dropout" not in names
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_a_second_run_changes_nothing(name):
+    program = normalized(NETWORKS[name]()[0])
+    code = program.history[-1].code
+    for step in STEPS:
+        assert passes.run_pass(program, step).matches == 0
+        assert program.history[-1].code == code
+
+
+def test_golden_code():
+    """Each stage of a small network, as Python code."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Dropout(), nn.Flatten()).eval()
+    stages = {stage.name: str(stage) for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus()))}
+    assert list(stages) == [
+        "symbolic",
+        "normalize_operators",
+        "remove_inplace",
+        "remove_dropout",
+        "remove_dead_code",
+        "merge_batch_norm",
+        "assign",
+        "validate",
+        "rewrite",
+        "fold",
+    ]
+    FileCheck().check("# CAPTURE symbolic").check("torch.conv2d(").check("torch.nn.functional.batch_norm(").check(
+        "torch.nn.functional.relu(_1, inplace = True)"
+    ).check("dropout(").check("_3.flatten(1, -1)").run(stages["symbolic"])
+    FileCheck().check("# NORMALIZE normalize_operators").check("torch.nn.functional.relu(_1)").check("torch.flatten(_3").run(
+        stages["normalize_operators"]
+    )
+    FileCheck().check_not("dropout(").check("torch.flatten(_2").run(stages["remove_dropout"])
+    FileCheck().check("# CANONIZE merge_batch_norm: 1 matched").check("batch_norm_scale(_1_running_var, _1_weight, 1e-05)").check(
+        "scale_output_channels(_0_weight"
+    ).check("merged_bias(None, _1_running_mean").check("torch.conv2d(input_1, _0_merged_weight, _0_merged_bias)").check_not(
+        "functional.batch_norm"
+    ).run(stages["merge_batch_norm"])
+    FileCheck().check("clamp(").check('getattr(self, "0")(').check('getattr(self, "2")(').check("torch.flatten(").run(stages["rewrite"])
+    FileCheck().check_not("clamp(").check_not("scale_output_channels").check("merged_weight").run(stages["fold"])
+
+
+def test_roles():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x):
+            size = x.shape[0] * 2
+            weight = torch.tanh(self.weight) + 1.0
+            return torch.nn.functional.linear(x, weight).reshape(size // 2, -1)
+
+    program = normalized(Net().eval())
+    roles = {node_info(node).name: node_info(node).role for node in program.graph.nodes}
+    assert roles["weight"] is roles["tanh"] is roles["add"] is Role.PARAMETER
+    assert roles["getattr"] is roles["getitem"] is roles["mul"] is roles["floordiv"] is Role.METADATA
+    assert roles["linear"] is roles["reshape"] is Role.DATA
+    composite = NameMapComposite([(["linear"], lrpfx.rules.ZPlus())])
+    explain_model = lrpfx.transform(Net().eval(), composite)
+    assert lrpfx.node_names(explain_model) == ["x", "linear", "reshape"]
+    assert "tanh" not in explain_model.code, "what depends on parameters alone is folded"
+
+
+def test_dead_code_needs_no_rule():
+    class Net(nn.Module):
+        def forward(self, x):
+            torch.cumsum(x, 1)
+            torch._assert(x.shape[1] == 3, "three features")
+            return x.relu()
+
+    assert lrpfx.node_names(lrpfx.transform(Net().eval(), EpsilonPlus())) == ["x", "relu"]
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_pooling_with_indices_stays_neutral(dimensions):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool = getattr(nn, f"MaxPool{dimensions}d")(2, return_indices=True)
+
+        def forward(self, x):
+            return self.pool(x)[0]
+
+    model = Net().eval()
+    x = torch.randn(2, 3, *[4] * dimensions)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    relevance = lrpfx.attribute(explain_model, x, lambda output: output).relevance
+    assert_close(relevance.sum(), model(x).sum(), 1e-12)

@@ -1,0 +1,108 @@
+"""Pictures of the rule graph."""
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import graphviz
+import networkx as nx
+import pytest
+import torch
+from helpers import Unary, small_net, torchvision_model
+from torch import nn
+
+import lrpfx
+from lrpfx import drawing
+from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat, GuidedBackprop, LayerMapComposite
+
+
+def node_statement(source, name):
+    """The statement of a node in the DOT language."""
+    (statement,) = re.findall(rf'^\t*"?node_{re.escape(name)}"? (\[.*?\])$', source, re.DOTALL | re.MULTILINE)
+    return statement
+
+
+@pytest.fixture
+def explain_model():
+    return lrpfx.transform(small_net(), EpsilonPlusFlat(), example_inputs=torch.randn(2, 3, 8, 8))
+
+
+def test_networkx(explain_model):
+    graph = lrpfx.to_networkx(explain_model)
+    assert isinstance(graph, nx.MultiDiGraph) and nx.is_directed_acyclic_graph(graph)
+    assert list(graph)[:-1] == lrpfx.node_names(explain_model) and list(graph)[-1] == "output"
+    assert set(graph.predecessors("add")) == {"conv2", "relu"}
+    assert graph.nodes["conv1"]["rule"] == "Flat(stabilizer=1e-06)" and graph.nodes["conv1"]["shape"] == (2, 6, 8, 8)
+    assert graph.edges["conv1", "relu", 0]["shape"] == (2, 6, 8, 8)
+    assert nx.has_path(graph, "x", "output")
+
+
+def test_a_value_used_twice_by_one_node_has_two_edges():
+    graph = lrpfx.to_networkx(lrpfx.transform(Unary(lambda x: torch.cat([x.relu()] * 2)), EpsilonPlus()))
+    assert graph.number_of_edges("relu", "cat") == 2
+
+
+def test_every_node_is_coloured_by_its_rule(explain_model):
+    picture = lrpfx.draw(explain_model)
+    assert isinstance(picture, graphviz.Digraph)
+    for name in lrpfx.node_names(explain_model):
+        statement = node_statement(picture.source, name)
+        rule = lrpfx.assignment(explain_model).rule_of(name).partition("(")[0]
+        color = {"neutral": drawing.NEUTRAL_COLOR, "input": drawing.END_COLOR}.get(rule) or drawing.RULE_COLORS[rule]
+        assert f'fillcolor="{color}"' in statement
+    assert "2×6×8×8" in picture.source
+    for rule in ("Flat(stabilizer=1e-06)", "Epsilon(epsilon=1e-06)", "neutral: its gradient is its relevance"):
+        assert rule in picture.source
+    assert "cluster_legend" not in lrpfx.draw(explain_model, legend=False).source
+
+
+def test_nodes_without_a_rule_are_red():
+    source = lrpfx.draw(lrpfx.transform(small_net(), GuidedBackprop())).source
+    assert source.count(drawing.UNASSIGNED_COLOR) == 8  # seven nodes and the legend
+    assert "no rule: plain gradient" in source
+    collapsed = lrpfx.draw(lrpfx.transform(torchvision_model("resnet18"), GuidedBackprop()), depth=1).source
+    assert drawing.UNASSIGNED_COLOR in node_statement(collapsed, "layer1")
+
+
+def test_rules_of_ones_own_get_a_colour():
+    class Mine(lrpfx.rules.Epsilon):
+        pass
+
+    model = nn.Sequential(nn.Linear(3, 2)).eval()
+    source = lrpfx.draw(lrpfx.transform(model, LayerMapComposite([(nn.Linear, Mine())]))).source
+    assert drawing.SPARE_COLORS[0] in source and "Mine(epsilon=1e-06)" in source
+
+
+def test_clusters_and_depth():
+    explain_model = lrpfx.transform(torchvision_model("resnet18"), EpsilonPlus())
+    full = lrpfx.draw(explain_model).source
+    for name in ("layer1", "layer1.0", "layer2.0.downsample"):
+        assert f"cluster_{name}" in full
+    one, two = lrpfx.draw(explain_model, depth=1).source, lrpfx.draw(explain_model, depth=2).source
+    assert "cluster_layer1" not in one and "node_layer1 [" in one and "20 nodes" not in one and "10 nodes" in one
+    assert "cluster_layer1" in two and '"node_layer1.0" [' in two and "layer1.0.conv1" not in two
+    assert "Norm, Pass, ZPlus" in one
+
+
+@pytest.mark.parametrize("with_dot", [False, True])
+def test_rendering(explain_model, tmp_path, monkeypatch, with_dot):
+    """With Graphviz's program where it is installed, and with pygraphviz where it is not."""
+    if not with_dot:
+        monkeypatch.setattr(drawing.shutil, "which", lambda program: None)
+    picture = lrpfx.draw(explain_model)
+    path = picture.render(tmp_path / "graph", format="svg", cleanup=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["graph.svg"] and path.endswith("graph.svg")
+    text = "".join(ElementTree.parse(path).getroot().itertext())
+    assert all(name in text for name in ("conv1", "Epsilon", "rules"))
+    outfile = tmp_path / "picture.png"
+    picture.render(outfile=outfile)
+    assert outfile.read_bytes().startswith(b"\x89PNG")
+    assert picture.pipe(format="svg", encoding="utf-8").lstrip().startswith("<?xml")
+    assert picture._repr_mimebundle_()["image/svg+xml"]
+
+
+def test_rendering_without_any_graphviz(explain_model, monkeypatch):
+    monkeypatch.setattr(drawing.shutil, "which", lambda program: None)
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+    with pytest.raises(lrpfx.LrpfxError, match=r"pip install lrpfx\[draw\]"):
+        lrpfx.draw(explain_model).pipe("svg")
