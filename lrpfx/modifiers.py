@@ -123,6 +123,8 @@ class ParamMod:
 
     #: Whether the modifier may be traced into arithmetic of the graph; a user's function is opaque.
     arithmetic = False
+    #: What modified parameters are called: weight_modified, for example.
+    label = "modified"
 
     def __init__(
         self,
@@ -200,6 +202,8 @@ class _NamedMod(ParamMod):
 class NoMod(_NamedMod):
     """Parameters as they are, except those in `zero_params`."""
 
+    label = "unchanged"
+
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return parameter
 
@@ -214,6 +218,7 @@ class ClampMod(_NamedMod):
         super().__init__(**settings)
         self.min = min
         self.max = max
+        self.label = _label_of_range(min, max)
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return torch.clamp(parameter, min=self.min, max=self.max)
@@ -227,6 +232,7 @@ class GammaMod(_NamedMod):
         self.gamma = gamma
         self.min = min
         self.max = max
+        self.label = f"gamma_{_label_of_range(min, max)}"
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return parameter + self.gamma * torch.clamp(parameter, min=self.min, max=self.max)
@@ -235,6 +241,8 @@ class GammaMod(_NamedMod):
 class SquareMod(_NamedMod):
     """Squared parameters."""
 
+    label = "squared"
+
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return torch.square(parameter)
 
@@ -242,8 +250,14 @@ class SquareMod(_NamedMod):
 class OnesMod(_NamedMod):
     """Ones in place of the parameters."""
 
+    label = "ones"
+
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         return torch.ones_like(parameter)
+
+
+def _label_of_range(min: float | None, max: float | None) -> str:
+    return {(0.0, None): "positive", (None, 0.0): "negative"}.get((min, max), "clamped")
 
 
 def zero_bias(zero_params: str | Sequence[str] | None = None) -> list[str]:

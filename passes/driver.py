@@ -1,6 +1,7 @@
 """The driver: runs a pass, checks what it left, and records it."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,17 @@ def record(program: Program, stage: str, name: str, result: PassResult) -> None:
         program.graph.lint()
     except Exception as error:
         raise PassError(f"the pass {name} left a graph of {program.title} that is not well formed: {error}") from error
-    code = program.graph.python_code("self").src
-    program.history.append(Stage(stage, name, result.matches, tuple(result.reasons), code))
+    details, reasons = tuple(result.details), tuple(result.reasons)
+    program.history.append(Stage(stage, name, result.matches, details, reasons, readable_code(program.graph)))
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:
         dump(program.history[-1], len(program.history), Path(directory))
+
+
+def readable_code(graph: fx.Graph) -> str:
+    """The graph as Python code, without the statements that free values."""
+    lines = graph.python_code("self").src.strip("\n ").splitlines()
+    return "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
 
 
 def dump(stage: Stage, number: int, directory: Path) -> Path:

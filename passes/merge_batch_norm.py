@@ -57,7 +57,7 @@ class MergeBatchNorm(Pass):
                 continue
             reason = _why_not(node)
             if reason is None:
-                _merge(program, node)
+                result.details.append((node_info(node).name, f"merged into {_merge(program, node)}"))
                 result.matches += 1
             else:
                 result.reasons.append((node_info(node).name, reason))
@@ -107,7 +107,8 @@ def _is_matrix(value: Any) -> bool:
     return False
 
 
-def _merge(program: Program, batch_norm: fx.Node) -> None:
+def _merge(program: Program, batch_norm: fx.Node) -> str:
+    """Merge `batch_norm` into its producer; the producer's name."""
     graph = program.graph
     linear = batch_norm.args[0]
     assert isinstance(linear, fx.Node)
@@ -143,6 +144,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> None:
     update_info(linear, merged=merged)
     batch_norm.replace_all_uses_with(linear)
     graph.erase_node(batch_norm)
+    return info.name
 
 
 def _move_up(value: fx.Node, target: fx.Node) -> None:

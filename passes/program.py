@@ -16,13 +16,15 @@ class Stage:
     stage: str
     name: str
     matches: int
+    details: tuple[tuple[str, str], ...]  # (qualified name, what was done there)
     reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
     code: str
 
     def __str__(self) -> str:
         lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
+        lines += [f"#   {name}: {detail}" for name, detail in self.details]
         lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
-        return "\n".join([*lines, self.code.strip("\n")])
+        return "\n".join([*lines, self.code])
 
 
 @dataclass
@@ -42,9 +44,10 @@ class Program:
 
 @dataclass
 class PassResult:
-    """How many places a pass matched, the candidates that it left alone with the reason, and what the user should know."""
+    """How many places a pass matched, what it did where, what it left alone and why, and what the user should know."""
 
     matches: int = 0
+    details: list[tuple[str, str]] = field(default_factory=list)
     reasons: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

@@ -98,7 +98,9 @@ class Rewrite(Pass):
         key = (modifier.key, name)
         if key not in modified:
             info = NodeInfo(
-                free_name(tree.root, f"{layer.name}.{name}_{len(modified)}"), source=node_info(node).source, role=Role.PARAMETER
+                free_name(tree.root, f"{layer.name}.{name}_{modifier.label}"),
+                source=node_info(node).source,
+                role=Role.PARAMETER,
             )
             if zero:
                 modified[key] = insert_call(graph, node, torch.zeros_like, (parameter,), {}, info)

@@ -12,7 +12,11 @@ def test_the_assignment_table():
     rows = {row.name: row for row in table}
     assert len(table) == 13 and list(rows) == [row.name for row in table]
     conv1 = rows["conv1"]
-    assert (conv1.kind, conv1.rule, conv1.chosen_by) == ("ConvolutionStandard", "Flat(stabilizer=1e-06)", "first_map[0]: Linear")
+    assert (conv1.kind, conv1.rule, conv1.chosen_by) == (
+        "ConvolutionStandard",
+        "Flat(stabilizer=1e-06)",
+        "first_map[0]: Linear",
+    )
     assert conv1.merged == ("bn1",) and conv1.description.startswith("Conv2d(3, 6") and "helpers.py:" in conv1.source
     assert rows["cat"].rule == "neutral" and rows["x"].rule == "input"
     assert table[1] == conv1 and table[:2] == (rows["x"], conv1)

@@ -48,14 +48,22 @@ def test_ensure():
         ParamMod.ensure("weight")
 
 
-@pytest.mark.parametrize("given, expected", [(None, ["bias"]), ("weight", ["weight", "bias"]), (["bias", "scale"], ["bias", "scale"])])
+@pytest.mark.parametrize(
+    "given, expected", [(None, ["bias"]), ("weight", ["weight", "bias"]), (["bias", "scale"], ["bias", "scale"])]
+)
 def test_zero_bias(given, expected):
     assert zero_bias(given) == expected
 
 
 def test_keys_tell_modifiers_apart():
     assert ClampMod(min=0.0).key == ClampMod(min=0.0).key
-    different = [ClampMod(min=0.0), ClampMod(max=0.0), ClampMod(min=0.0, zero_params="bias"), GammaMod(min=0.0), GammaMod(0.5, min=0.0)]
+    different = [
+        ClampMod(min=0.0),
+        ClampMod(max=0.0),
+        ClampMod(min=0.0, zero_params="bias"),
+        GammaMod(min=0.0),
+        GammaMod(0.5, min=0.0),
+    ]
     assert len({modifier.key for modifier in different}) == len(different)
     function = lambda p, name: p  # noqa: E731
     assert ParamMod(function).key != ParamMod(function).key, "a user's function is opaque"

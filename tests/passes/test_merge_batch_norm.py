@@ -15,7 +15,11 @@ PAIRS = {
     "linear": (lambda bias: nn.Linear(4, 6, bias=bias), nn.BatchNorm1d, (4,)),
     "conv1d": (lambda bias: nn.Conv1d(4, 6, 3, padding=1, groups=2, bias=bias), nn.BatchNorm1d, (4, 5)),
     "conv2d": (lambda bias: nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=2, bias=bias), nn.BatchNorm2d, (4, 5, 5)),
-    "conv2d-reflect": (lambda bias: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect", bias=bias), nn.BatchNorm2d, (4, 5, 5)),
+    "conv2d-reflect": (
+        lambda bias: nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect", bias=bias),
+        nn.BatchNorm2d,
+        (4, 5, 5),
+    ),
     "conv3d": (lambda bias: nn.Conv3d(4, 6, 2, bias=bias), nn.BatchNorm3d, (4, 3, 3, 3)),
     "conv_transpose1d": (lambda bias: nn.ConvTranspose1d(4, 6, 3, groups=2, bias=bias), nn.BatchNorm1d, (4, 5)),
     "conv_transpose2d": (lambda bias: nn.ConvTranspose2d(4, 6, 3, stride=2, bias=bias), nn.BatchNorm2d, (4, 3, 3)),
@@ -154,7 +158,9 @@ class TestDenseLayers:
     """Batch norm acts on dimension 1, a dense layer on the last: the same for matrices only."""
 
     def model(self):
-        return randomize_batch_norm(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        return randomize_batch_norm(
+            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+        )
 
     def test_unknown_shapes_are_checked_when_the_module_runs(self):
         model, x = self.model().eval(), torch.randn(2, 3)

@@ -46,7 +46,9 @@ def test_a_second_run_changes_nothing(name):
 def test_golden_code():
     """Each stage of a small network, as Python code."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Dropout(), nn.Flatten()).eval()
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Dropout(), nn.Flatten()
+    ).eval()
     stages = {stage.name: str(stage) for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus()))}
     assert list(stages) == [
         "symbolic",
@@ -67,12 +69,14 @@ def test_golden_code():
         stages["normalize_operators"]
     )
     FileCheck().check_not("dropout(").check("torch.flatten(_2").run(stages["remove_dropout"])
-    FileCheck().check("# CANONIZE merge_batch_norm: 1 matched").check("batch_norm_scale(_1_running_var, _1_weight, 1e-05)").check(
-        "scale_output_channels(_0_weight"
-    ).check("merged_bias(None, _1_running_mean").check("torch.conv2d(input_1, _0_merged_weight, _0_merged_bias)").check_not(
-        "functional.batch_norm"
-    ).run(stages["merge_batch_norm"])
-    FileCheck().check("clamp(").check('getattr(self, "0")(').check('getattr(self, "2")(').check("torch.flatten(").run(stages["rewrite"])
+    FileCheck().check("# CANONIZE merge_batch_norm: 1 matched").check(
+        "batch_norm_scale(_1_running_var, _1_weight, 1e-05)"
+    ).check("scale_output_channels(_0_weight").check("merged_bias(None, _1_running_mean").check(
+        "torch.conv2d(input_1, _0_merged_weight, _0_merged_bias, stride"
+    ).check_not("functional.batch_norm").run(stages["merge_batch_norm"])
+    FileCheck().check("clamp(").check('getattr(self, "0")(').check('getattr(self, "2")(').check("torch.flatten(").run(
+        stages["rewrite"]
+    )
     FileCheck().check_not("clamp(").check_not("scale_output_channels").check("merged_weight").run(stages["fold"])
 
 
