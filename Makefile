@@ -20,7 +20,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m lrpfx.demo --directory demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from .errors import InputError, InputTypeError
-from .explain_module import ExplainModule, copy_graph
+from .explain_module import ExplainModule, TreeGraphModule, copy_graph
 from .inspection import explainable
 from .node import node_info
 from .pipeline import named_nodes
@@ -145,18 +145,14 @@ def _one_hot(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return torch.arange(output.shape[1], device=output.device) == indices[:, None]
 
 
-def _recorder(module: ExplainModule, names: tuple[str, ...]) -> fx.GraphModule:
+def _recorder(module: ExplainModule, names: tuple[str, ...]) -> TreeGraphModule:
     """A module on the same tensors that also returns the named nodes."""
     if names not in module.recorders:
         graph = copy_graph(module.graph)
         nodes = resolve_names(graph, names)
         (output,) = graph.find_nodes(op="output")
         output.args = ((output.args[0], *nodes),)
-        recorder = fx.GraphModule(nn.Module(), fx.Graph(), class_name=module.title)
-        # The same dictionaries, so that whatever happens to the module's tensors happens here.
-        recorder._modules, recorder._parameters, recorder._buffers = module._modules, module._parameters, module._buffers
-        recorder.graph = graph
-        module.recorders[names] = recorder
+        module.recorders[names] = TreeGraphModule(module, graph, module.title)
     return module.recorders[names]
 
 

@@ -60,30 +60,53 @@ class ParameterModifier(nn.Module):
         return self.modify(value, self.parameter)
 
 
-def scope_tree(root: nn.Module) -> Scope:
-    """A tree of scopes with the names, parameters and buffers of `root`; shared modules and tensors stay shared."""
-    made: dict[nn.Module, Scope] = {}
+def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) -> Scope:
+    """A tree of scopes with the names, parameters and buffers of `module`; shared modules and tensors stay shared.
 
-    def make(module: nn.Module) -> Scope:
-        if module in made:
-            return made[module]
-        scope = made[module] = Scope(module._get_name())
-        scope.training = module.training
-        scope._parameters.update(module._parameters)
-        scope._buffers.update(module._buffers)
-        scope._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
-        for name, child in module._modules.items():
-            scope._modules[name] = None if child is None else make(child)
-        # Tensors that the model keeps as plain attributes, and constants that tracing found.
-        for name, value in module.__dict__.items():
-            if isinstance(value, torch.Tensor) and not hasattr(scope, name):
-                scope.register_buffer(name, value, persistent=False)
-        return scope
+    `made` are the scopes that exist already for other parts of the same model.
+    """
+    made = {} if made is None else made
+    if module in made:
+        return made[module]
+    scope = made[module] = Scope(module._get_name())
+    scope.training = module.training
+    scope._parameters.update(module._parameters)
+    scope._buffers.update(module._buffers)
+    scope._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
+    for name, child in module._modules.items():
+        scope._modules[name] = None if child is None else scope_tree(child, made)
+    # Tensors that the model keeps as plain attributes, and constants that tracing found.
+    for name, value in module.__dict__.items():
+        if isinstance(value, torch.Tensor) and not hasattr(scope, name):
+            scope.register_buffer(name, value, persistent=False)
+    return scope
 
-    return make(root)
+
+class TreeGraphModule(fx.GraphModule):
+    """A graph that runs on the modules and tensors of `tree`: on the same tables, so that what happens there happens here."""
+
+    def __init__(self, tree: nn.Module, graph: fx.Graph, title: str) -> None:
+        empty = fx.Graph()
+        super().__init__(nn.Module(), empty, class_name=title)
+        self.title = title
+        self._modules = tree._modules
+        self._parameters = tree._parameters
+        self._buffers = tree._buffers
+        self._non_persistent_buffers_set = tree._non_persistent_buffers_set
+        self.training = False
+        self.graph = graph
+        # Without cycles of references, deleting the module frees its tensors at once.
+        empty.owning_module = graph.owning_module = None
+
+    def _get_name(self) -> str:
+        return self.title
+
+    def __str__(self) -> str:
+        """The tree of modules; `code` is the forward."""
+        return nn.Module.__repr__(self)
 
 
-class ExplainModule(fx.GraphModule):
+class ExplainModule(TreeGraphModule):
     """A network whose gradient is relevance: what `lrpfx.transform` returns.
 
     It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
@@ -100,26 +123,12 @@ class ExplainModule(fx.GraphModule):
         fold_graph: fx.Graph | None,
         derived: tuple[str, ...],
     ) -> None:
-        super().__init__(nn.Module(), fx.Graph(), class_name=title)
-        self._modules = root._modules
-        self._parameters = root._parameters
-        self._buffers = root._buffers
-        self._non_persistent_buffers_set = root._non_persistent_buffers_set
-        self.training = False
-        self.graph = graph
-        self.title = title
+        super().__init__(root, graph, title)
         self.history = history
         self.fold_graph = fold_graph
         self.derived = derived
-        self.recorders: dict[tuple[str, ...], fx.GraphModule] = {}
+        self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
-
-    def _get_name(self) -> str:
-        return self.title
-
-    def __str__(self) -> str:
-        """The tree of modules; `code` is the forward."""
-        return nn.Module.__repr__(self)
 
     def refold(self) -> None:
         """Derive the merged and modified weights anew from the parameters."""

@@ -33,12 +33,15 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Coll
     root = private_copy(model)
     tracer = _Tracer(set(opaque), set(given))
     try:
-        traced = tracer.trace(root)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(_explain(error, model)) from error
-    return Program(root, _with_qualified_names(traced, tracer, root), type(model).__name__)
+        try:
+            traced = tracer.trace(root)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(_explain(error, model)) from error
+        return Program(root, _with_qualified_names(traced, tracer, root), type(model).__name__)
+    finally:
+        tracer.release()
 
 
 def private_copy(model: nn.Module) -> nn.Module:
@@ -149,6 +152,10 @@ class _Tracer(fx.Tracer):
         self.call_of_node: dict[fx.Node, _ModuleCall] = {}
         self.source_of_node: dict[fx.Node, str] = {}
         self.names_of_tensors: dict[int, str] = {}
+
+    def release(self) -> None:
+        """Let go of the model: fx leaves a cycle of references through the tracer, which would keep its memory."""
+        vars(self).clear()
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         for name, tensor in [*root.named_parameters(), *root.named_buffers()]:

@@ -78,6 +78,6 @@ def test_settings_reach_the_rules(zero_params):
     explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonGammaBox(-4.0, 4.0, **settings))
     bounds = torch.full_like(input, -4.0), torch.full_like(input, 4.0)
     with Gradient(model, zennit.composites.EpsilonGammaBox(*bounds, **settings)) as attributor:
-        output, expected = attributor(input.clone().requires_grad_(), lambda output: output.detach())
+        _, expected = attributor(input.clone().requires_grad_(), lambda output: output.detach())
     relevance = lrpfx.attribute(explain_model, input, lambda output: output).relevance
     assert relative_difference(relevance, expected) <= 1e-12

@@ -1,8 +1,10 @@
 """The invariants of the rewritten graph, over every network that the tests use."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from typing import ClassVar
 
 import pytest
@@ -131,6 +133,19 @@ def test_moved_and_cast(model, input):
     assert on_meta(input.to("meta")).shape == model(input).shape
     assert {buffer.device.type for buffer in on_meta.buffers()} == {"meta"}
     assert torch.equal(relevance_of(explain_model, input), expected), "the copy on the other device changed this one"
+
+
+def test_deleting_it_frees_its_memory_at_once():
+    model, input = NETWORKS["small"]()
+    gc.disable()
+    try:
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=input)
+        lrpfx.attribute(explain_model, input, record=["conv1"])
+        alive = [weakref.ref(tensor) for tensor in (*explain_model.parameters(), *explain_model.buffers())]
+        del explain_model
+        assert not any(reference() is not None for reference in alive)
+    finally:
+        gc.enable()
 
 
 def test_two_transforms_live_side_by_side(model, input):

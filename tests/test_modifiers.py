@@ -5,7 +5,18 @@ import torch
 
 import lrpfx
 from lrpfx.modifiers import (
-    Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, ParamMod, SquareMod, Unchanged, expand, zero_bias,
+    Bound,
+    Clamp,
+    ClampMod,
+    GammaMod,
+    NoMod,
+    Ones,
+    OnesMod,
+    ParamMod,
+    SquareMod,
+    Unchanged,
+    expand,
+    zero_bias,
 )  # fmt: skip
 
 P = torch.tensor([-2.0, 0.0, 3.0])
