@@ -110,8 +110,8 @@ class ExplainModule(TreeGraphModule):
     """A network whose gradient is relevance: what `lrpfx.transform` returns.
 
     It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
-    were merged or modified are derived buffers: they follow the parameters after `load_state_dict` and after a change of dtype or
-    device; after other changes of parameters call `refold()`.
+    were merged or modified are derived buffers: they follow the parameters after `load_state_dict` and after a change of dtype
+    or device; after other changes of parameters call `refold()`.
     """
 
     def __init__(

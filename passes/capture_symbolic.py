@@ -70,7 +70,7 @@ def _explain(error: Exception, model: nn.Module) -> str:
     )
     if "used as inputs to control flow" in str(error):
         return (
-            f"the forward of {name} branches on a value that depends on the input, so there is no single graph of it ({place}). "
+            f"the forward of {name} branches on a value that depends on the input, so it has no single graph ({place}). "
             f"Move the branch out of forward, write it with tensor operations such as torch.where, or {whole}."
         )
     return (

@@ -81,10 +81,9 @@ def _why_not(batch_norm: fx.Node) -> str | None:
     if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
     if operator.name == "linear" and info.shape is not None and len(info.shape) != 2:
-        return (
-            f"the output of {info.name} has {len(info.shape)} dimensions: its channels are the last, but batch norm acts on the "
-            "second"
-        )
+        dimensions = len(info.shape)
+        where = "its channels are the last, but batch norm acts on the second"
+        return f"the output of {info.name} has {dimensions} dimensions: {where}"
     return None
 
 

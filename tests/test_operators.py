@@ -35,9 +35,12 @@ SPELLINGS = {
         lambda x: x.clamp_(0), lambda x: aten.clamp.default(x, 0),
     ],
     "hardtanh": [
-        lambda x: F.hardtanh(x, 0.0, 6.0), nn.ReLU6(), nn.Hardtanh(0.0, 6.0, inplace=True), lambda x: aten.hardtanh.default(x, 0.0, 6.0),
+        lambda x: F.hardtanh(x, 0.0, 6.0), nn.ReLU6(), nn.Hardtanh(0.0, 6.0, inplace=True),
+        lambda x: aten.hardtanh.default(x, 0.0, 6.0),
     ],
-    "elu": [lambda x: F.elu(x, 0.5), lambda x: F.elu_(x, 0.5), nn.ELU(0.5), nn.ELU(0.5, True), lambda x: aten.elu.default(x, 0.5)],
+    "elu": [
+        lambda x: F.elu(x, 0.5), lambda x: F.elu_(x, 0.5), nn.ELU(0.5), nn.ELU(0.5, True), lambda x: aten.elu.default(x, 0.5),
+    ],
     "sigmoid": [torch.sigmoid, F.sigmoid, lambda x: x.sigmoid(), lambda x: x.sigmoid_(), nn.Sigmoid(), aten.sigmoid.default],
     "tanh": [torch.tanh, F.tanh, lambda x: x.tanh_(), nn.Tanh(), aten.tanh.default],
     "leaky_relu": [lambda x: F.leaky_relu(x, 0.1), lambda x: F.leaky_relu_(x, 0.1), nn.LeakyReLU(0.1, True)],

@@ -1,7 +1,7 @@
 """`python -m lrpfx.demo`: train, explain, measure, and leave pictures and tables in a directory."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -85,11 +85,11 @@ def _sensitivity(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    align: Callable[[tuple[str, ...]], str] = (
-        lambda row: "  ".join(  # noqa: E731
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-    )
+
+    def align(row: tuple[str, ...]) -> str:
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        return "  ".join([row[0].ljust(widths[0]), *numbers])
+
     return "\n".join([align(header), align(tuple("-" * width for width in widths)), *map(align, rows)]) + "\n"
 
 

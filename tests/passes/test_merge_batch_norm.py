@@ -167,7 +167,7 @@ class TestDenseLayers:
         explain_model = lrpfx.transform(model, EpsilonPlus())
         assert_close(explain_model(x), model(x), 1e-12)
         assert lrpfx.node_names(explain_model).count("0.require_matrix") == 1
-        with pytest.raises(lrpfx.InputError, match="batch norm was merged into a dense layer .* has 3 dimensions"):
+        with pytest.raises(lrpfx.InputError, match=r"batch norm was merged into a dense layer .* has 3 dimensions"):
             explain_model(torch.randn(2, 4, 3))
 
     def test_known_matrices_need_no_check(self):

@@ -60,9 +60,9 @@ def gamma(x, W, b, R, _, gamma=0.25):
 
 
 def zbox(x, W, b, R, _, low=-3.0, high=4.0):
-    l, h = torch.full_like(x, low), torch.full_like(x, high)
-    s = R / stabilized(W @ x - positive(W) @ l - negative(W) @ h)
-    return x * (W.T @ s) - l * (positive(W).T @ s) - h * (negative(W).T @ s)
+    low, high = torch.full_like(x, low), torch.full_like(x, high)
+    s = R / stabilized(W @ x - positive(W) @ low - negative(W) @ high)
+    return x * (W.T @ s) - low * (positive(W).T @ s) - high * (negative(W).T @ s)
 
 
 def wsquare(x, W, b, R, _):
