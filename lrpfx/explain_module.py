@@ -1,7 +1,7 @@
 """The explainable GraphModule and the modules in it."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -169,8 +169,19 @@ class ExplainModule(TreeGraphModule):
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor) -> None:
     """Put `value` at the qualified name `name` as a buffer that no state_dict holds."""
-    path, _, leaf = name.rpartition(".")
-    root.get_submodule(path).register_buffer(leaf, value, persistent=False)
+    *path, leaf = name.split(".")
+    scope_at(root, path).register_buffer(leaf, value, persistent=False)
+
+
+def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
+    """The module at `path` below `root`; scopes are made where there is none."""
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, Scope("Scope"))
+        child = root._modules[part]
+        assert child is not None
+        root = child
+    return root
 
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:

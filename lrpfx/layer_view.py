@@ -3,7 +3,7 @@
 A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,12 +118,10 @@ class Layer:
     def __class__(self) -> type:
         """The torch.nn class that the layer stands for, otherwise its kind: what `isinstance` looks at."""
         operator = self.operation.operator
-        if self.module is not None and operator is None:
-            return type(self.module)  # opaque: the module itself is the operation
-        if self.module is not None and operator is not None and isinstance(self.module, operator.modules):
+        if self.module is not None and (operator is None or isinstance(self.module, operator.modules)):
             return type(self.module)
-        if operator is not None and operator.modules:
-            return operator.modules[0] if len(operator.modules) == 1 else self.kind
+        if operator is not None and len(operator.modules) == 1:
+            return operator.modules[0]
         return self.kind
 
     def __repr__(self) -> str:
@@ -203,45 +201,33 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
 
 
 def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
+    """The layer that a module kept as a whole stands for. Its parameters and buffers are given by their names."""
     info = node_info(node)
     assert isinstance(node.target, str)
     module = root.get_submodule(node.target)
+    learned = [name for name, _ in module.named_parameters()]
+    tensors = [*learned, *(name for name, _ in module.named_buffers())]
     inputs = [argument for argument in _distinct_nodes(node) if carries_relevance(argument)]
-    tensors = opaque_tensors(module)
-    learned = {name for name, _ in module.named_parameters()}
-    ordered = [name for name in tensors if name in learned] + [name for name in tensors if name not in learned]
+    others = [argument for argument in _distinct_nodes(node) if argument not in inputs]
     slots = {argument: index for index, argument in enumerate(inputs)}
-    others = [argument for argument in _distinct_nodes(node) if argument not in slots]
-    first_other = len(inputs) + len(ordered)
-    slots.update({argument: first_other + index for index, argument in enumerate(others)})
-    values = tuple(Slot(len(inputs) + index) for index in range(len(ordered)))
+    slots.update({argument: len(inputs) + len(tensors) + index for index, argument in enumerate(others)})
+    values = tuple(Slot(len(inputs) + index) for index in range(len(tensors)))
     operation = Operation(
-        FunctionalModule(module, ordered),
+        FunctionalModule(module, tensors),
         (_with_slots(node.args, slots), _with_slots(node.kwargs, slots), values),
         {},
         len(inputs),
-        tuple(name for name in ordered if name in learned),
+        tuple(learned),
     )
-    path = f"{node.target}." if node.target else ""
-    parameters = {name: path + name for name in ordered if name in learned}
-    extras: list[Any] = [path + name for name in ordered if name not in learned]
+    paths = {name: f"{node.target}.{name}" for name in tensors}
     return Layer(
         info.name,
         types.Opaque,
         operation,
         inputs,
-        dict(parameters),
-        [*extras, *others],
+        {name: paths[name] for name in learned},
+        [*(paths[name] for name in tensors[len(learned) :]), *others],
         module,
         node.target,
         info.description,
     )
-
-
-def opaque_tensors(module: nn.Module) -> list[str]:
-    """Names of all parameters and buffers below `module`, the shared ones once."""
-
-    def names(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
-        return [name for name, _ in pairs]
-
-    return names(module.named_parameters()) + names(module.named_buffers())

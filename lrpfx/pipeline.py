@@ -8,12 +8,28 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from . import passes
 from .composites import Composite
 from .errors import CaptureError, InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
 from .node import node_info, update_info
 from .operators import module_classes
+from .passes import (
+    Assign,
+    Fold,
+    MergeBatchNorm,
+    NormalizeOperators,
+    Pass,
+    PassResult,
+    Program,
+    RemoveDeadCode,
+    RemoveDropout,
+    RemoveInplace,
+    Rewrite,
+    Validate,
+    capture_symbolic,
+    private_copy,
+    run_pass,
+)
 from .passes.driver import Verification, record
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
@@ -41,43 +57,43 @@ def transform(
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     program, verification = _normal_form(model, example_inputs, composite)
     for step in _steps(composite, keep_gradient, fold):
-        for message in passes.run_pass(program, step, verification).warnings:
+        for message in run_pass(program, step, verification).warnings:
             warnings.warn(message, LrpfxWarning, stacklevel=2)
     return ExplainModule(
         program.root, program.graph, program.title, tuple(program.history), program.fold_graph, program.derived
     )
 
 
-def _steps(composite: Composite, keep_gradient: bool, fold: bool) -> Iterator[passes.Pass]:
+def _steps(composite: Composite, keep_gradient: bool, fold: bool) -> Iterator[Pass]:
     """The stages after NORMALIZE, in order."""
-    yield passes.MergeBatchNorm()
-    yield passes.Assign(composite)
-    yield passes.Validate(keep_gradient)
-    yield passes.Rewrite()
+    yield MergeBatchNorm()
+    yield Assign(composite)
+    yield Validate(keep_gradient)
+    yield Rewrite()
     if fold:
-        yield passes.Fold()
+        yield Fold()
 
 
 def _normal_form(
     model: nn.Module, example_inputs: ExampleInputs, composite: Composite | None
-) -> tuple[passes.Program, Verification | None]:
+) -> tuple[Program, Verification | None]:
     """CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
     _check_evaluation_mode(model)
     args, names = _positional(model, example_inputs)
-    program = passes.capture_symbolic(model, _opaque_paths(model, composite), names)
-    record(program, "capture", "symbolic", passes.PassResult(len(program.graph.nodes)))
+    program = capture_symbolic(model, _opaque_paths(model, composite), names)
+    record(program, "capture", "symbolic", PassResult(len(program.graph.nodes)))
     verification = None
     if args is not None:
         expected = _run_untouched(model, args, names)
         verification = Verification(args, expected)
         verification.check(program, "capture")
     for step in (
-        passes.NormalizeOperators(),
-        passes.RemoveInplace(),
-        passes.RemoveDropout(),
-        passes.RemoveDeadCode(),
+        NormalizeOperators(),
+        RemoveInplace(),
+        RemoveDropout(),
+        RemoveDeadCode(),
     ):
-        passes.run_pass(program, step, verification)
+        run_pass(program, step, verification)
     if args is not None:
         _record_shapes(program, args)
     return program, verification
@@ -115,6 +131,13 @@ def _check_arguments(model: nn.Module, composite: Composite, unassigned: str) ->
         raise InputTypeError(f"transform takes a composite, not its class; did you mean {composite.__name__}()?")
     if not isinstance(composite, Composite):
         raise InputTypeError(f"transform takes a composite, not {type(composite).__name__}")
+    if hasattr(model, "_orig_mod"):
+        raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
+    if composite.canonizers:
+        raise InputError(
+            f"{composite} has canonizers, which this version does not apply. Leave them out: without any, batch norm is merged "
+            "and sums have rules."
+        )
     if unassigned not in ("error", "gradient"):
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
 
@@ -160,7 +183,7 @@ def _positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[
 
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
     """The model's output, from a copy: hooks and caches of the user's model stay as they are."""
-    copied = passes.private_copy(model)
+    copied = private_copy(model)
     with torch.no_grad():
         return copied(**dict(zip(names, args, strict=True)))
 
@@ -173,6 +196,6 @@ class _ShapeRecorder(fx.Interpreter):
         return value
 
 
-def _record_shapes(program: passes.Program, args: tuple[Any, ...]) -> None:
+def _record_shapes(program: Program, args: tuple[Any, ...]) -> None:
     with torch.no_grad():
         _ShapeRecorder(program.root, graph=program.graph).run(*args)

@@ -9,27 +9,29 @@ from .errors import RuleError
 from .hooks import Hook, LayerCall
 from .layer_view import Operation
 
+ABSENT = -1  # the place of a parameter that a branch leaves out, such as a bias taken as zero
+
 
 @dataclass(frozen=True)
 class RuledOperation:
     """An operation with the rule that replaces its gradient.
 
     The operation's data inputs come first among the tensors that a call passes, then every distinct parameter, modified or
-    not. `parameters` says where the operation's own parameters stand among them, `branches[k]` where those of the rule's k-th
-    modified copy stand; None stands for a parameter that is absent there. All that is left are the operation's other values.
+    not. `parameters` says where the operation's own parameters stand among them, and `branches[k]` where those of the rule's
+    k-th modified copy do, or `ABSENT`. From `first_extra` on stand the operation's other values.
     """
 
     rule: Hook
     operation: Operation
     parameters: tuple[int, ...]
-    branches: tuple[tuple[int | None, ...], ...]
+    branches: tuple[tuple[int, ...], ...]
     first_extra: int
 
     def split(
         self, values: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
         """Inputs, own parameters, parameters of each branch, and extras."""
-        branches = tuple(tuple(None if at is None else values[at] for at in branch) for branch in self.branches)
+        branches = tuple(tuple(None if at == ABSENT else values[at] for at in branch) for branch in self.branches)
         parameters = tuple(values[at] for at in self.parameters)
         return values[: self.operation.inputs], parameters, branches, values[self.first_extra :]
 
@@ -42,7 +44,10 @@ class PropagateRelevance(torch.autograd.Function):
     @staticmethod
     def forward(ruled: RuledOperation, *values: Any) -> Any:
         inputs, parameters, _, extras = ruled.split(values)
-        return ruled.operation((*inputs, *parameters, *extras))
+        output = ruled.operation((*inputs, *parameters, *extras))
+        if not isinstance(output, torch.Tensor):
+            raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
+        return output
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

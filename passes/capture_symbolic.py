@@ -5,6 +5,7 @@ import inspect
 import operator
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from lrpfx.node import NodeInfo, Role, map_arguments, set_info
 from lrpfx.operators import lookup, lookup_method, module_classes
 
 from .program import Program
+
+# While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
+_TRACING = threading.Lock()
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = (str(Path(errors.__file__).parent), str(Path(__file__).parent))
@@ -34,7 +38,8 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Coll
     tracer = _Tracer(set(opaque), set(given))
     try:
         try:
-            traced = tracer.trace(root)
+            with _TRACING:
+                traced = tracer.trace(root)
         except CaptureError:
             raise
         except Exception as error:
@@ -152,6 +157,7 @@ class _Tracer(fx.Tracer):
         self.call_of_node: dict[fx.Node, _ModuleCall] = {}
         self.source_of_node: dict[fx.Node, str] = {}
         self.names_of_tensors: dict[int, str] = {}
+        self.thread = threading.get_ident()
 
     def release(self) -> None:
         """Let go of the model: fx leaves a cycle of references through the tracer, which would keep its memory."""
@@ -198,6 +204,8 @@ class _Tracer(fx.Tracer):
         return module_qualified_name in self.opaque
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
         try:
             path = self.path_of_module(m)
         except NameError as error:

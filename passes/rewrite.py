@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.explain_module import ParameterModifier, RuleModule, Scope, scope_tree
+from lrpfx.explain_module import ParameterModifier, RuleModule, Scope, scope_at, scope_tree
 from lrpfx.hooks import Hook
-from lrpfx.layer_view import FunctionalModule, Layer, layer_of_node
+from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
 from lrpfx.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
-from lrpfx.operators import REQUIRED
-from lrpfx.propagation import RuledOperation
+from lrpfx.propagation import ABSENT, RuledOperation
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -32,86 +31,97 @@ class Rewrite(Pass):
         layers = [layer_of_node(node, program.root) for node in ruled]
         tree = _Tree(program.root)
         for node, layer in zip(ruled, layers, strict=True):
-            self._rewrite(program.graph, tree, node, layer)
+            _RewrittenCall(program.graph, tree, node, layer).rewrite()
             result.matches += 1
         program.root = tree.root
         for node in program.graph.nodes:
             node.meta.pop("nn_module_stack", None)  # holds the user's classes, which a pickle must not need
         return result
 
-    def _rewrite(self, graph: fx.Graph, tree: "_Tree", node: fx.Node, layer: Layer) -> None:
-        info = node_info(node)
-        rule: Hook = info.rule
-        operation = layer.operation
-        function = operation.function
-        if isinstance(function, FunctionalModule):
-            operation = copy.copy(operation)
-            operation.function = _without_tensors(function)
-        parameters = {name: _as_node(graph, node, value, info) for name, value in layer.parameters.items() if value is not None}
-        inputs = _distinct(graph, node, layer.inputs, info)
-        values: list[fx.Node] = [*inputs]
-        index_of: dict[fx.Node, int] = {}
 
-        def index(value: fx.Node) -> int:
-            if value not in index_of:
-                index_of[value] = len(values)
-                values.append(value)
-            return index_of[value]
+class _RewrittenCall:
+    """One call on its way to a rule module, with the values that it will be given."""
 
-        own = tuple(index(parameters[name]) for name in operation.parameters)
-        branches = []
-        modified: dict[Any, fx.Node] = {}
-        for modifier in rule.parameter_modifiers:
-            branch: list[int | None] = []
-            for name in operation.parameters:
-                value = self._modify(graph, tree, node, modifier, name, parameters[name], modified, layer)
-                branch.append(None if value is None else index(value))
-            branches.append(tuple(branch))
-        first_extra = len(values)
-        values += [_as_node(graph, node, extra, info) for extra in layer.extras]
-        ruled = RuledOperation(rule, operation, own, tuple(branches), first_extra)
-        target = tree.place(info.name, RuleModule(ruled, info.description, info.merged))
-        node.op = "call_module"
-        node.target = target
-        node.args = tuple(values)
-        node.kwargs = {}
-        update_info(node, rule=repr(rule))
+    def __init__(self, graph: fx.Graph, tree: "_Tree", node: fx.Node, layer: Layer) -> None:
+        self.graph = graph
+        self.tree = tree
+        self.node = node
+        self.layer = layer
+        self.info = node_info(node)
+        self.values: list[fx.Node] = []
+        self.modified: dict[Any, fx.Node] = {}  # (modifier, parameter's name) -> the modified parameter
 
-    def _modify(
-        self,
-        graph: fx.Graph,
-        tree: "_Tree",
-        node: fx.Node,
-        modifier: ParamMod,
-        name: str,
-        parameter: fx.Node,
-        modified: dict[Any, fx.Node],
-        layer: Layer,
-    ) -> fx.Node | None:
+    def rewrite(self) -> None:
+        rule: Hook = self.info.rule
+        operation, layer = self.layer.operation, self.layer
+        parameters = {name: self._as_node(layer.parameters[name]) for name in operation.parameters}
+        self.values = self._distinct(layer.inputs)
+        own = tuple(self._index(parameter) for parameter in parameters.values())
+        branches = tuple(
+            tuple(self._index(self._modify(modifier, name, parameter)) for name, parameter in parameters.items())
+            for modifier in rule.parameter_modifiers
+        )
+        first_extra = len(self.values)
+        self.values += [self._as_node(extra) for extra in layer.extras]
+        ruled = RuledOperation(rule, _without_tensors(operation), own, branches, first_extra)
+        self.node.target = self.tree.place(self.info.name, RuleModule(ruled, self.info.description, self.info.merged))
+        self.node.op = "call_module"
+        self.node.args = tuple(self.values)
+        self.node.kwargs = {}
+        update_info(self.node, rule=repr(rule))
+
+    def _index(self, value: fx.Node | None) -> int:
+        """The place of a parameter among the values; -1 for one that is left out."""
+        if value is None:
+            return ABSENT
+        first = len(self.layer.inputs)
+        if value not in self.values[first:]:
+            self.values.append(value)
+        return self.values.index(value, first)
+
+    def _modify(self, modifier: ParamMod, name: str, parameter: fx.Node) -> fx.Node | None:
         """The node of a modified parameter; None for a zero that the operator lets one leave out."""
         if modifier.keeps(name):
             return parameter
-        operator = layer.operation.operator
-        zero = modifier.selects(name) and modifier.zeroes(name)
-        if zero and operator is not None and operator.arguments.get(name, REQUIRED) is None:
+        operator = self.layer.operation.operator
+        zero = modifier.zeroes(name)
+        if zero and operator is not None and operator.arguments[name] is None:
             return None
         key = (modifier.key, name)
-        if key not in modified:
-            info = NodeInfo(
-                free_name(tree.root, f"{layer.name}.{name}_{modifier.label}"),
-                source=node_info(node).source,
-                role=Role.PARAMETER,
-            )
+        if key not in self.modified:
+            place = free_name(self.tree.root, f"{self.info.name}.{name}_{modifier.label}")
+            info = NodeInfo(place, source=self.info.source, role=Role.PARAMETER)
             if zero:
-                modified[key] = insert_call(graph, node, torch.zeros_like, (parameter,), {}, info)
+                node = insert_call(self.graph, self.node, torch.zeros_like, (parameter,), {}, info)
             elif modifier.arithmetic:
-                modified[key] = _trace_arithmetic(graph, node, modifier, name, parameter, info)
+                node = _trace_arithmetic(self.graph, self.node, modifier, name, parameter, info)
             else:
-                target = tree.place(f"{info.name}_modifier", ParameterModifier(modifier.modifier, name))
-                with graph.inserting_before(node):
-                    modified[key] = graph.create_node("call_module", target, (parameter,), {})
-                set_info(modified[key], info)
-        return modified[key]
+                target = self.tree.place(f"{place}_by", ParameterModifier(modifier.modifier, name))
+                with self.graph.inserting_before(self.node):
+                    node = self.graph.create_node("call_module", target, (parameter,), {})
+                set_info(node, info)
+            self.modified[key] = node
+        return self.modified[key]
+
+    def _distinct(self, inputs: tuple[fx.Node, ...]) -> list[fx.Node]:
+        """The inputs, with an alias for one that comes a second time: `x + x` has two operands."""
+        result: list[fx.Node] = []
+        for value in inputs:
+            if value in result:
+                name = f"{self.info.name}.alias"
+                alias = NodeInfo(name, source=self.info.source, operator="view", kind="Neutral", description="view_as")
+                value = insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), {}, alias)
+            result.append(value)
+        return result
+
+    def _as_node(self, value: fx.Node | str) -> fx.Node:
+        """A node for a parameter that is given by its name."""
+        if isinstance(value, fx.Node):
+            return value
+        with self.graph.inserting_before(self.node):
+            node = self.graph.create_node("get_attr", value)
+        set_info(node, NodeInfo(value, source=self.info.source, role=Role.PARAMETER))
+        return node
 
 
 def _trace_arithmetic(
@@ -130,30 +140,14 @@ def _trace_arithmetic(
     return node
 
 
-def _distinct(graph: fx.Graph, node: fx.Node, inputs: tuple[Any, ...], info: NodeInfo) -> list[fx.Node]:
-    """The inputs, with an alias for one that comes a second time: `x + x` has two operands."""
-    result: list[fx.Node] = []
-    for value in inputs:
-        if value in result:
-            alias = NodeInfo(f"{info.name}.alias", source=info.source, operator="view", kind="Neutral", description="view_as")
-            value = insert_call(graph, node, torch.Tensor.view_as, (value, value), {}, alias)
-        result.append(value)
-    return result
-
-
-def _as_node(graph: fx.Graph, before: fx.Node, value: Any, info: NodeInfo) -> fx.Node:
-    """A node for a parameter that is given by its name."""
-    if isinstance(value, fx.Node):
-        return value
-    with graph.inserting_before(before):
-        node = graph.create_node("get_attr", value)
-    set_info(node, NodeInfo(value, source=info.source, role=Role.PARAMETER))
-    return node
-
-
-def _without_tensors(function: FunctionalModule) -> FunctionalModule:
-    """The function on a copy of its module that holds no memory."""
-    return FunctionalModule(copy.deepcopy(function.module).to("meta"), function.tensors)
+def _without_tensors(operation: Operation) -> Operation:
+    """The operation; one that calls a module as a whole on a copy of the module that holds no memory."""
+    function = operation.function
+    if not isinstance(function, FunctionalModule):
+        return operation
+    operation = copy.copy(operation)
+    operation.function = FunctionalModule(copy.deepcopy(function.module).to("meta"), function.tensors)
+    return operation
 
 
 def free_name(tree: nn.Module, name: str) -> str:
@@ -185,13 +179,7 @@ class _Tree:
         A scope that stands there hands its tensors and children over, in all its places: it was the layer itself.
         """
         *path, leaf = name.split(".")
-        parent: nn.Module = self.root
-        for part in path:
-            if part not in parent._modules:
-                parent.add_module(part, Scope("Scope"))
-            child = parent._modules[part]
-            assert child is not None
-            parent = child
+        parent = scope_at(self.root, path)
         standing = parent._modules.get(leaf)
         if type(standing) is Scope:
             for member in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):

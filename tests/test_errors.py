@@ -316,3 +316,20 @@ def test_item_assignment():
 
     message = raised(lrpfx.CaptureError, lrpfx.transform, Assigns(), EpsilonPlus())
     assert "x[...] = value writes into a tensor" in message and "torch.where" in message
+
+
+def test_canonizers_are_not_ignored():
+    message = raised(lrpfx.InputError, lrpfx.transform, small_net(), EpsilonPlus(canonizers=[object()]))
+    assert "has canonizers, which this version does not apply" in message
+
+
+def test_a_compiled_model():
+    message = raised(lrpfx.InputTypeError, lrpfx.transform, torch.compile(small_net(), backend="eager"), EpsilonPlus())
+    assert "transform the model itself" in message
+
+
+def test_a_rule_on_an_operation_with_several_results():
+    model = Unary(lambda x: x.chunk(2)[0])
+    explain_model = lrpfx.transform(model, NameMapComposite([(["chunk"], Epsilon())]))
+    message = raised(lrpfx.RuleError, lrpfx.attribute, explain_model, torch.randn(2, 3), 0)
+    assert "takes a layer that returns one tensor, but this one returns tuple" in message

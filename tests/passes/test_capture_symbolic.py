@@ -1,5 +1,7 @@
 """CAPTURE: names, explicit parameters, and what the source of each node is."""
 
+import threading
+
 import pytest
 import torch
 import torchvision
@@ -130,3 +132,36 @@ def test_a_layer_alone_is_a_model(layer):
     assert list(explain_model.state_dict()) == list(layer.state_dict())
     assert torch.equal(explain_model(x), layer(x))
     assert lrpfx.attribute(explain_model, x, lambda output: output).relevance.shape == x.shape
+
+
+def test_other_threads_go_on_while_one_traces():
+    """torch.fx sees every module call of the process while it traces; none of another thread may end up in a graph or fail."""
+    model, x, stop, failures = small_net(), torch.randn(2, 3, 8, 8), threading.Event(), []
+    expected = model(x)
+
+    def run():
+        while not stop.is_set():
+            try:
+                assert torch.equal(model(x), expected)
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    def transform():
+        for _ in range(5):
+            try:
+                explain_model = lrpfx.transform(small_net(), EpsilonPlus())
+                assert len(lrpfx.node_names(explain_model)) == 13
+            except BaseException as error:
+                failures.append(error)
+
+    runner = threading.Thread(target=run)
+    transformers = [threading.Thread(target=transform) for _ in range(3)]
+    for thread in (runner, *transformers):
+        thread.start()
+    for thread in transformers:
+        thread.join()
+    stop.set()
+    runner.join()
+    assert not failures
+    assert torch.nn.Module.__call__.__qualname__ == "Module._wrapped_call_impl"

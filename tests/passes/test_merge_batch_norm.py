@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus
+from lrpfx.composites import EpsilonPlus, GuidedBackprop
 
 PAIRS = {
     "linear": (lambda bias: nn.Linear(4, 6, bias=bias), nn.BatchNorm1d, (4,)),
@@ -204,3 +204,11 @@ def test_functions_merge_like_modules():
     explain_model = lrpfx.transform(model, EpsilonPlus())
     assert lrpfx.node_names(explain_model) == ["x", "conv2d"]
     assert_close(explain_model(x), model(x), 1e-12)
+
+
+def test_merged_weights_of_functions_without_a_rule():
+    """The derived buffers need a place where no module stands."""
+    model, x = Functional().eval(), torch.randn(2, 3, 4, 4)
+    explain_model = lrpfx.transform(model, GuidedBackprop())
+    assert_close(explain_model(x), model(x), 1e-12)
+    assert list(explain_model.state_dict()) == list(model.state_dict())
