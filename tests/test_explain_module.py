@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import shutil
 import weakref
 from typing import ClassVar
 
@@ -166,6 +167,7 @@ def test_compiles_without_a_graph_break(model, input):
     torch._dynamo.reset()
 
 
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler")
 def test_compiles_with_inductor():
     model, input = small_net(), torch.randn(2, 3, 8, 8)
     explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1())

@@ -1,0 +1,81 @@
+"""Properties of random networks: same output, conserved relevance, independent samples, and the general route agrees."""
+
+import torch
+from helpers import assert_close
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import LayerMapComposite
+from lrpfx.rules import Epsilon, Norm, Pass
+from lrpfx.types import Activation, Linear, Sum
+
+WIDTH = 4
+
+
+class RandomNet(nn.Module):
+    """A network without biases that follows a list of (operation, first operand, second operand); operands are earlier values."""
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan = plan
+        self.shared = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.narrow = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in plan)
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        values = [x]
+        for (operation, first, second), linear in zip(self.plan, self.linears, strict=True):
+            a, b = values[first % len(values)], values[second % len(values)]
+            if operation == "linear":
+                value = linear(a)
+            elif operation == "shared":
+                value = self.shared(a)
+            elif operation == "relu":
+                value = self.relu(a)
+            elif operation == "relu_":
+                value = linear(a).relu_()
+            elif operation == "sum":
+                value = a + b
+            elif operation == "iadd":
+                value = linear(a)
+                value += b
+            elif operation == "view":
+                value = linear(a.reshape(-1, 2, WIDTH // 2).flatten(1))
+            else:
+                value = self.narrow(torch.cat([a, b], dim=1))
+            values.append(value)
+        return values[-1]
+
+
+operations = st.sampled_from(["linear", "shared", "relu", "relu_", "sum", "iadd", "view", "cat"])
+plans = st.lists(st.tuples(operations, st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=10)
+
+
+def composite():
+    made = LayerMapComposite([(Linear, Epsilon(1e-12)), (Activation, Pass()), (Sum, Norm(1e-12))])
+    made._defaults = len(made.layer_map)  # a random network need not have all kinds
+    return made
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=plans, seed=st.integers(0, 10**6))
+def test_random_networks(plan, seed):
+    torch.manual_seed(seed)
+    model, x = RandomNet(plan).eval(), torch.randn(3, WIDTH)
+    explain_model = lrpfx.transform(model, composite(), example_inputs=x)
+    attribution = lrpfx.attribute(explain_model, x, lambda output: output)
+    assert torch.equal(attribution.output, model(x))
+    magnitude = sum(
+        relevance.abs().sum()
+        for relevance in lrpfx.attribute(
+            explain_model, x, lambda output: output, record=lrpfx.node_names(explain_model)
+        ).layers.values()
+    )
+    difference = (attribution.relevance.sum(1) - attribution.output.sum(1)).abs().max()
+    assert difference <= 1e-7 * (magnitude + 1e-9)
+    if attribution.relevance.abs().max() > 1e-6 * magnitude:
+        alone = torch.cat([lrpfx.attribute(explain_model, sample[None], lambda output: output).relevance for sample in x])
+        assert_close(alone, attribution.relevance, 1e-9)
