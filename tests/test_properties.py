@@ -15,7 +15,7 @@ WIDTH = 4
 
 
 class RandomNet(nn.Module):
-    """A network without biases that follows a list of (operation, first operand, second operand); operands are earlier values."""
+    """A network without biases that follows a list of (operation, operand, operand); operands are earlier values."""
 
     def __init__(self, plan):
         super().__init__()
