@@ -3,11 +3,11 @@
 import copy
 import inspect
 import operator
+import os
 import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +23,9 @@ from .program import Program
 # While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
 _TRACING = threading.Lock()
 
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = (str(Path(errors.__file__).parent), str(Path(__file__).parent))
-_LIBRARY = sysconfig.get_path("stdlib")
+_COMPILER = (os.path.dirname(errors.__file__), os.path.dirname(__file__))
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
@@ -95,9 +95,10 @@ def _last_user_frame(error: BaseException) -> str:
 
 
 def _is_user_file(filename: str) -> bool:
-    return not (filename.startswith((_TORCH, _LIBRARY, *_OURS)) and "site-packages" not in filename.removeprefix(_TORCH)) and (
-        not filename.startswith("<")
-    )
+    """Whether code belongs to the model's author: neither to torch, nor to the compiler, nor to Python itself."""
+    if filename.startswith(("<", _TORCH)) or os.path.dirname(filename) in _COMPILER:
+        return False
+    return not filename.startswith(_STANDARD_LIBRARY) or "-packages" in filename
 
 
 def _user_source() -> str:

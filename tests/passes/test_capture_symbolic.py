@@ -81,6 +81,13 @@ def test_nodes_know_their_source_line():
     assert sources["cat"].endswith(f"helpers.py:{first + 5}")
 
 
+def test_source_lines_of_a_librarys_model():
+    graph = passes.capture_symbolic(torchvision.models.resnet18().eval()).graph
+    sources = {node_info(node).name: node_info(node).source for node in graph.nodes}
+    for name in ("conv1", "layer1.0.add", "layer2.0.downsample.0"):
+        assert "torchvision/models/resnet.py:" in sources[name]
+
+
 def test_arguments_with_a_default_are_fixed_unless_given():
     class Net(nn.Module):
         def forward(self, x, scale=None, *, flip=False):
