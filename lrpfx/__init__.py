@@ -1,6 +1,6 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
-from . import composites, layer, rules, types
+from . import cmap, composites, image, layer, rules, types
 from .attribution import Attribution, attribute
 from .drawing import draw, to_networkx
 from .errors import (
@@ -32,9 +32,11 @@ __all__ = [
     "VerificationError",
     "assignment",
     "attribute",
+    "cmap",
     "composites",
     "draw",
     "history",
+    "image",
     "layer",
     "node_names",
     "rules",

@@ -1,0 +1,158 @@
+"""Images of relevance: heatmaps with colour maps, grids, and writing them."""
+
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from .cmap import ColorMap, LazyColorMapCache
+from .errors import InputTypeError
+
+CMAPS = LazyColorMapCache(
+    {
+        # from zero up
+        "gray": "000,fff",
+        "wred": "fff,f00",
+        "wblue": "fff,00f",
+        "hot": "000,f00,ff0,fff",
+        "cold": "000,00f,0ff",
+        # signed, with zero in the middle
+        "coldnhot": "0ff,00f,80:000,f00,ff0,fff",
+        "bwr": "00f,80:fff,f00",
+        "france": "0055a4,80:fff,ef4135",
+        "seismic": "0000d0,80:d0d0d0,d00000",
+        "coolio": "00d0d0,80:d0d0d0,d000d0",
+        "coleus": "00d000,80:d0d0d0,d000d0",
+    }
+)
+"""The built-in colour maps by name."""
+
+
+def get_cmap(cmap: ColorMap | str) -> ColorMap:
+    """A colour map by its name or its source."""
+    if isinstance(cmap, ColorMap):
+        return cmap
+    return CMAPS[cmap] if cmap in CMAPS else ColorMap(cmap)
+
+
+def palette(cmap: ColorMap | str = "bwr", level: float = 1.0) -> NDArray[np.uint8]:
+    """The 256 colours of a colour map, shape (256, 3)."""
+    return get_cmap(cmap).palette(level)
+
+
+def interval_norm_bounds(
+    input: ArrayLike, symmetric: bool = False, dim: int | tuple[int, ...] | None = None
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Smallest and largest value over `dim` (default: all but the first), with these dimensions kept.
+
+    With `symmetric`, minus and plus the largest magnitude.
+    """
+    array = np.asarray(input)
+    dim = tuple(range(1, array.ndim)) if dim is None else dim
+    if symmetric:
+        vmax = np.abs(array).max(axis=dim, keepdims=True)
+        return -vmax, vmax
+    return array.min(axis=dim, keepdims=True), array.max(axis=dim, keepdims=True)
+
+
+def gridify(obj: ArrayLike, shape: tuple[int, int] | None = None, fill_value: Any = None) -> NDArray[Any]:
+    """Images of shape (n, height, width[, channels]) or (n, channels, height, width), side by side as one image.
+
+    `shape` is (rows, columns); by default it is close to a square. Places left over have `fill_value`, by default each
+    channel's smallest value.
+    """
+    array = np.asarray(obj)
+    if array.ndim not in (3, 4):
+        raise InputTypeError(f"a grid is made of an array with 3 or 4 axes, not of shape {array.shape}")
+    if array.ndim == 3:
+        array = array[..., None]
+    elif array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
+        array = array.transpose(0, 2, 3, 1)
+    elif array.shape[-1] not in (1, 3):
+        raise InputTypeError(f"images have 1 or 3 channels, on the second or last axis; the shape is {array.shape}")
+    count, height, width, channels = array.shape
+    if shape is None:
+        columns = max(1, int(np.sqrt(count)))
+        rows = -(-count // columns)
+    else:
+        rows, columns = shape
+    if fill_value is None:
+        fill_value = array.min(axis=(0, 1, 2)) if count else 0
+    grid = np.full((rows, columns, height, width, channels), fill_value, dtype=array.dtype)
+    used = array[: rows * columns]
+    grid.reshape(rows * columns, height, width, channels)[: len(used)] = used
+    return grid.transpose(0, 2, 1, 3, 4).reshape(rows * height, columns * width, channels)
+
+
+def imgify(
+    obj: ArrayLike,
+    vmin: ArrayLike | None = None,
+    vmax: ArrayLike | None = None,
+    cmap: ColorMap | str = "bwr",
+    level: float = 1.0,
+    symmetric: bool = False,
+    grid: bool | tuple[int, int] = False,
+    gridfill: Any = None,
+) -> Image.Image:
+    """An image of relevance (one channel, coloured by `cmap`) or of colours (three channels).
+
+    `obj`: anything that numpy makes an array of, shape (height, width) with an optional axis of 1 or 3 channels first or last;
+    with `grid` (True, or (rows, columns)) with an axis of images in front. Values are scaled from [vmin, vmax] to the full
+    range; missing bounds are the array's own, for each image of a grid by itself, and with `symmetric` around zero. uint8 is taken
+    as it is. A constant image is drawn in the middle of the scale. `InputTypeError` for other shapes.
+    """
+    array = np.asarray(obj)
+    if isinstance(grid, (list, tuple)) and len(grid) != 2:
+        raise InputTypeError(f"a grid is given as (rows, columns), not {grid!r}")
+    axes = (3, 4) if grid else (2, 3)
+    if array.ndim not in axes:
+        raise InputTypeError(f"expected {axes[0]} or {axes[1]} axes, got an array of shape {array.shape}")
+    if array.dtype != np.uint8:
+        dim = None if grid else tuple(range(array.ndim))
+        array = _scaled(array, vmin, vmax, symmetric, dim)
+    if grid:
+        array = gridify(array, shape=tuple(grid) if isinstance(grid, (list, tuple)) else None, fill_value=gridfill)  # type: ignore[arg-type]
+    if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[-1] not in (1, 3):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim == 2:
+        height, width = array.shape
+        image = Image.frombytes("P", (width, height), array.tobytes())
+        image.putpalette(palette(cmap, level).tobytes())
+        return image
+    if array.shape[-1] != 3:
+        raise InputTypeError(f"an image has 1 or 3 channels, first or last; the shape is {array.shape}")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _scaled(
+    array: NDArray[Any], vmin: ArrayLike | None, vmax: ArrayLike | None, symmetric: bool, dim: tuple[int, ...] | None
+) -> NDArray[np.uint8]:
+    """`array` from [vmin, vmax] to 0 to 255."""
+    lowest, highest = interval_norm_bounds(array, symmetric=symmetric, dim=dim)
+    low = lowest if vmin is None else np.asarray(vmin)
+    high = highest if vmax is None else np.asarray(vmax)
+    span = np.asarray(high - low, dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.where(span == 0, 0.5, (array - low) / np.where(span == 0, 1.0, span))
+    return (shares * 255).clip(0, 255).astype(np.uint8)
+
+
+def imsave(
+    fp: str | BinaryIO | Any,
+    obj: ArrayLike,
+    vmin: ArrayLike | None = None,
+    vmax: ArrayLike | None = None,
+    cmap: ColorMap | str = "bwr",
+    level: float = 1.0,
+    grid: bool | tuple[int, int] = False,
+    format: str | None = None,
+    writer_params: dict[str, Any] | None = None,
+    symmetric: bool = False,
+    gridfill: Any = None,
+) -> None:
+    """Write what `imgify` makes of `obj` to a file; `writer_params` go to Pillow's `save`."""
+    image = imgify(obj, vmin, vmax, cmap, level, symmetric, grid, gridfill)
+    image.save(fp, format=format, **(writer_params or {}))
