@@ -99,8 +99,8 @@ def imgify(
 
     `obj`: anything that numpy makes an array of, shape (height, width) with an optional axis of 1 or 3 channels first or last;
     with `grid` (True, or (rows, columns)) with an axis of images in front. Values are scaled from [vmin, vmax] to the full
-    range; missing bounds are the array's own, for each image of a grid by itself, and with `symmetric` around zero. uint8 is taken
-    as it is. A constant image is drawn in the middle of the scale. `InputTypeError` for other shapes.
+    range; missing bounds are the array's own, for each image of a grid by itself, and with `symmetric` around zero. uint8 is
+    taken as it is. A constant image is drawn in the middle of the scale. `InputTypeError` for other shapes.
     """
     array = np.asarray(obj)
     if isinstance(grid, (list, tuple)) and len(grid) != 2:

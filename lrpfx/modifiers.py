@@ -117,8 +117,8 @@ ParameterFunction = Callable[[torch.Tensor, str], torch.Tensor]
 class ParamMod:
     """A change of a layer's parameters inside a rule: `modifier(parameter, name)`.
 
-    `param_keys`: names of the parameters to change (default: all). `zero_params`: names of parameters that become zero instead.
-    `require_params`: whether a missing name in `param_keys` is an error.
+    `param_keys`: names of the parameters to change (default: all of the layer's own). `zero_params`: names of parameters that
+    become zero instead. `require_params`: whether a missing name in `param_keys` is an error.
     """
 
     #: Whether the modifier may be traced into arithmetic of the graph; a user's function is opaque.
@@ -152,8 +152,8 @@ class ParamMod:
         return bool(self.zero_params) and name in (self.zero_params or ())
 
     def selects(self, name: str) -> bool:
-        """Whether the parameter `name` is changed at all."""
-        return self.param_keys is None or name in self.param_keys
+        """Whether the parameter `name` is changed at all: by default each that is the layer's own, not a submodule's."""
+        return "." not in name if self.param_keys is None else name in self.param_keys
 
     def check(self, names: Sequence[str]) -> None:
         """`RuleError` if a required parameter is not among `names`."""
