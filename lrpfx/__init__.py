@@ -1,6 +1,6 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
-from . import cmap, composites, image, layer, rules, types
+from . import cmap, composites, core, image, layer, rules, types
 from .attribution import Attribution, attribute
 from .drawing import draw, to_networkx
 from .errors import (
@@ -34,6 +34,7 @@ __all__ = [
     "attribute",
     "cmap",
     "composites",
+    "core",
     "draw",
     "history",
     "image",

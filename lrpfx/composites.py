@@ -4,15 +4,18 @@ A composite asks for each layer, in the order of execution, which rule it gets. 
 layer of a graph or a module: `isinstance` works on both (see `lrpfx.types`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import nn
 
 from .errors import InputError, InputTypeError
 from .hooks import Hook
+from .registration import RemovableHandleList
 from .rules import (
     AlphaBeta,
     Epsilon,
@@ -98,10 +101,51 @@ class Composite:
     def __init__(self, module_map: ModuleMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
         self.module_map: ModuleMap = self._map_nothing if module_map is None else module_map
         self.canonizers = [] if canonizers is None else list(canonizers)
+        self.handles = RemovableHandleList()
+        self.hook_refs: weakref.WeakSet[Hook] = weakref.WeakSet()
 
     @staticmethod
     def _map_nothing(ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
         return None
+
+    def register(self, module: nn.Module) -> None:
+        """Put rules on a model and the modules in it, in module mode; what was registered before is removed."""
+        self.remove()
+        try:
+            for canonizer in self.canonizers:
+                self.handles += canonizer.apply(module)
+            context = MappingContext()
+            for name, child in list(module.named_modules()):
+                template = self.module_map(context, name, child)
+                if template is not None:
+                    hook = template.copy()
+                    self.hook_refs.add(hook)
+                    self.handles.append(hook.register(child))
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take all rules off, and undo the canonizers."""
+        self.handles.remove()
+        self.hook_refs.clear()
+
+    def context(self, module: nn.Module) -> "CompositeContext":
+        """A context in which the composite is registered on `module`, which it yields."""
+        return CompositeContext(module, self)
+
+    @contextmanager
+    def inactive(self) -> Iterator[Self]:
+        """A context in which gradients are ordinary ones, for derivatives of relevance."""
+        hooks = list(self.hook_refs)
+        before = [hook.active for hook in hooks]
+        try:
+            for hook in hooks:
+                hook.active = False
+            yield self
+        finally:
+            for hook, active in zip(hooks, before, strict=True):
+                hook.active = active
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
         """Entries that the user wrote and that matched nothing in the model that `ctx` belongs to."""
@@ -113,6 +157,21 @@ class Composite:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class CompositeContext:
+    """Registers a composite on a module between enter and exit."""
+
+    def __init__(self, module: nn.Module, composite: Composite) -> None:
+        self.module = module
+        self.composite = composite
+
+    def __enter__(self) -> nn.Module:
+        self.composite.register(self.module)
+        return self.module
+
+    def __exit__(self, *error: object) -> None:
+        self.composite.remove()
 
 
 class LayerMapComposite(Composite):

@@ -2,15 +2,15 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import fx, nn
 
 from .callables import dotted_path, resolve_path
-from .hooks import Hook
 from .node import map_arguments
-from .propagation import RuledOperation, propagate_relevance
+from .propagation import Rule, RuledOperation, propagate_relevance
+from .registration import GeneralRule, call_with_code
 
 
 class Scope(nn.Module):
@@ -37,12 +37,19 @@ class RuleModule(Scope):
         self.merged = merged
 
     @property
-    def rule(self) -> Hook:
+    def rule(self) -> Rule:
         """The rule that this layer has."""
         return self.ruled.rule
 
     def forward(self, *values: Any) -> Any:
-        return propagate_relevance(self.ruled, *values)
+        ruled, rule = self.ruled, self.ruled.rule
+        if not rule.has_code:
+            return propagate_relevance(ruled, *values)
+
+        def layer(*inputs: Any) -> Any:
+            return ruled.with_inputs(inputs, values)
+
+        return call_with_code(cast(GeneralRule, rule), rule.gate, self, layer, values[: ruled.operation.inputs], {})
 
     def extra_repr(self) -> str:
         return self.description + "".join(f" + {name}" for name in self.merged)

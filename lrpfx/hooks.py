@@ -11,10 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
-from .errors import RuleError
-from .layer_view import Layer, Operation
+from .errors import InputTypeError, RuleError
+from .layer_view import Layer
 from .modifiers import NoMod, ParamMod, Unchanged, describe_value
+from .propagation import Gate, LayerCall
+from .registration import (
+    Forward,
+    Registration,
+    RemovableHandle,
+    RemovableHandleList,
+    call_with_code,
+    call_with_rule,
+)
 from .stabilizer import Stabilizer, StabilizerFunction
 
 Tensors = Sequence[torch.Tensor]
@@ -23,49 +33,76 @@ GradientMapper = Callable[[torch.Tensor, Tensors], "torch.Tensor | Sequence[torc
 Reducer = Callable[[Tensors, Sequence[torch.Tensor | None]], torch.Tensor]
 
 
-class LayerCall:
-    """One executed call of a layer, as a rule sees it while relevance flows back.
-
-    `inputs` and `output` are those of the forward pass (`output` is None for rules that do not save it); `branches[k]` are the
-    values of the operation's parameters in the k-th modified copy.
-    """
-
-    def __init__(
-        self,
-        operation: Operation,
-        inputs: tuple[torch.Tensor, ...],
-        parameters: tuple[Any, ...],
-        branches: tuple[tuple[Any, ...], ...],
-        extras: tuple[Any, ...],
-        output: Any,
-    ) -> None:
-        self.operation = operation
-        self.inputs = inputs
-        self.parameters = parameters
-        self.branches = branches
-        self.extras = extras
-        self.output = output
-
-    def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """All values of the operation, in the order of its slots."""
-        return (*inputs, *parameters, *self.extras)
-
-    def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The layer's ordinary gradient with respect to each input."""
-        result = self.operation.adjoint(gradient, self.values(self.inputs, self.parameters))
-        if result is not None:
-            return result
-        pulled = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)
-        return pulled[1](gradient)  # type: ignore[no-any-return]
-
-
 class Hook:
-    """The replacement of a layer's gradient; as it stands here, it keeps the gradient."""
+    """The replacement of a layer's gradient; as it stands here, it keeps the gradient.
+
+    There are two ways to write one. A rule of propagation overrides `propagate`, as the built-in rules do. A rule with code of
+    its own overrides `forward(module, args, kwargs, output)`, to look at a call, and
+    `backward(module, grad_input, grad_output)`, to return other gradients of the inputs, or None to leave them;
+    `stored_tensors` keeps what one needs for the other, for each call by itself.
+    """
 
     #: Names of the attributes that `repr` shows, in order.
     shown: ClassVar[tuple[str, ...]] = ()
     #: Whether `propagate` reads the layer's inputs and parameters.
     saves_inputs: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.stored_tensors: dict[str, Any] = {}
+        self.gate = Gate()
+
+    @property
+    def active(self) -> bool:
+        """Whether the rule acts on gradients; while it does not, layers have their ordinary gradient."""
+        return self.gate.open
+
+    @active.setter
+    def active(self, value: bool) -> None:
+        self.gate.open = value
+
+    # --- code of one's own
+
+    def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called before the module; may return other (args, kwargs)."""
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Called after the module; may return another output. The shorter signature (module, input, output) works as well."""
+
+    def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Called last in the forward pass; may return another output."""
+
+    def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
+        """Called when the gradient of the outputs is known."""
+
+    def backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        """Gradients of the inputs in place of `grad_input`, the ordinary ones; None leaves them."""
+
+    # --- module mode
+
+    def register(self, module: nn.Module) -> RemovableHandleList:
+        """Put the rule on a module until the handles are removed."""
+        if not isinstance(module, nn.Module):
+            raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
+        self.gate = Gate()
+        return RemovableHandleList([RemovableHandle(self), Registration(module, self)])
+
+    def remove(self) -> None:
+        """Forget stored tensors; gradients of calls made so far are the ordinary ones from now on."""
+        self.stored_tensors.clear()
+        self.gate.open = False
+
+    def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
+        """A call of a module that the rule is registered on."""
+        if self.has_code:
+            return call_with_code(self, self.gate, module, forward, args, kwargs)
+        return call_with_rule(self, self.parameter_modifiers, self.gate, module, forward, args, kwargs)
+
+    @property
+    def has_code(self) -> bool:
+        """Whether the rule is code around a call rather than a rule of propagation."""
+        return type(self).propagate is Hook.propagate
+
+    # --- rules of propagation
 
     @property
     def saves_output(self) -> bool:
@@ -85,8 +122,8 @@ class Hook:
         """`RuleError` if the rule cannot be applied to `layer`."""
 
     def copy(self) -> Self:
-        """A rule with the same settings: composites use rules as templates."""
-        return copy.copy(self)
+        """A rule with the same settings, for composites use rules as templates; to override where __init__ takes arguments."""
+        return type(self)()
 
     def __repr__(self) -> str:
         settings = [(name, getattr(self, name)) for name in self.shown]
@@ -120,11 +157,17 @@ class BasicHook(Hook):
         if len(lengths) > 1:
             raise RuleError(f"a rule needs as many modifiers of each part as branches, got {sorted(lengths)}")
         count = lengths.pop() if lengths else 1
+        super().__init__()
         self.input_modifiers = [Unchanged()] * count if input_modifiers is None else input_modifiers
         self.param_modifiers = [NoMod()] * count if param_modifiers is None else param_modifiers
         self.output_modifiers = [Unchanged()] * count if output_modifiers is None else output_modifiers
         self.gradient_mapper = OwnRatios(Stabilizer.ensure(stabilizer)) if gradient_mapper is None else gradient_mapper
         self.reducer = WeightedProducts() if reducer is None else reducer
+
+    def copy(self) -> Self:
+        copied = copy.copy(self)
+        Hook.__init__(copied)
+        return copied
 
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]:

@@ -4,10 +4,12 @@ The modifiers that lrpfx ships are small named objects that passes can recognize
 every place and treated as opaque: it is always executed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from .errors import InputError, InputTypeError, RuleError
 
@@ -166,6 +168,27 @@ class ParamMod:
         if not self.selects(name):
             return parameter
         return torch.zeros_like(parameter) if self.zeroes(name) else self.modifier(parameter, name)
+
+    def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """A module's parameters as they are, and as they become. `RuleError` if a required one is missing."""
+        own = dict(module.named_parameters(recurse=False))
+        keys = list(own) if self.param_keys is None else list(self.param_keys)
+        self.check([key for key in keys if key in own or hasattr(module, key)])
+        original = {key: value.detach() for key in keys if (value := getattr(module, key, None)) is not None}
+        return original, {key: self.apply(value, key).detach() for key, value in original.items()}
+
+    @contextmanager
+    def __call__(self, module: nn.Module) -> Iterator[nn.Module]:
+        """A context in which `module` computes with the changed parameters; its Parameter objects stay the same."""
+        original, modified = self.state_dicts(module)
+        parameters = {key: getattr(module, key) for key in original}
+        try:
+            for key, parameter in parameters.items():
+                parameter.data = modified[key]
+            yield module
+        finally:
+            for key, parameter in parameters.items():
+                parameter.data = original[key]
 
     def keeps(self, name: str) -> bool:
         """Whether the parameter `name` is known to stay as it is."""

@@ -1,13 +1,88 @@
 """The autograd Function that puts a rule in place of a layer's gradient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from .errors import RuleError
-from .hooks import Hook, LayerCall
 from .layer_view import Operation
+
+
+class LayerCall:
+    """One executed call of a layer, as a rule sees it while relevance flows back.
+
+    `inputs` and `output` are those of the forward pass (`output` is None for rules that do not save it); `branches[k]` are the
+    values of the operation's parameters in the k-th modified copy.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        inputs: tuple[torch.Tensor, ...],
+        parameters: tuple[Any, ...],
+        branches: tuple[tuple[Any, ...], ...],
+        extras: tuple[Any, ...],
+        output: Any,
+    ) -> None:
+        self.operation = operation
+        self.inputs = inputs
+        self.parameters = parameters
+        self.branches = branches
+        self.extras = extras
+        self.output = output
+
+    def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """All values of the operation, in the order of its slots; buffers as copies, for training changes them in place."""
+        extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
+        return (*inputs, *parameters, *extras)
+
+    def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The layer's ordinary gradient with respect to each input."""
+        result = self.operation.adjoint(gradient, self.values(self.inputs, self.parameters))
+        if result is not None:
+            return result
+        pulled = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)
+        return pulled[1](gradient)  # type: ignore[no-any-return]
+
+    def parameter_gradients(
+        self, gradient: torch.Tensor, places: Sequence[int], wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        """The layer's ordinary gradient with respect to those of its parameters whose place is wanted."""
+        if not wanted:
+            return ()
+
+        def run(*changed: torch.Tensor) -> Any:
+            given = dict(zip(wanted, changed, strict=True))
+            parameters = [given.get(at, value) for at, value in zip(places, self.parameters, strict=True)]
+            return self.operation(self.values(self.inputs, parameters))
+
+        primals = [value for at, value in zip(places, self.parameters, strict=True) if at in wanted]
+        return torch.func.vjp(run, *primals)[1](gradient)  # type: ignore[no-any-return]
+
+
+class Gate:
+    """Whether a rule acts: while it does not, the layer has its ordinary gradient."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+
+class Rule(Protocol):
+    """What the Function needs of a rule (see `lrpfx.hooks.Hook`)."""
+
+    saves_inputs: ClassVar[bool]
+    gate: Gate
+
+    @property
+    def has_code(self) -> bool: ...
+
+    @property
+    def saves_output(self) -> bool: ...
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
+
 
 ABSENT = -1  # the place of a parameter that a branch leaves out, such as a bias taken as zero
 
@@ -21,11 +96,19 @@ class RuledOperation:
     k-th modified copy do, or `ABSENT`. From `first_extra` on stand the operation's other values.
     """
 
-    rule: Hook
+    rule: Rule
     operation: Operation
     parameters: tuple[int, ...]
     branches: tuple[tuple[int, ...], ...]
     first_extra: int
+    #: For layers whose rule can be switched off, and whose parameters get their ordinary gradient. It costs memory: all inputs
+    #: are saved, whatever the rule reads.
+    gate: Gate | None = None
+
+    def with_inputs(self, inputs: Sequence[Any], values: tuple[Any, ...]) -> Any:
+        """The operation's result for other inputs, with the parameters and extras among `values`."""
+        _, parameters, _, extras = self.split(values)
+        return self.operation((*inputs, *parameters, *extras))
 
     def split(
         self, values: tuple[Any, ...]
@@ -43,8 +126,7 @@ class PropagateRelevance(torch.autograd.Function):
 
     @staticmethod
     def forward(ruled: RuledOperation, *values: Any) -> Any:
-        inputs, parameters, _, extras = ruled.split(values)
-        output = ruled.operation((*inputs, *parameters, *extras))
+        output = ruled.with_inputs(values[: ruled.operation.inputs], values)
         if not isinstance(output, torch.Tensor):
             raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
         return output
@@ -54,7 +136,12 @@ class PropagateRelevance(torch.autograd.Function):
         ruled, *values = inputs
         ctx.ruled = ruled
         ctx.shapes = [value.shape for value in values[: ruled.operation.inputs]]
-        if not ruled.rule.saves_inputs:
+        if ruled.gate is not None:
+            # Buffers are kept as they were: training changes them in place.
+            buffers = values[ruled.first_extra :]
+            values[ruled.first_extra :] = [None] * len(buffers)
+            ctx.buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in buffers]
+        elif not ruled.rule.saves_inputs:
             values = [None] * len(values)
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
@@ -65,9 +152,17 @@ class PropagateRelevance(torch.autograd.Function):
         ruled: RuledOperation = ctx.ruled
         *tensors, output = ctx.saved_tensors
         values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))
+        if ruled.gate is not None:
+            values = (*values[: ruled.first_extra], *ctx.buffers)
         inputs, parameters, branches, extras = ruled.split(values)
         call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output)
-        relevances = ruled.rule.propagate(call, relevance)
+        gradients: list[torch.Tensor | None] = [None] * len(values)
+        if ruled.gate is not None:
+            wanted = [at for at in ruled.parameters if ctx.needs_input_grad[at + 1]]
+            for at, gradient in zip(wanted, call.parameter_gradients(relevance, ruled.parameters, wanted), strict=True):
+                gradients[at] = gradient
+        acts = ruled.gate is None or ruled.gate.open
+        relevances = ruled.rule.propagate(call, relevance) if acts else call.pull_back(relevance)
         if len(relevances) != len(ctx.shapes):
             raise RuleError(f"{ruled.rule} returned {len(relevances)} relevances for {len(ctx.shapes)} inputs")
         for result, shape in zip(relevances, ctx.shapes, strict=True):
@@ -76,7 +171,7 @@ class PropagateRelevance(torch.autograd.Function):
                     f"{ruled.rule} returned relevance of shape {tuple(result.shape)} for an input of shape {tuple(shape)}; "
                     "give this layer a rule that fits a layer which changes the shape"
                 )
-        return (None, *relevances, *[None] * (len(values) - len(relevances)))
+        return (None, *relevances, *gradients[len(relevances) :])
 
 
 def propagate_relevance(ruled: RuledOperation, *values: Any) -> Any:

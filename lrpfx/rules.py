@@ -6,11 +6,12 @@ transpose stand for the layer and for its vector-Jacobian product at x.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
 from .errors import InputError, RuleError
-from .hooks import BasicHook, FirstGradient, Hook, LayerCall, SharedRatios, Tensors, WeightedProducts
+from .hooks import BasicHook, FirstGradient, Hook, SharedRatios, Tensors, WeightedProducts
 from .layer_view import Layer
 from .modifiers import (
     Bound,
@@ -24,6 +25,7 @@ from .modifiers import (
     Unchanged,
     zero_bias,
 )
+from .propagation import LayerCall
 from .stabilizer import Stabilizer, StabilizerFunction
 
 __all__ = [
@@ -278,7 +280,11 @@ class ReLUBetaSmooth(_ElementWiseRule):
     shown = ("beta_smooth",)
 
     def __init__(self, beta_smooth: float = 10.0) -> None:
+        super().__init__()
         self.beta_smooth = beta_smooth
+
+    def copy(self) -> Self:
+        return type(self)(self.beta_smooth)
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (torch.sigmoid(self.beta_smooth * call.inputs[0]) * relevance,)

@@ -1,0 +1,88 @@
+"""The vocabulary of rules in one place, under Zennit's names; each thing lives in the module that its name belongs to."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .composites import Composite, CompositeContext
+from .hooks import BasicHook, Hook
+from .modifiers import ParamMod, expand
+from .registration import RemovableHandle, RemovableHandleList
+from .stabilizer import Stabilizer, stabilize
+
+__all__ = [
+    "BasicHook",
+    "Composite",
+    "CompositeContext",
+    "Hook",
+    "Identity",
+    "ParamMod",
+    "RemovableHandle",
+    "RemovableHandleList",
+    "Stabilizer",
+    "collect_leaves",
+    "expand",
+    "stabilize",
+    "uncompress",
+    "zero_wrap",
+]
+
+Modifier = Callable[[torch.Tensor, str], torch.Tensor]
+
+
+def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], Modifier]:
+    """A decorator for parameter modifiers: parameters in `zero_params` become zero, all others are modified."""
+
+    def wrap(modifier: Modifier) -> Modifier:
+        if not zero_params:
+            return modifier
+
+        def modify(parameter: torch.Tensor, name: str) -> torch.Tensor:
+            return torch.zeros_like(parameter) if name in zero_params else modifier(parameter, name)
+
+        return modify
+
+    return wrap
+
+
+def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules without children below `module`, depth first in the order of registration; itself if it has none."""
+    children = list(module.children())
+    if not children:
+        yield module
+    for child in children:
+        yield from collect_leaves(child)
+
+
+def uncompress(data: Iterable[Any], selector: Iterable[Any], compressed: Iterable[Any]) -> Iterator[Any]:
+    """Put back what `itertools.compress(data, selector)` has become: the next of `compressed` where selected, `data` elsewhere.
+
+    Ends where any of the three ends.
+    """
+    replacements = iter(compressed)
+    for item, selected in zip(data, selector, strict=False):
+        if not selected:
+            yield item
+            continue
+        try:
+            yield next(replacements)
+        except StopIteration:
+            return
+
+
+class Identity(torch.autograd.Function):
+    """The identity of one or more tensors, as a node of the autograd graph. Returns a tuple."""
+
+    @staticmethod
+    def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(input.view_as(input) for input in inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*(out for out, wanted in zip(output, ctx.needs_input_grad, strict=True) if not wanted))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
