@@ -1,6 +1,6 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
-from . import cmap, composites, core, image, layer, rules, types
+from . import attribution, canonizers, cmap, composites, core, image, layer, rules, torchvision, types
 from .attribution import Attribution, attribute
 from .drawing import draw, to_networkx
 from .errors import (
@@ -32,6 +32,8 @@ __all__ = [
     "VerificationError",
     "assignment",
     "attribute",
+    "attribution",
+    "canonizers",
     "cmap",
     "composites",
     "core",
@@ -42,6 +44,7 @@ __all__ = [
     "node_names",
     "rules",
     "to_networkx",
+    "torchvision",
     "transform",
     "types",
 ]

@@ -8,11 +8,34 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .attributors import (
+    Attributor,
+    Gradient,
+    IntegratedGradients,
+    Occlusion,
+    SmoothGrad,
+    constant,
+    identity,
+    occlude_independent,
+)
 from .errors import InputError, InputTypeError
 from .explain_module import ExplainModule, TreeGraphModule, copy_graph
 from .inspection import explainable
 from .node import node_info
 from .pipeline import named_nodes
+
+__all__ = [
+    "Attribution",
+    "Attributor",
+    "Gradient",
+    "IntegratedGradients",
+    "Occlusion",
+    "SmoothGrad",
+    "attribute",
+    "constant",
+    "identity",
+    "occlude_independent",
+]
 
 Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 Target = int | torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None

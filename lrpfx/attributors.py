@@ -234,10 +234,11 @@ class IntegratedGradients(_Sampling):
 
 
 class Occlusion(Attributor):
-    """The weighted output for the input with all but one window occluded, given to each place in that window, summed.
+    """Weighted outputs for the input with all but one window occluded: each is added to the places in its window.
 
-    `window` and `stride`: an int for all dimensions, or a tuple for the last ones. `occlusion_fn(input, mask)` occludes what the
-    boolean mask does not cover; by default it becomes zero. Windows that reach over the end of a dimension go on at its start.
+    `window` and `stride`: an int for all dimensions, or a tuple for the last ones. `occlusion_fn(input, mask)` occludes what
+    the boolean mask does not cover; by default it becomes zero. A window that reaches over the end of a dimension goes on at
+    the start of it.
     """
 
     def __init__(
@@ -268,9 +269,7 @@ class Occlusion(Attributor):
         if isinstance(value, int):
             return tuple(min(value, size) for size in shape)
         if len(value) > len(shape):
-            raise InputError(
-                f"the window or stride {value} has more dimensions than the input, whose shape is (batch, *{shape})"
-            )
+            raise InputError(f"the window or stride {value} has more dimensions than a sample of shape {shape}")
         return (*shape[: len(shape) - len(value)], *value)
 
     def _masks(self, input: torch.Tensor) -> list[torch.Tensor]:

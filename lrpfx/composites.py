@@ -115,7 +115,7 @@ class Composite:
             for canonizer in self.canonizers:
                 self.handles += canonizer.apply(module)
             context = MappingContext()
-            for name, child in list(module.named_modules()):
+            for name, child in self._modules_in_order(module):
                 template = self.module_map(context, name, child)
                 if template is not None:
                     hook = template.copy()
@@ -124,6 +124,19 @@ class Composite:
         except BaseException:
             self.remove()
             raise
+
+    def _modules_in_order(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The modules to map, by name, in the order in which `module_map` is asked about them."""
+        if not self.depends_on_order:
+            return list(module.named_modules())
+        from .structure import modules_in_order_of_execution  # tracing is the compiler's, which stands above composites
+
+        return modules_in_order_of_execution(module)
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the mapping of a layer depends on which layers come before it."""
+        return False
 
     def remove(self) -> None:
         """Take all rules off, and undo the canonizers."""
@@ -221,6 +234,10 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
                 return rule
         return super().mapping(ctx, name, module)
 
+    @property
+    def depends_on_order(self) -> bool:
+        return bool(self.first_map)
+
     def maps_whole(self, name: str, module: nn.Module) -> bool:
         return any(isinstance(module, types) for types, _ in [*self.first_map, *self.layer_map])
 
@@ -288,6 +305,10 @@ class MixedComposite(Composite):
                 chosen = rule
                 _note(ctx, f"{type(composite).__name__}, {context.reason}".rstrip(", "), (index, ""))
         return chosen
+
+    @property
+    def depends_on_order(self) -> bool:
+        return any(composite.depends_on_order for composite in self.composites)
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
         return any(composite.maps_whole(name, module) for composite in self.composites)

@@ -231,7 +231,8 @@ class BasicHook(Hook):
             result = call.operation.adjoint(gradient, call.values(inputs, parameters))
             return torch.func.vjp(run, *inputs)[1](gradient) if result is None else result
 
-        return call.output if self._is_forward(branch) else run(*inputs), pull
+        saved = self._is_forward(branch) and call.output is not None
+        return call.output if saved else run(*inputs), pull
 
 
 # --- gradient mappers and reducers of the built-in rules -------------------------------------------------------------------

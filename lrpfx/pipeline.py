@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from .canonizers import needed_in_graphs
 from .composites import Composite
 from .errors import CaptureError, InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
@@ -54,6 +55,11 @@ def transform(
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
     """
     _check_arguments(model, composite, unassigned)
+    canonizers = needed_in_graphs(composite.canonizers)
+    if canonizers:
+        model = private_copy(model)
+        for canonizer in canonizers:
+            canonizer.apply(model)
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     program, verification = _normal_form(model, example_inputs, composite)
     for step in _steps(composite, keep_gradient, fold):
@@ -133,11 +139,6 @@ def _check_arguments(model: nn.Module, composite: Composite, unassigned: str) ->
         raise InputTypeError(f"transform takes a composite, not {type(composite).__name__}")
     if hasattr(model, "_orig_mod"):
         raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
-    if composite.canonizers:
-        raise InputError(
-            f"{composite} has canonizers, which this version does not apply. Leave them out: without any, batch norm is merged "
-            "and sums have rules."
-        )
     if unassigned not in ("error", "gradient"):
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
 

@@ -13,7 +13,7 @@ from .layer_view import Operation
 class LayerCall:
     """One executed call of a layer, as a rule sees it while relevance flows back.
 
-    `inputs` and `output` are those of the forward pass (`output` is None for rules that do not save it); `branches[k]` are the
+    `inputs` and `output` are those of the forward pass (`output` is None where it was not saved); `branches[k]` are the
     values of the operation's parameters in the k-th modified copy.
     """
 
@@ -145,7 +145,9 @@ class PropagateRelevance(torch.autograd.Function):
             values = [None] * len(values)
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
-        ctx.save_for_backward(*tensors, output if ruled.rule.saves_output else None)
+        # Where the rule can be switched off, the output is computed again: the next module may overwrite it.
+        saves_output = ruled.rule.saves_output and ruled.gate is None
+        ctx.save_for_backward(*tensors, output if saves_output else None)
 
     @staticmethod
     def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -130,10 +130,12 @@ def call_with_rule(
         values = [getattr(module, name) for name in names]
         operation, buffers = _operator_call(operator, module, names), []
     else:
-        names = [name for name, _ in module.named_parameters()]
-        values = [value for _, value in module.named_parameters()]
-        buffers = [value for _, value in module.named_buffers()]
-        operation = _module_call(module, forward, args, kwargs, names, [name for name, _ in module.named_buffers()])
+        shadowed = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+        learned = {**dict(module.named_parameters()), **{n: v for n, v in shadowed.items() if n not in module._buffers}}
+        names, values = list(learned), list(learned.values())
+        buffer_names = [name for name, _ in module.named_buffers() if name not in shadowed]
+        buffers = [module.get_buffer(name) for name in buffer_names]
+        operation = _module_call(module, forward, args, kwargs, names, buffer_names, set(shadowed))
     own = {name for name in names if "." not in name}
     for modifier in modifiers:
         modifier.check(tuple(own))
@@ -185,8 +187,9 @@ def _module_call(
     kwargs: dict[str, Any],
     parameters: Sequence[str],
     buffers: Sequence[str],
+    shadowed: set[str],
 ) -> Operation:
-    """The module's forward as a function of its tensors."""
+    """The module's forward as a function of its tensors; `shadowed` are those that stand in the instance's own attributes."""
     count = 0
 
     def slot(leaf: Any) -> Any:
@@ -197,13 +200,20 @@ def _module_call(
         return Slot(count - 1)
 
     slotted_args, slotted_kwargs = map_arguments((args, kwargs), slot)
-    names = [f"module.{name}" for name in (*parameters, *buffers)]
+    names = [*parameters, *buffers]
     body = _Body(module, forward)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], values: tuple[Any, ...]) -> Any:
         # Copies, since the module may overwrite its inputs, which its rule reads later.
         args, kwargs = map_arguments((args, kwargs), lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
-        return torch.func.functional_call(body, dict(zip(names, values, strict=True)), args, kwargs)
+        given = dict(zip(names, values, strict=True))
+        before = {name: vars(module)[name] for name in shadowed}
+        try:
+            vars(module).update({name: given[name] for name in shadowed if name in given})
+            state = {f"module.{name}": value for name, value in given.items() if name not in shadowed}
+            return torch.func.functional_call(body, state, args, kwargs)
+        finally:
+            vars(module).update(before)
 
     # Modified parameters stand between the module's own and the buffers; the operation is only ever given one set of them.
     values = tuple(Slot(count + place) for place in range(len(names)))

@@ -12,17 +12,23 @@ from .layer import Sum as _SumModule
 
 
 class SubclassMeta(type):
-    """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses."""
+    """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses.
+
+    `__subclass_names__` lists such classes by their qualified names, which saves an import.
+    """
 
     __subclass__: tuple[type, ...]
+    __subclass_names__: tuple[str, ...] = ()
 
     def __instancecheck__(cls, instance: Any) -> bool:
         kind = getattr(instance, "kind", None)  # a layer of a graph has one besides the class that it stands for
         by_kind = isinstance(kind, SubclassMeta) and issubclass(kind, cls)
-        return by_kind or super().__instancecheck__(instance) or isinstance(instance, cls.__subclass__)
+        return by_kind or super().__instancecheck__(instance) or issubclass(instance.__class__, cls)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or issubclass(subclass, cls.__subclass__)
+        if super().__subclasscheck__(subclass) or issubclass(subclass, cls.__subclass__):
+            return True
+        return any(f"{base.__module__}.{base.__qualname__}" in cls.__subclass_names__ for base in subclass.__mro__)
 
 
 class Kind(metaclass=SubclassMeta):
@@ -59,6 +65,7 @@ class BatchNorm(Kind):
     """Batch normalization with running statistics."""
 
     __subclass__ = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    __subclass_names__ = ("torchvision.ops.misc.FrozenBatchNorm2d",)
 
 
 class AvgPool(Kind):

@@ -28,13 +28,16 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
-def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
+def capture_symbolic(
+    model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = (), share_tensors: bool = False
+) -> Program:
     """Trace `model` without changing it.
 
     `opaque`: paths of modules to keep as one node. `given`: names of arguments of `forward` that the caller will pass although
-    they have a default; all other arguments with a default are fixed at it. `CaptureError` where the model cannot be traced.
+    they have a default; all other arguments with a default are fixed at it. `share_tensors`: as in `private_copy`.
+    `CaptureError` where the model cannot be traced.
     """
-    root = private_copy(model)
+    root = private_copy(model, share_tensors)
     tracer = _Tracer(set(opaque), set(given))
     try:
         try:
@@ -49,9 +52,14 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Coll
         tracer.release()
 
 
-def private_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm)."""
+def private_copy(model: nn.Module, share_tensors: bool = False) -> nn.Module:
+    """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm).
+
+    With `share_tensors`, its tensors are the model's own: for looking at the structure alone.
+    """
     memo: dict[int, Any] = {}
+    if share_tensors:
+        memo.update({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for module in model.modules():
         for value in module.__dict__.values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:

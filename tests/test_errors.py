@@ -318,11 +318,6 @@ def test_item_assignment():
     assert "x[...] = value writes into a tensor" in message and "torch.where" in message
 
 
-def test_canonizers_are_not_ignored():
-    message = raised(lrpfx.InputError, lrpfx.transform, small_net(), EpsilonPlus(canonizers=[object()]))
-    assert "has canonizers, which this version does not apply" in message
-
-
 def test_a_compiled_model():
     message = raised(lrpfx.InputTypeError, lrpfx.transform, torch.compile(small_net(), backend="eager"), EpsilonPlus())
     assert "transform the model itself" in message
