@@ -353,7 +353,7 @@ def make_rules(core):
 @pytest.mark.parametrize("name", ["Ignore", "GradTimesInput", "ScaledNegative", "Hook"])
 def test_code_of_ones_own_equals_zennit(name):
     layer, x = nn.ReLU() if name == "Ignore" else nn.Linear(4, 4), torch.randn(3, 4)
-    rule = make_rules(lrpfx.hooks)[name]
+    rule = make_rules(lrpfx.core)[name]
     actual = registered(rule, layer, x, torch.cos)
     assert_close(actual, registered(make_rules(zennit.core)[name], copy.deepcopy(layer), x, torch.cos), 1e-13)
     assert rule.stored_tensors == {}
@@ -364,7 +364,7 @@ def test_code_of_ones_own_equals_zennit(name):
 def test_code_of_ones_own_in_a_graph(name):
     """The same rule object serves graphs, each call with its own stored tensors."""
     model, x, seed = Twice().eval(), torch.randn(2, 4), torch.randn(2, 4)
-    rule = make_rules(lrpfx.hooks)[name]
+    rule = make_rules(lrpfx.core)[name]
     explain_model = lrpfx.transform(model, LayerMapComposite([(nn.Linear, rule)]))
     actual = lrpfx.attribute(explain_model, x, seed).relevance
     with LayerMapComposite([(nn.Linear, rule)]).context(model):
@@ -375,6 +375,40 @@ def test_code_of_ones_own_in_a_graph(name):
     scale = (lambda a: a) if name == "GradTimesInput" else lambda a: a.clip(min=0) + 0.23 * a.clip(max=0)
     expected = scale(x) * ((scale(hidden) * (seed @ model.linear.weight)) @ model.linear.weight)
     assert_close(actual, expected.detach(), 1e-12)
+
+
+def make_templates(core):
+    """The same rules from parts on either library's template."""
+
+    class PositiveWeights(core.BasicHook):
+        def __init__(self, names=None):
+            super().__init__(param_modifiers=[self._modify])
+            self.names = [] if names is None else names
+
+        def _modify(self, parameter, name):
+            return parameter.clip(min=0.0) if name in self.names else torch.zeros_like(parameter)
+
+    zero = core.BasicHook(
+        input_modifiers=[lambda input: input],
+        param_modifiers=[lambda parameter, _: parameter],
+        output_modifiers=[lambda output: output],
+        gradient_mapper=lambda out_grad, outputs: [out_grad / outputs[0]],
+        reducer=lambda inputs, gradients: inputs[0] * gradients[0],
+    )
+    modified = core.BasicHook(param_modifiers=[core.ParamMod(lambda p, _: p.clip(min=0.0), zero_params="bias")])
+    return {"default": core.BasicHook(), "zero": zero, "class": PositiveWeights(["weight"]), "ParamMod": modified}
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("name", ["default", "zero", "class", "ParamMod"])
+def test_templates_of_ones_own_equal_zennit(name, copied):
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    rule = make_templates(lrpfx.core)[name]
+    expected = registered(make_templates(zennit.core)[name], copy.deepcopy(layer), x, torch.cos)
+    assert_close(registered(rule.copy() if copied else rule, layer, x, torch.cos), expected, 1e-11)
+    graph = lrpfx.transform(nn.Sequential(layer).eval(), LayerMapComposite([(nn.Linear, rule)]))
+    seed = torch.cos(layer(x)).detach()
+    assert_close(lrpfx.attribute(graph, x, seed).relevance, expected, 1e-11)
 
 
 def test_extended_signatures_and_all_stages():
