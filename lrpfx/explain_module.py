@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import fx, nn
@@ -10,7 +10,6 @@ from torch import fx, nn
 from .callables import dotted_path, resolve_path
 from .node import map_arguments
 from .propagation import Rule, RuledOperation, propagate_relevance
-from .registration import GeneralRule, call_with_code
 
 
 class Scope(nn.Module):
@@ -42,14 +41,7 @@ class RuleModule(Scope):
         return self.ruled.rule
 
     def forward(self, *values: Any) -> Any:
-        ruled, rule = self.ruled, self.ruled.rule
-        if not rule.has_code:
-            return propagate_relevance(ruled, *values)
-
-        def layer(*inputs: Any) -> Any:
-            return ruled.with_inputs(inputs, values)
-
-        return call_with_code(cast(GeneralRule, rule), rule.gate, self, layer, values[: ruled.operation.inputs], {})
+        return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)
 
     def extra_repr(self) -> str:
         return self.description + "".join(f" + {name}" for name in self.merged)

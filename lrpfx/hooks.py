@@ -7,6 +7,7 @@ https://doi.org/10.1007/978-3-030-28954-6_10).
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -46,6 +47,13 @@ class Hook:
     shown: ClassVar[tuple[str, ...]] = ()
     #: Whether `propagate` reads the layer's inputs and parameters.
     saves_inputs: ClassVar[bool] = True
+
+    #: Whether `forward` takes (module, args, kwargs, output) rather than (module, input, output).
+    forward_takes_kwargs: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        cls.forward_takes_kwargs = "kwargs" in inspect.signature(cls.forward).parameters
 
     def __init__(self) -> None:
         self.stored_tensors: dict[str, Any] = {}
@@ -119,7 +127,10 @@ class Hook:
         return call.pull_back(relevance)
 
     def check(self, layer: Layer) -> None:
-        """`RuleError` if the rule cannot be applied to `layer`."""
+        """`RuleError` if the rule cannot be applied to `layer` in a graph."""
+        for name in ("pre_forward", "post_forward"):
+            if getattr(type(self), name) is not getattr(Hook, name):
+                raise RuleError(f"it overrides {name}, which has no place in a graph; register it on the module instead")
 
     def copy(self) -> Self:
         """A rule with the same settings, for composites use rules as templates; to override where __init__ takes arguments."""

@@ -1,13 +1,16 @@
 """The autograd Function that puts a rule in place of a layer's gradient."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import nn
 
 from .errors import RuleError
-from .layer_view import Operation
+from .layer_view import Operation, Slot
+from .node import map_arguments
 
 
 class LayerCall:
@@ -119,13 +122,54 @@ class RuledOperation:
         return values[: self.operation.inputs], parameters, branches, values[self.first_extra :]
 
 
+class CodeOfCall:
+    """The code of a rule around one call of a layer in a graph.
+
+    It acts on a copy of the rule, so that every call has stored tensors of its own, and the compiler sees no side effects.
+    """
+
+    def __init__(self, rule: Any, module: nn.Module | None) -> None:
+        self.rule = copy.copy(rule)
+        self.module = module
+
+    def look_at(self, inputs: tuple[Any, ...], output: Any) -> tuple[list[torch.Tensor], Any]:
+        """Let the rule look at the call: the tensors that it stores, and where they stand in what it stores."""
+        self.rule.stored_tensors = {}
+        arguments: tuple[Any, ...] = (inputs, {}) if self.rule.forward_takes_kwargs else (inputs,)
+        if self.rule.forward(self.module, *arguments, output) is not None:
+            raise RuleError(f"{self.rule} returns another output, which a rule of a graph cannot; register it on the module")
+        tensors: list[torch.Tensor] = []
+
+        def keep(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensors.append(leaf)
+            return Slot(len(tensors) - 1)
+
+        stored = map_arguments(self.rule.stored_tensors, keep)
+        return tensors, stored
+
+    def gradients(
+        self, call: LayerCall, relevance: torch.Tensor, stored: Any, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What the rule makes of the gradients of the layer's inputs."""
+        self.rule.stored_tensors = map_arguments(stored, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
+        self.rule.stored_tensors["grad_output"] = (relevance,)
+        self.rule.pre_backward(self.module, [], (relevance,))
+        ordinary = call.pull_back(relevance)
+        result = self.rule.backward(self.module, list(ordinary), (relevance,))
+        if result is None:
+            return ordinary
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
 class PropagateRelevance(torch.autograd.Function):
     """Forward: the layer. Backward: its rule."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(ruled: RuledOperation, *values: Any) -> Any:
+    def forward(ruled: RuledOperation, module: nn.Module | None, *values: Any) -> Any:
         output = ruled.with_inputs(values[: ruled.operation.inputs], values)
         if not isinstance(output, torch.Tensor):
             raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
@@ -133,8 +177,14 @@ class PropagateRelevance(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ruled, *values = inputs
+        ruled, module, *values = inputs
         ctx.ruled = ruled
+        ctx.module = module
+        device = output.device.type
+        ctx.autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        code = CodeOfCall(ruled.rule, module)
+        kept = code.look_at(tuple(values[: ruled.operation.inputs]), output) if ruled.rule.has_code else ([], {})
+        ctx.stored = kept[1]
         ctx.shapes = [value.shape for value in values[: ruled.operation.inputs]]
         if ruled.gate is not None:
             # Buffers are kept as they were: training changes them in place.
@@ -147,24 +197,33 @@ class PropagateRelevance(torch.autograd.Function):
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
         # Where the rule can be switched off, the output is computed again: the next module may overwrite it.
         saves_output = ruled.rule.saves_output and ruled.gate is None
-        ctx.save_for_backward(*tensors, output if saves_output else None)
+        ctx.save_for_backward(*tensors, output if saves_output else None, *kept[0])
 
     @staticmethod
     def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ruled: RuledOperation = ctx.ruled
-        *tensors, output = ctx.saved_tensors
+        count = len(ctx.others)
+        tensors, output, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count], ctx.saved_tensors[count + 1 :]
         values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))
         if ruled.gate is not None:
             values = (*values[: ruled.first_extra], *ctx.buffers)
+        dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
+        if ctx.autocast:  # the forward ran in the precision of its output, whatever its inputs had
+            values = tuple(_cast(value, relevance.dtype) for value in values)
         inputs, parameters, branches, extras = ruled.split(values)
         call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output)
         gradients: list[torch.Tensor | None] = [None] * len(values)
         if ruled.gate is not None:
-            wanted = [at for at in ruled.parameters if ctx.needs_input_grad[at + 1]]
+            wanted = [at for at in ruled.parameters if ctx.needs_input_grad[at + 2]]
             for at, gradient in zip(wanted, call.parameter_gradients(relevance, ruled.parameters, wanted), strict=True):
                 gradients[at] = gradient
         acts = ruled.gate is None or ruled.gate.open
-        relevances = ruled.rule.propagate(call, relevance) if acts else call.pull_back(relevance)
+        if not acts:
+            relevances = call.pull_back(relevance)
+        elif ruled.rule.has_code:
+            relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
+        else:
+            relevances = ruled.rule.propagate(call, relevance)
         if len(relevances) != len(ctx.shapes):
             raise RuleError(f"{ruled.rule} returned {len(relevances)} relevances for {len(ctx.shapes)} inputs")
         for result, shape in zip(relevances, ctx.shapes, strict=True):
@@ -173,9 +232,21 @@ class PropagateRelevance(torch.autograd.Function):
                     f"{ruled.rule} returned relevance of shape {tuple(result.shape)} for an input of shape {tuple(shape)}; "
                     "give this layer a rule that fits a layer which changes the shape"
                 )
-        return (None, *relevances, *gradients[len(relevances) :])
+        gradients[: len(relevances)] = relevances
+        if ctx.autocast:
+            gradients = [_cast(gradient, dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)]
+        return (None, None, *gradients)
 
 
-def propagate_relevance(ruled: RuledOperation, *values: Any) -> Any:
-    """Run the layer, and its rule in place of the gradient when relevance flows back."""
-    return PropagateRelevance.apply(ruled, *values)  # type: ignore[no-untyped-call]
+def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+    """A floating-point tensor in another precision; anything else as it is."""
+    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_floating and dtype is not None else value
+
+
+def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module | None = None) -> Any:
+    """Run the layer, and its rule in place of the gradient when relevance flows back.
+
+    `module` is what a rule with code of its own is told that it is called for.
+    """
+    return PropagateRelevance.apply(ruled, module, *values)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ import torch
 import zennit.composites
 import zennit.core
 import zennit.rules
-from helpers import NETWORKS, Binary, assert_close, relative_difference, small_net
+from helpers import NETWORKS, Binary, Unary, assert_close, relative_difference, small_net
 from test_rules import LAYERS
 from torch import nn
 
@@ -310,6 +310,88 @@ def test_derivatives_of_relevance():
     assert_close(torch.autograd.grad(measured, leaf)[0], numeric, 1e-6)
 
 
+@pytest.mark.parametrize("mode", ["module", "graph"])
+@pytest.mark.parametrize("inside", [True, False], ids=["backward-inside", "backward-outside"])
+def test_autocast(inside, mode):
+    """D22: forward under autocast, backward under it or not."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)).eval().float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()
+    x, composite = torch.rand(2, 1, 6, 6, dtype=torch.float32), EpsilonPlusFlat()
+    explain_model = lrpfx.transform(model, composite)
+    expected = lrpfx.attribute(explain_model, x, torch.ones(2, 3)).relevance
+    leaf = x.clone().requires_grad_()
+    if mode == "module":
+        composite.register(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = (model if mode == "module" else explain_model)(leaf)
+        assert output.dtype == torch.bfloat16
+        if inside:
+            (relevance,) = torch.autograd.grad(output, leaf, torch.ones_like(output))
+    if not inside:
+        (relevance,) = torch.autograd.grad(output, leaf, torch.ones_like(output))
+    composite.remove()
+    assert relevance.dtype == torch.float32
+    assert_close(relevance, expected, 0.05)
+
+
+def test_function_transforms():
+    """D21."""
+    model, x, seed = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3), torch.randn(2, 2)
+    with EpsilonPlus().context(model):
+        leaf = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(model(leaf), leaf, seed)
+        _, pull = torch.func.vjp(model, leaf)
+        assert_close(pull(seed)[0], expected, 1e-14)
+
+
+@pytest.mark.parametrize(
+    "layer, rule, message",
+    [
+        (lambda: nn.Linear(3, 2), rules.Pass(), r"relevance of shape \(1, 2\) for an input of shape \(1, 3\)"),
+        (lambda: Unary(lambda x: {"a": x}), rules.Epsilon(), "returns one tensor, but this one returns dict"),
+        (lambda: Unary(lambda x: [x, x]), rules.Epsilon(), "returns one tensor, but this one returns list"),
+    ],
+)
+def test_rules_that_do_not_fit(layer, rule, message):
+    """D20."""
+    layer = layer()
+    x = torch.randn(1, 3, requires_grad=True)
+    handles = rule.register(layer)
+    with pytest.raises(lrpfx.RuleError, match=message):
+        torch.autograd.grad(layer(x).sum(), x)
+    handles.remove()
+
+
+def test_code_around_structured_outputs():
+    """D20b: rules with code take modules that return dicts and lists."""
+
+    class Doubled(Hook):
+        def backward(self, module, grad_input, grad_output):
+            return (2 * grad_input[0],)
+
+    layer, x = Unary(lambda x: {"a": x, "b": [3 * x, "text"]}), torch.randn(2, 3, requires_grad=True)
+    handles = Doubled().register(layer)
+    output = layer(x)
+    assert output["b"][1] == "text"
+    (gradient,) = torch.autograd.grad(output["a"].sum() + output["b"][0].sum(), x)
+    handles.remove()
+    assert torch.equal(gradient, torch.full((2, 3), 8.0))
+
+
+def test_contexts_do_not_grow():
+    """D16: a long-lived context keeps nothing of its calls."""
+    model, composite = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), EpsilonPlus()
+    composite.register(model)
+    sizes = []
+    for _ in range(3):
+        model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+        sizes.append((len(composite.handles), [len(vars(module)) for module in model.modules()]))
+    composite.remove()
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
 # --- rules with code of their own ------------------------------------------------------------------------------------------
 
 
@@ -372,6 +454,8 @@ def test_code_of_ones_own_in_a_graph(name):
         (relevance,) = torch.autograd.grad(model(leaf), leaf, seed)
     assert_close(actual, relevance, 1e-13)
     hidden = (x @ model.linear.weight.T + model.linear.bias).detach()
+    compiled = torch.compile(explain_model, backend="aot_eager", fullgraph=True)
+    assert_close(lrpfx.attribute(compiled, x, seed).relevance, actual, 1e-13)
     scale = (lambda a: a) if name == "GradTimesInput" else lambda a: a.clip(min=0) + 0.23 * a.clip(max=0)
     expected = scale(x) * ((scale(hidden) * (seed @ model.linear.weight)) @ model.linear.weight)
     assert_close(actual, expected.detach(), 1e-12)
@@ -438,6 +522,26 @@ def test_extended_signatures_and_all_stages():
     assert [name for name, *_ in calls] == ["pre_forward", "forward", "post_forward", "pre_backward", "backward"]
     assert calls[0] == ("pre_forward", 1, ["b"]) and calls[-1] == ("backward", 2)
     assert torch.equal(gradients[0], b) and torch.equal(gradients[1], a)
+
+
+def test_code_that_has_no_place_in_a_graph():
+    class Replaces(Hook):
+        def forward(self, module, input, output):
+            return 2 * output
+
+    class Prepares(Hook):
+        def pre_forward(self, module, args, kwargs):
+            return None
+
+    model, x = nn.Sequential(nn.Linear(3, 2)).eval(), torch.randn(1, 3)
+    handles = Replaces().register(model[0])
+    assert torch.equal(model(x.requires_grad_()), 2 * twin_of(model[0])(x))
+    handles.remove()
+    explain_model = lrpfx.transform(model, LayerMapComposite([(nn.Linear, Replaces())]))
+    with pytest.raises(lrpfx.RuleError, match="returns another output, which a rule of a graph cannot"):
+        explain_model(x)
+    with pytest.raises(lrpfx.RuleError, match="overrides pre_forward, which has no place in a graph"):
+        lrpfx.transform(model, LayerMapComposite([(nn.Linear, Prepares())]))
 
 
 def test_inactive_rules_with_code():
