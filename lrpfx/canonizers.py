@@ -78,10 +78,13 @@ class MergeBatchNorm(Canonizer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.linears: tuple[nn.Module, ...] = ()
+        self.batch_norm: nn.Module | None = None
         self._shadow = _Shadow()
 
     def register(self, linears: Sequence[nn.Module], batch_norm: nn.Module) -> None:
         """Merge `batch_norm` into each of `linears`: they compute both, and it becomes the identity."""
+        self.linears, self.batch_norm = tuple(linears), batch_norm
         self._merge(self._shadow, linears, batch_norm)
 
     def remove(self) -> None:

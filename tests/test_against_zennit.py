@@ -15,8 +15,10 @@ from torch import nn
 from zennit.attribution import Gradient
 
 import lrpfx
+import lrpfx.torchvision
 from lrpfx.composites import COMPOSITES
 
+OUR_CANONIZERS = {"resnet18": lrpfx.torchvision.ResNetCanonizer, "vgg11_bn": lrpfx.torchvision.VGGCanonizer}
 CANONIZERS = {"resnet18": zennit.torchvision.ResNetCanonizer, "vgg11_bn": zennit.torchvision.VGGCanonizer}
 
 
@@ -65,6 +67,11 @@ def test_input_relevance_equals_zennit(network, key):
         output, expected = attributor(input.clone().requires_grad_(), seed)
     assert relative_difference(attribution.output, output.detach()) <= 1e-12
     assert relative_difference(attribution.relevance, expected) <= 1e-8
+    ours = [OUR_CANONIZERS[name]()] if name in OUR_CANONIZERS else None
+    with COMPOSITES[key](*bounds, canonizers=ours).context(model):
+        leaf = input.clone().requires_grad_()
+        (in_module_mode,) = torch.autograd.grad(model(leaf), leaf, seed)
+    assert relative_difference(in_module_mode, expected) <= 1e-8
 
 
 @pytest.mark.parametrize("zero_params", [None, "bias"])

@@ -202,6 +202,28 @@ def test_intermediate_relevance_by_hooks_and_by_record():
         assert_close(value, model.get_submodule(name).output.grad, 1e-13)
 
 
+def test_intermediate_relevance_by_hooks_equals_zennit():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 10, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(10 * 32 * 32, 10))
+    x, gradients = torch.randn(1, 3, 32, 32, requires_grad=True), []
+    for library, composites in ((attribution, lrpfx.composites), (zennit.attribution, zennit.composites)):
+        outputs = {}
+
+        def store_hook(module, input, output, outputs=outputs):
+            outputs[module] = output
+            output.retain_grad()
+
+        with library.Gradient(model, composites.EpsilonPlusFlat()) as attributor:
+            handles = [module.register_forward_hook(store_hook) for module in model.modules()]
+            _, relevance = attributor(x, torch.eye(10)[[1]])
+        for handle in handles:
+            handle.remove()
+        gradients.append([relevance, *(outputs[module].grad for module in model.modules())])
+    assert len(gradients[0]) == 6
+    for ours, theirs in zip(*gradients, strict=True):
+        assert_close(ours, theirs, 1e-10)
+
+
 def test_derivatives_of_relevance(model):
     """create_graph inside the context, the derivative with the rules inactive: as by finite differences."""
     model = nn.Sequential(nn.Linear(4, 5), nn.Softplus(), nn.Linear(5, 3))
