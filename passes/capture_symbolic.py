@@ -46,7 +46,7 @@ def capture_symbolic(
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(_explain(error, model)) from error
+            raise CaptureError(_explain(error, model, tracer.failed)) from error
         return Program(root, _with_qualified_names(traced, tracer, root), type(model).__name__)
     finally:
         tracer.release()
@@ -75,12 +75,12 @@ def private_copy(model: nn.Module, share_tensors: bool = False) -> nn.Module:
     return root
 
 
-def _explain(error: Exception, model: nn.Module) -> str:
-    place = _last_user_frame(error)
-    name = type(model).__name__
-    whole = (
-        "map the module that contains it to a rule as a whole, by its name or its class: the compiler then does not look inside"
-    )
+def _explain(error: Exception, model: nn.Module, failed: "_ModuleCall | None") -> str:
+    """What went wrong, in which module and line, and what to do about it."""
+    name, place = type(model).__name__, _last_user_frame(error)
+    if failed is not None and failed.path:
+        place = f"in {failed.path!r}, a {type(failed.module).__name__}" + (f", {place}" if place else "")
+    whole = "map the module around it to a rule as a whole, by its name or its class: the compiler then does not look inside"
     if "used as inputs to control flow" in str(error):
         return (
             f"the forward of {name} branches on a value that depends on the input, so it has no single graph ({place}). "
@@ -93,7 +93,7 @@ def _explain(error: Exception, model: nn.Module) -> str:
 
 
 def _last_user_frame(error: BaseException) -> str:
-    place = "place unknown"
+    place = ""
     trace = error.__traceback__
     while trace is not None:
         if _is_user_file(trace.tb_frame.f_code.co_filename):
@@ -163,6 +163,7 @@ class _Tracer(fx.Tracer):
         self.opaque = opaque
         self.given = given
         self.open_calls: list[_ModuleCall] = []
+        self.failed: _ModuleCall | None = None
         self.call_of_node: dict[fx.Node, _ModuleCall] = {}
         self.source_of_node: dict[fx.Node, str] = {}
         self.names_of_tensors: dict[int, str] = {}
@@ -225,6 +226,9 @@ class _Tracer(fx.Tracer):
         self.open_calls.append(_ModuleCall(path, m))
         try:
             return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or self.open_calls[-1]  # the innermost one comes first
+            raise
         finally:
             self.open_calls.pop()
 

@@ -59,7 +59,7 @@ def test_data_dependent_branch():
     message = raised(lrpfx.CaptureError, lrpfx.transform, nn.Sequential(Branching()), EpsilonPlus())
     line = Branching.forward.__code__.co_firstlineno + 1
     assert "branches on a value that depends on the input" in message
-    assert f"test_errors.py:{line}" in message and "torch.where" in message
+    assert f"in '0', a Branching, {__file__}:{line}" in message and "torch.where" in message
 
 
 def test_other_untraceable_code():

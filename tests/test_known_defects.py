@@ -306,3 +306,17 @@ def test_every_rule_runs_on_every_kind_of_layer(rule):
             explain_model = lrpfx.transform(model, composite)
         relevance = lrpfx.attribute(explain_model, x, lambda output: output).relevance
         assert relevance.shape == x.shape and torch.isfinite(relevance).all()
+
+
+@pytest.mark.parametrize(
+    "layer, message",
+    [
+        (lambda: nn.LayerNorm(4), "1: layer_norm, which is not in the operator table"),
+        (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), "in '1', a TransformerEncoderLayer"),
+    ],
+)
+def test_operations_whose_gradient_is_not_their_relevance_are_refused(layer, message):
+    """D5 and D6: a plain gradient through these would lose or invent relevance, so they need a rule."""
+    with pytest.raises(lrpfx.LrpfxError) as caught:
+        lrpfx.transform(nn.Sequential(nn.Linear(4, 4), layer()).eval(), EpsilonPlus())
+    assert message in str(caught.value)
