@@ -1,13 +1,15 @@
 """The explainable GraphModule and the modules in it."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from torch import fx, nn
 
 from .callables import dotted_path, resolve_path
+from .errors import InputError
 from .node import map_arguments
 from .propagation import Rule, RuledOperation, propagate_relevance
 
@@ -137,6 +139,22 @@ class ExplainModule(TreeGraphModule):
             values = fx.Interpreter(self, graph=self.fold_graph).run()
         for name, value in zip(self.derived, values, strict=True):
             set_derived_buffer(self, name, value)
+
+    @contextmanager
+    def inactive(self) -> Iterator[Self]:
+        """A context in which gradients are ordinary ones, for derivatives of relevance; needs `transform(..., fold=False)`."""
+        ruled = [module.ruled for module in self.modules() if isinstance(module, RuleModule)]
+        gates = {id(one.gate): one.gate for one in ruled if one.gate is not None}
+        if ruled and not gates:
+            raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
+        before = [gate.open for gate in gates.values()]
+        try:
+            for gate in gates.values():
+                gate.open = False
+            yield self
+        finally:
+            for gate, is_open in zip(gates.values(), before, strict=True):
+                gate.open = is_open
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -49,7 +49,8 @@ def transform(
     The model is not changed; the result holds a copy of its parameters and buffers. `example_inputs` (a tensor, a tuple of
     arguments, or a dict of keyword arguments) makes every stage be verified against the model's own output, and shapes known.
     `unassigned`: "error", or "gradient" to let operations without a rule keep their plain gradient. `fold=False` leaves merged
-    and modified weights as live computations, so that gradients with respect to the parameters exist.
+    and modified weights as live computations, and makes relevance differentiable with respect to inputs and parameters: take
+    such derivatives inside `with explain_model.inactive()`.
 
     Errors: `CaptureError` for models that cannot be traced or are in training mode, `UnsupportedOperationError` for
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
@@ -75,7 +76,7 @@ def _steps(composite: Composite, keep_gradient: bool, fold: bool) -> Iterator[Pa
     yield MergeBatchNorm()
     yield Assign(composite)
     yield Validate(keep_gradient)
-    yield Rewrite()
+    yield Rewrite(differentiable=not fold)
     if fold:
         yield Fold()
 

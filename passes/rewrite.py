@@ -11,7 +11,7 @@ from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
 from lrpfx.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
-from lrpfx.propagation import ABSENT, RuledOperation
+from lrpfx.propagation import ABSENT, Gate, RuledOperation
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -25,13 +25,17 @@ class Rewrite(Pass):
     name = "rewrite"
     stage = "rewrite"
 
+    def __init__(self, differentiable: bool = False) -> None:
+        """`differentiable`: rules that can be switched off together, for derivatives of relevance. It costs memory."""
+        self.gate = Gate() if differentiable else None
+
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
         layers = [layer_of_node(node, program.root) for node in ruled]
         tree = _Tree(program.root)
         for node, layer in zip(ruled, layers, strict=True):
-            _RewrittenCall(program.graph, tree, node, layer).rewrite()
+            _RewrittenCall(program.graph, tree, node, layer, self.gate).rewrite()
             result.matches += 1
         program.root = tree.root
         for node in program.graph.nodes:
@@ -42,7 +46,8 @@ class Rewrite(Pass):
 class _RewrittenCall:
     """One call on its way to a rule module, with the values that it will be given."""
 
-    def __init__(self, graph: fx.Graph, tree: "_Tree", node: fx.Node, layer: Layer) -> None:
+    def __init__(self, graph: fx.Graph, tree: "_Tree", node: fx.Node, layer: Layer, gate: Gate | None) -> None:
+        self.gate = gate
         self.graph = graph
         self.tree = tree
         self.node = node
@@ -63,7 +68,7 @@ class _RewrittenCall:
         )
         first_extra = len(self.values)
         self.values += [self._as_node(extra) for extra in layer.extras]
-        ruled = RuledOperation(rule, _without_tensors(operation), own, branches, first_extra)
+        ruled = RuledOperation(rule, _without_tensors(operation), own, branches, first_extra, self.gate)
         self.node.target = self.tree.place(self.info.name, RuleModule(ruled, self.info.description, self.info.merged))
         self.node.op = "call_module"
         self.node.args = tuple(self.values)

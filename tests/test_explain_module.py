@@ -237,6 +237,44 @@ def test_live_parameters_give_gradients_of_the_output_chain():
     assert "clamp" in explain_model.code
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_derivatives_of_relevance(copied):
+    """With respect to inputs and to parameters of every layer, as by finite differences."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Softplus(), nn.Linear(5, 3)).eval()
+    composite = EpsilonPlus(layer_map=[(nn.Linear, lrpfx.rules.Gamma(0.5, stabilizer=0.3))])
+    explain_model = lrpfx.transform(model, composite, fold=False)
+    explain_model = copy.deepcopy(explain_model) if copied else explain_model
+    leaf, seed, weights = torch.rand(2, 4).requires_grad_(), torch.rand(2, 3), torch.randn(2, 4)
+    wanted = [leaf, *explain_model.parameters()]
+
+    def measure(create_graph):
+        (relevance,) = torch.autograd.grad(explain_model(leaf), leaf, seed, create_graph=create_graph)
+        return (relevance * weights).sum()
+
+    measured = measure(True)
+    with explain_model.inactive() as same:
+        assert same is explain_model
+        derivatives = torch.autograd.grad(measured, wanted)
+    assert explain_model.get_submodule("0").ruled.gate.open
+    for tensor, derivative in zip(wanted, derivatives, strict=True):
+        numeric = torch.zeros_like(tensor)
+        for index in torch.cartesian_prod(*map(torch.arange, tensor.shape)).reshape(-1, tensor.ndim).tolist():
+            values = []
+            for step in (1e-6, -2e-6, 1e-6):  # above, below, and back
+                with torch.no_grad():
+                    tensor[tuple(index)] += step
+                values.append(measure(False))
+            numeric[tuple(index)] = (values[0] - values[1]) / 2e-6
+        assert_close(derivative, numeric, 1e-5)
+
+
+def test_derivatives_of_relevance_need_a_live_module():
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus())
+    with pytest.raises(lrpfx.InputError, match="fold=False"), explain_model.inactive():
+        pass
+
+
 def test_pickle_needs_no_class_of_the_user():
     class Recording(pickle.Unpickler):
         modules: ClassVar = set()
