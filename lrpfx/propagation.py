@@ -182,9 +182,9 @@ class PropagateRelevance(torch.autograd.Function):
         ctx.module = module
         device = output.device.type
         ctx.autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        code = CodeOfCall(ruled.rule, module)
-        kept = code.look_at(tuple(values[: ruled.operation.inputs]), output) if ruled.rule.has_code else ([], {})
-        ctx.stored = kept[1]
+        kept: list[torch.Tensor] = []
+        if ruled.rule.has_code:
+            kept, ctx.stored = CodeOfCall(ruled.rule, module).look_at(tuple(values[: ruled.operation.inputs]), output)
         ctx.shapes = [value.shape for value in values[: ruled.operation.inputs]]
         if ruled.gate is not None:
             # Buffers are kept as they were: training changes them in place.
@@ -197,7 +197,7 @@ class PropagateRelevance(torch.autograd.Function):
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
         # Where the rule can be switched off, the output is computed again: the next module may overwrite it.
         saves_output = ruled.rule.saves_output and ruled.gate is None
-        ctx.save_for_backward(*tensors, output if saves_output else None, *kept[0])
+        ctx.save_for_backward(*tensors, output if saves_output else None, *kept)
 
     @staticmethod
     def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
