@@ -100,8 +100,9 @@ class MergeBatchNorm(Canonizer):
         mean, var = getattr(batch_norm, "running_mean", None), getattr(batch_norm, "running_var", None)
         if not isinstance(mean, torch.Tensor) or not isinstance(var, torch.Tensor):
             raise InputError(f"{batch_norm} has no running statistics that could be merged")
-        affine: tuple[Any, Any] = (batch_norm.weight, batch_norm.bias)
-        scale = batch_norm_scale(var, affine[0], float(batch_norm.eps))  # type: ignore[arg-type]
+        norm: Any = batch_norm
+        affine, eps = (norm.weight, norm.bias), norm.eps
+        scale = batch_norm_scale(var, affine[0], eps)
         for linear in linears:
             weight, bias = linear.weight, linear.bias
             assert isinstance(weight, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))

@@ -83,6 +83,16 @@ def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) ->
     return scope
 
 
+#: Where torch.nn keeps what a module holds.
+TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+def share_tables(source: nn.Module, target: nn.Module) -> None:
+    """Let `target` hold what `source` holds, now and later: by the same tables."""
+    for table in TABLES:
+        setattr(target, table, getattr(source, table))
+
+
 class TreeGraphModule(fx.GraphModule):
     """A graph that runs on the modules and tensors of `tree`: on the same tables, so that what happens there happens here."""
 
@@ -90,10 +100,7 @@ class TreeGraphModule(fx.GraphModule):
         empty = fx.Graph()
         super().__init__(nn.Module(), empty, class_name=title)
         self.title = title
-        self._modules = tree._modules
-        self._parameters = tree._parameters
-        self._buffers = tree._buffers
-        self._non_persistent_buffers_set = tree._non_persistent_buffers_set
+        share_tables(tree, self)
         self.training = False
         self.graph = graph
         # Without cycles of references, deleting the module frees its tensors at once.
@@ -164,8 +171,7 @@ class ExplainModule(TreeGraphModule):
     def _tree(self) -> Scope:
         """The module's parameters, buffers and children as a tree that can be copied and pickled."""
         root = Scope(self.title)
-        root._modules, root._parameters, root._buffers = self._modules, self._parameters, self._buffers
-        root._non_persistent_buffers_set = self._non_persistent_buffers_set
+        share_tables(self, root)
         return root
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":

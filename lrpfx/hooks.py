@@ -7,7 +7,6 @@ https://doi.org/10.1007/978-3-030-28954-6_10).
 """
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -25,6 +24,7 @@ from .registration import (
     RemovableHandleList,
     call_with_code,
     call_with_rule,
+    takes_kwargs,
 )
 from .stabilizer import Stabilizer, StabilizerFunction
 
@@ -53,7 +53,7 @@ class Hook:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        cls.forward_takes_kwargs = "kwargs" in inspect.signature(cls.forward).parameters
+        cls.forward_takes_kwargs = takes_kwargs(cls.forward)
 
     def __init__(self) -> None:
         self.stored_tensors: dict[str, Any] = {}

@@ -112,7 +112,7 @@ def imgify(
         dim = None if grid else tuple(range(array.ndim))
         array = _scaled(array, vmin, vmax, symmetric, dim)
     if grid:
-        array = gridify(array, shape=tuple(grid) if isinstance(grid, (list, tuple)) else None, fill_value=gridfill)  # type: ignore[arg-type]
+        array = gridify(array, (grid[0], grid[1]) if isinstance(grid, (list, tuple)) else None, gridfill)
     if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[-1] not in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[-1] == 1:

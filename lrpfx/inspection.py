@@ -9,7 +9,7 @@ from torch import nn
 from .errors import InputTypeError
 from .explain_module import ExplainModule
 from .node import NodeInfo, node_info
-from .operators import operator_named
+from .operators import is_neutral
 from .passes.program import Stage
 from .pipeline import named_nodes
 
@@ -90,8 +90,7 @@ def rule_label(info: NodeInfo) -> str:
     """The rule of a call, or how it does without one."""
     if info.rule is not None:
         return str(info.rule)
-    operator = operator_named(info.operator)
-    return NEUTRAL if operator is not None and operator.neutral and not info.keeps_gradient else GRADIENT
+    return NEUTRAL if is_neutral(info.operator) and not info.keeps_gradient else GRADIENT
 
 
 def history(explain_model: nn.Module) -> tuple[Stage, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx
 
 _KEY = "lrpfx"
@@ -74,6 +75,11 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     map_arguments(arguments, lambda leaf: found.append(leaf) if isinstance(leaf, fx.Node) else None)
     return found
+
+
+def is_floating(value: Any) -> bool:
+    """Whether a value is a floating-point tensor, which a gradient or relevance can belong to."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def calls(graph: fx.Graph) -> Iterator[fx.Node]:

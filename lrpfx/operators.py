@@ -93,6 +93,12 @@ def operator_named(name: str | None) -> Operator | None:
     return None if name is None else _operators.get(name)
 
 
+def is_neutral(name: str | None) -> bool:
+    """Whether the row called `name` exists and needs no rule."""
+    operator = operator_named(name)
+    return operator is not None and operator.neutral
+
+
 def all_operators() -> tuple[Operator, ...]:
     """Every row of the table."""
     return tuple(_operators.values())

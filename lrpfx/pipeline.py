@@ -12,7 +12,7 @@ from .canonizers import needed_in_graphs
 from .composites import Composite
 from .errors import CaptureError, InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
-from .node import node_info, update_info
+from .node import Role, node_info, update_info
 from .operators import module_classes
 from .passes import (
     Assign,
@@ -125,7 +125,7 @@ def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
     for node in graph.nodes:
         if node.op == "placeholder" or node.op.startswith("call"):
             info = node_info(node)
-            if info.role.value == "data":
+            if info.role is Role.DATA:
                 yield info.name, node
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from .errors import RuleError
 from .layer_view import Operation, Slot
-from .node import map_arguments
+from .node import is_floating, map_arguments
 
 
 class LayerCall:
@@ -240,8 +240,7 @@ class PropagateRelevance(torch.autograd.Function):
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
     """A floating-point tensor in another precision; anything else as it is."""
-    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if is_floating and dtype is not None else value
+    return value.to(dtype) if dtype is not None and is_floating(value) else value
 
 
 def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module | None = None) -> Any:

@@ -15,7 +15,7 @@ from torch import nn
 
 from .layer_view import Operation, Slot
 from .modifiers import ParamMod
-from .node import map_arguments
+from .node import is_floating, map_arguments
 from .operators import Operator, all_operators
 from .propagation import Gate, Rule, RuledOperation, propagate_relevance
 
@@ -93,13 +93,10 @@ class Registration:
             vars(self.module)["forward"] = forward.previous
 
 
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Floating-point tensors among the arguments of a call, positional and by keyword, also within lists and dicts."""
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in a structure, such as the (args, kwargs) of a call, also within lists and dicts."""
     found: list[torch.Tensor] = []
-    map_arguments(
-        (args, kwargs),
-        lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None,
-    )
+    map_arguments(values, lambda leaf: found.append(leaf) if is_floating(leaf) else None)
     return found
 
 
@@ -121,7 +118,7 @@ def call_with_rule(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call `forward` of `module` with `rule` in place of its gradient."""
-    inputs = tensors_in(args, kwargs)
+    inputs = tensors_in((args, kwargs))
     if not carries_gradient(inputs):
         return forward(*args, **kwargs)
     operator = _operator_of(module, forward)
@@ -158,14 +155,21 @@ def call_with_rule(
     return propagate_relevance(ruled, *given, *buffers)
 
 
+@functools.cache
+def _layers_with_adjoint() -> tuple[Operator, ...]:
+    """The rows of the operator table for layers with parameters and a transposed map."""
+    return tuple(row for row in all_operators() if row.adjoint is not None and row.parameters)
+
+
 def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
     """The row with a transposed map that a layer of torch.nn spells, if nobody has changed what it computes."""
-    for operator in all_operators():
-        if operator.adjoint is None or not isinstance(module, operator.modules):
-            continue
-        plain = any(type(module).forward is cls.forward for cls in operator.modules if issubclass(cls, nn.Module))
-        untouched = isinstance(forward, functools.partial) and forward.func is type(module).forward
-        if plain and untouched and getattr(module, "padding_mode", "zeros") == "zeros" and operator.parameters:
+    own = type(module).forward
+    if not (isinstance(forward, functools.partial) and forward.func is own):
+        return None
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        return None
+    for operator in _layers_with_adjoint():
+        if isinstance(module, operator.modules) and any(vars(cls).get("forward") is own for cls in operator.modules):
             return operator
     return None
 
@@ -194,7 +198,7 @@ def _module_call(
 
     def slot(leaf: Any) -> Any:
         nonlocal count
-        if not (isinstance(leaf, torch.Tensor) and leaf.is_floating_point()):
+        if not is_floating(leaf):
             return leaf
         count += 1
         return Slot(count - 1)
@@ -259,7 +263,6 @@ class CallRecord:
         self.gate = gate
         self.module = module
         self.stored_tensors: dict[str, Any] = {}
-        self.inputs = 0
 
     def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the rule with this call's stored tensors in place."""
@@ -267,16 +270,20 @@ class CallRecord:
         return function(*args)
 
 
-class _Entry(torch.autograd.Function):
+class _Boundary(torch.autograd.Function):
+    """An identity at which a call is recorded."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.record = inputs[0]
+
+
+class _Entry(_Boundary):
     """Identity on the inputs; on the way back the rule replaces their gradient."""
 
     @staticmethod
     def forward(record: CallRecord, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.clone() for tensor in tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.record = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -291,16 +298,12 @@ class _Entry(torch.autograd.Function):
         return (None, *replaced[: len(gradients)], *[None] * (len(gradients) - len(replaced)))
 
 
-class _Exit(torch.autograd.Function):
+class _Exit(_Boundary):
     """Identity on the outputs; on the way back their gradient is recorded."""
 
     @staticmethod
     def forward(record: CallRecord, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.view_as(tensor) for tensor in tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.record = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -315,7 +318,7 @@ def call_with_code(
     rule: GeneralRule, gate: Gate, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call `forward` of `module` between two identities at which the rule's code takes part in the backward pass."""
-    if not carries_gradient(tensors_in(args, kwargs)):
+    if not carries_gradient(tensors_in((args, kwargs))):
         return forward(*args, **kwargs)
     record = CallRecord(rule, gate, module)
     changed = record.invoke(rule.pre_forward, module, *_fitting(rule.pre_forward, args, kwargs))
@@ -333,21 +336,21 @@ def _is_arguments(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
 
 
+@functools.cache
+def takes_kwargs(function: Callable[..., Any]) -> bool:
+    """Whether a method of a rule takes (module, args, kwargs, ...) rather than the shorter (module, input, ...)."""
+    return "kwargs" in inspect.signature(function).parameters
+
+
 def _fitting(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments of a call for a method that takes (module, args, kwargs, ...) or the shorter (module, input, ...).
+    """Arguments of a call for a method of a rule.
 
     The shorter form gets all inputs in one tuple, aligned with the gradients that `backward` gets.
     """
-    return (args, kwargs) if "kwargs" in inspect.signature(method).parameters else ((*args, *kwargs.values()),)
+    return (args, kwargs) if takes_kwargs(getattr(method, "__func__", method)) else ((*args, *kwargs.values()),)
 
 
-def _through(function: type[torch.autograd.Function], record: CallRecord, values: Any) -> Any:
+def _through(function: type[_Boundary], record: CallRecord, values: Any) -> Any:
     """`values` with every floating-point tensor in them passed through an identity."""
-    tensors: list[torch.Tensor] = []
-    map_arguments(
-        values, lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None
-    )
-    passed = iter(function.apply(record, *tensors))
-    return map_arguments(
-        values, lambda leaf: next(passed) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-    )
+    passed = iter(function.apply(record, *tensors_in(values)))  # type: ignore[no-untyped-call]
+    return map_arguments(values, lambda leaf: next(passed) if is_floating(leaf) else leaf)

@@ -4,13 +4,13 @@ from torch import nn
 
 from .errors import LrpfxError
 from .node import data_calls, node_info
-from .passes import MergeBatchNorm, NormalizeOperators, Program, RemoveDropout, RemoveInplace, capture_symbolic, private_copy
+from .passes import MergeBatchNorm, NormalizeOperators, Program, RemoveDropout, RemoveInplace, capture_copy, private_copy
 
 
 def traced(model: nn.Module) -> Program | None:
     """The normalized graph of `model` in evaluation mode, or None where it cannot be traced."""
     try:
-        program = capture_symbolic(private_copy(model, share_tensors=True).eval(), share_tensors=True)
+        program = capture_copy(private_copy(model, share_tensors=True).eval())
         for step in (NormalizeOperators(), RemoveInplace(), RemoveDropout()):
             step.run(program)
     except LrpfxError:

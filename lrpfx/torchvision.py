@@ -1,7 +1,8 @@
 """Canonizers for torchvision's networks. In graph mode none of them is needed."""
 
+from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,11 +13,6 @@ from .layer import Sum
 
 class VGGCanonizer(SequentialMergeBatchNorm):
     """For VGG: merges batch norm."""
-
-
-def _is_block(module: nn.Module, name: str) -> bool:
-    """Whether a module is a residual block of torchvision's ResNet, which need not be imported to tell."""
-    return any(cls.__module__ == "torchvision.models.resnet" and cls.__name__ == name for cls in type(module).__mro__)
 
 
 def _residual_sum(self: Any, x: torch.Tensor, branch: torch.Tensor) -> Any:
@@ -34,34 +30,36 @@ def _forward_bottleneck(self: Any, x: torch.Tensor) -> Any:
     return _residual_sum(self, x, self.bn3(self.conv3(branch)))
 
 
-class ResNetBasicBlockCanonizer(AttributeCanonizer):
+class _BlockCanonizer(AttributeCanonizer):
+    """Base of the canonizers for one class of torchvision's residual blocks, which need not be imported to be told."""
+
+    superfluous_in_graphs = True
+    block: ClassVar[str]
+    block_forward: ClassVar[Callable[..., Any]]
+
+    def __init__(self) -> None:
+        super().__init__(self._attribute_map)
+
+    @classmethod
+    def _attribute_map(cls, name: str, module: nn.Module) -> dict[str, Any] | None:
+        names = [f"{base.__module__}.{base.__name__}" for base in type(module).__mro__]
+        if f"torchvision.models.resnet.{cls.block}" not in names:
+            return None
+        return {"forward": MethodType(cls.block_forward, module), "canonizer_sum": Sum()}
+
+
+class ResNetBasicBlockCanonizer(_BlockCanonizer):
     """The sum at the end of a basic block as a module `canonizer_sum`, which a rule can be mapped to."""
 
-    superfluous_in_graphs = True
-
-    def __init__(self) -> None:
-        super().__init__(self._attribute_map)
-
-    @classmethod
-    def _attribute_map(cls, name: str, module: nn.Module) -> dict[str, Any] | None:
-        if not _is_block(module, "BasicBlock"):
-            return None
-        return {"forward": MethodType(_forward_basic_block, module), "canonizer_sum": Sum()}
+    block = "BasicBlock"
+    block_forward = staticmethod(_forward_basic_block)
 
 
-class ResNetBottleneckCanonizer(AttributeCanonizer):
+class ResNetBottleneckCanonizer(_BlockCanonizer):
     """The sum at the end of a bottleneck block as a module `canonizer_sum`, which a rule can be mapped to."""
 
-    superfluous_in_graphs = True
-
-    def __init__(self) -> None:
-        super().__init__(self._attribute_map)
-
-    @classmethod
-    def _attribute_map(cls, name: str, module: nn.Module) -> dict[str, Any] | None:
-        if not _is_block(module, "Bottleneck"):
-            return None
-        return {"forward": MethodType(_forward_bottleneck, module), "canonizer_sum": Sum()}
+    block = "Bottleneck"
+    block_forward = staticmethod(_forward_bottleneck)
 
 
 class ResNetCanonizer(CompositeCanonizer):

@@ -5,7 +5,7 @@ graph of a `Program` and nothing else: the driver lints, records the history, ve
 """
 
 from .assign import Assign
-from .capture_symbolic import capture_symbolic, private_copy
+from .capture_symbolic import capture_copy, capture_symbolic, private_copy
 from .driver import run_pass
 from .fold import Fold
 from .merge_batch_norm import MergeBatchNorm
@@ -31,6 +31,7 @@ __all__ = [
     "Rewrite",
     "Stage",
     "Validate",
+    "capture_copy",
     "capture_symbolic",
     "private_copy",
     "run_pass",

@@ -28,16 +28,17 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
-def capture_symbolic(
-    model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = (), share_tensors: bool = False
-) -> Program:
+def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
     """Trace `model` without changing it.
 
     `opaque`: paths of modules to keep as one node. `given`: names of arguments of `forward` that the caller will pass although
-    they have a default; all other arguments with a default are fixed at it. `share_tensors`: as in `private_copy`.
-    `CaptureError` where the model cannot be traced.
+    they have a default; all other arguments with a default are fixed at it. `CaptureError` where the model cannot be traced.
     """
-    root = private_copy(model, share_tensors)
+    return capture_copy(private_copy(model), opaque, given)
+
+
+def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
+    """`capture_symbolic` of a model that is a private copy already, and is used up."""
     tracer = _Tracer(set(opaque), set(given))
     try:
         try:
@@ -46,8 +47,8 @@ def capture_symbolic(
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(_explain(error, model, tracer.failed)) from error
-        return Program(root, _with_qualified_names(traced, tracer, root), type(model).__name__)
+            raise CaptureError(_explain(error, root, tracer.failed)) from error
+        return Program(root, _with_qualified_names(traced, tracer, root), type(root).__name__)
     finally:
         tracer.release()
 

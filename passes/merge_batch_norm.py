@@ -119,11 +119,11 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
         # Batch norm acts on dimension 1, a dense layer on the last one: the same only for matrices.
         name = f"{info.name}.require_matrix"
         guard = NodeInfo(name, source=info.source, operator="require_matrix", kind="Neutral", description="require_matrix")
-        linear.args = (insert_call(graph, linear, require_matrix, (linear.args[0],), {}, guard), *linear.args[1:])
+        linear.args = (insert_call(graph, linear, require_matrix, (linear.args[0],), guard), *linear.args[1:])
 
     def derive(function: Any, what: str, *args: Any) -> fx.Node:
         derived = NodeInfo(f"{info.name}.{what}", source=node_info(batch_norm).source, role=Role.PARAMETER)
-        return insert_call(graph, linear, function, args, {}, derived)
+        return insert_call(graph, linear, function, args, derived)
 
     # The statistics may be read after the layer in the graph; they depend on nothing, so they can move up.
     for value in batch_norm.args[1:]:

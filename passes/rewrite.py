@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.explain_module import ParameterModifier, RuleModule, Scope, scope_at, scope_tree
+from lrpfx.explain_module import TABLES, ParameterModifier, RuleModule, Scope, scope_at, scope_tree
 from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
@@ -97,7 +97,7 @@ class _RewrittenCall:
             place = free_name(self.tree.root, f"{self.info.name}.{name}_{modifier.label}")
             info = NodeInfo(place, source=self.info.source, role=Role.PARAMETER)
             if zero:
-                node = insert_call(self.graph, self.node, torch.zeros_like, (parameter,), {}, info)
+                node = insert_call(self.graph, self.node, torch.zeros_like, (parameter,), info)
             elif modifier.arithmetic:
                 node = _trace_arithmetic(self.graph, self.node, modifier, name, parameter, info)
             else:
@@ -115,7 +115,7 @@ class _RewrittenCall:
             if value in result:
                 name = f"{self.info.name}.alias"
                 alias = NodeInfo(name, source=self.info.source, operator="view", kind="Neutral", description="view_as")
-                value = insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), {}, alias)
+                value = insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), alias)
             result.append(value)
         return result
 
@@ -187,8 +187,8 @@ class _Tree:
         parent = scope_at(self.root, path)
         standing = parent._modules.get(leaf)
         if type(standing) is Scope:
-            for member in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-                getattr(module, member).update(getattr(standing, member))
+            for table in TABLES:
+                getattr(module, table).update(getattr(standing, table))
             for holder, key in self.places.get(standing, [(parent, leaf)]):
                 holder._modules[key] = module
             return name

@@ -5,7 +5,7 @@ from torch import fx
 from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.layer_view import layer_of_node
 from lrpfx.node import Role, data_calls, node_info, update_info
-from lrpfx.operators import operator_named
+from lrpfx.operators import is_neutral
 
 from .program import Pass, PassResult, Program
 
@@ -29,7 +29,7 @@ class Validate(Pass):
                 misfit = _misfit(program, node)
                 misfits += [] if misfit is None else [misfit]
                 result.matches += 1
-            elif _is_neutral(node):
+            elif is_neutral(info.operator):
                 result.matches += 1
             elif self.keep_gradient:
                 update_info(node, keeps_gradient=True)
@@ -46,11 +46,6 @@ class Validate(Pass):
             return result
         error.add_note("the graph:\n" + program.graph.python_code("self").src)
         raise error
-
-
-def _is_neutral(node: fx.Node) -> bool:
-    operator = operator_named(node_info(node).operator)
-    return operator is not None and operator.neutral
 
 
 def _misfit(program: Program, node: fx.Node) -> str | None:
