@@ -24,6 +24,8 @@ from .registration import (
     RemovableHandleList,
     call_with_code,
     call_with_rule,
+    inner_forward,
+    ruled_call,
     takes_kwargs,
 )
 from .stabilizer import Stabilizer, StabilizerFunction
@@ -51,9 +53,13 @@ class Hook:
     #: Whether `forward` takes (module, args, kwargs, output) rather than (module, input, output).
     forward_takes_kwargs: ClassVar[bool] = True
 
+    #: Whether the rule is code around a call: it overrides one of the methods for that below the class with its `propagate`.
+    has_code: ClassVar[bool] = True
+
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         cls.forward_takes_kwargs = takes_kwargs(cls.forward)
+        cls.has_code = _overrides_code(cls)
 
     def __init__(self) -> None:
         self.stored_tensors: dict[str, Any] = {}
@@ -74,7 +80,12 @@ class Hook:
         """Called before the module; may return other (args, kwargs)."""
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called after the module; may return another output. The shorter signature (module, input, output) works as well."""
+        """Called after the module; may return another output. The shorter signature (module, input, output) works as well.
+
+        A rule of propagation stores the call's arguments here, as "input" and "kwargs".
+        """
+        if self.propagates:
+            self.stored_tensors.update(input=args, kwargs=kwargs)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Called last in the forward pass; may return another output."""
@@ -83,7 +94,22 @@ class Hook:
         """Called when the gradient of the outputs is known."""
 
     def backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-        """Gradients of the inputs in place of `grad_input`, the ordinary ones; None leaves them."""
+        """Gradients of the inputs in place of `grad_input`, the ordinary ones; None leaves them.
+
+        A rule of propagation returns the relevance of the inputs.
+        """
+        return self.propagate(self._call_of(module), grad_output[0]) if self.propagates else None
+
+    def _call_of(self, module: nn.Module) -> LayerCall:
+        """The call whose backward pass runs."""
+        call: LayerCall | None = self.stored_tensors.get("call")
+        if call is not None:
+            return call
+        args, kwargs = self.stored_tensors["input"], self.stored_tensors["kwargs"]
+        modifiers = self.parameter_modifiers
+        ruled, values = ruled_call(self, modifiers, self.gate, module, inner_forward(module), args, kwargs)
+        inputs, parameters, branches, extras = ruled.split(tuple(values))
+        return LayerCall(ruled.operation, inputs, parameters, branches, extras, None)
 
     # --- module mode
 
@@ -106,9 +132,9 @@ class Hook:
         return call_with_rule(self, self.parameter_modifiers, self.gate, module, forward, args, kwargs)
 
     @property
-    def has_code(self) -> bool:
-        """Whether the rule is code around a call rather than a rule of propagation."""
-        return type(self).propagate is Hook.propagate
+    def propagates(self) -> bool:
+        """Whether the rule says how relevance propagates."""
+        return type(self).propagate is not Hook.propagate
 
     # --- rules of propagation
 
@@ -140,6 +166,15 @@ class Hook:
         settings = [(name, getattr(self, name)) for name in self.shown]
         shown = ", ".join(f"{name}={describe_value(value)}" for name, value in settings if value is not None)
         return f"{type(self).__name__}({shown})"
+
+
+def _overrides_code(rule: type[Hook]) -> bool:
+    for base in rule.__mro__:
+        if "propagate" in vars(base):
+            return base is Hook
+        if any(name in vars(base) for name in ("pre_forward", "forward", "post_forward", "pre_backward", "backward")):
+            return True
+    return False
 
 
 class BasicHook(Hook):
@@ -199,6 +234,7 @@ class BasicHook(Hook):
         return any(self._is_forward(branch) for branch in range(len(self.input_modifiers)))
 
     def check(self, layer: Layer) -> None:
+        super().check(layer)
         for modifier in self.parameter_modifiers:
             modifier.check(tuple(layer.parameters))
         if not layer.inputs:

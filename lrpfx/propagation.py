@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
-from .errors import RuleError
+from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
 from .node import is_floating, map_arguments
 
@@ -76,10 +76,8 @@ class Rule(Protocol):
     """What the Function needs of a rule (see `lrpfx.hooks.Hook`)."""
 
     saves_inputs: ClassVar[bool]
+    has_code: ClassVar[bool]
     gate: Gate
-
-    @property
-    def has_code(self) -> bool: ...
 
     @property
     def saves_output(self) -> bool: ...
@@ -154,7 +152,7 @@ class CodeOfCall:
     ) -> tuple[torch.Tensor | None, ...]:
         """What the rule makes of the gradients of the layer's inputs."""
         self.rule.stored_tensors = map_arguments(stored, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
-        self.rule.stored_tensors["grad_output"] = (relevance,)
+        self.rule.stored_tensors.update(grad_output=(relevance,), call=call)
         self.rule.pre_backward(self.module, [], (relevance,))
         ordinary = call.pull_back(relevance)
         result = self.rule.backward(self.module, list(ordinary), (relevance,))
@@ -191,7 +189,7 @@ class PropagateRelevance(torch.autograd.Function):
             buffers = values[ruled.first_extra :]
             values[ruled.first_extra :] = [None] * len(buffers)
             ctx.buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in buffers]
-        elif not ruled.rule.saves_inputs:
+        elif not (ruled.rule.saves_inputs or ruled.rule.has_code):
             values = [None] * len(values)
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
@@ -235,7 +233,28 @@ class PropagateRelevance(torch.autograd.Function):
         gradients[: len(relevances)] = relevances
         if ctx.autocast:
             gradients = [_cast(gradient, dtype) for gradient, dtype in zip(gradients, dtypes, strict=True)]
+        if ruled.gate is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            gradients = [gradient if gradient is None else _Final.apply(gradient) for gradient in gradients]  # type: ignore[no-untyped-call]
         return (None, None, *gradients)
+
+
+class _Final(torch.autograd.Function):
+    """Relevance that has no derivative: the modified weights do not follow the parameters, and other rules would act on it."""
+
+    @staticmethod
+    def forward(relevance: torch.Tensor) -> torch.Tensor:
+        return relevance.view_as(relevance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        raise InputError(
+            "relevance is not differentiable in this module; transform the model with fold=False, and take the derivative "
+            "inside `with explain_model.inactive()`"
+        )
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

@@ -63,7 +63,7 @@ class RegisteredForward:
         self.callers: list[Caller] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward: Forward = self.previous or functools.partial(type(self.module).forward, self.module)
+        forward = inner_forward(self.module)
         for caller in self.callers:
             forward = functools.partial(caller.call, self.module, forward)
         return forward(*args, **kwargs)
@@ -118,14 +118,29 @@ def call_with_rule(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call `forward` of `module` with `rule` in place of its gradient."""
-    inputs = tensors_in((args, kwargs))
-    if not carries_gradient(inputs):
+    if not carries_gradient(tensors_in((args, kwargs))):
         return forward(*args, **kwargs)
+    ruled, values = ruled_call(rule, modifiers, gate, module, forward, args, kwargs)
+    return propagate_relevance(ruled, *values)
+
+
+def ruled_call(
+    rule: Rule,
+    modifiers: Sequence[ParamMod],
+    gate: Gate,
+    module: nn.Module,
+    forward: Forward,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[RuledOperation, list[Any]]:
+    """A call of `forward` of `module` as an operation with a rule, and the values that it is called with."""
+    inputs = tensors_in((args, kwargs))
     operator = _operator_of(module, forward)
+    buffers: list[Any] = []
     if operator is not None and len(inputs) == 1 and len(args) + len(kwargs) == 1:
         names = [name for name in operator.parameters if getattr(module, name) is not None]
         values = [getattr(module, name) for name in names]
-        operation, buffers = _operator_call(operator, module, names), []
+        operation = _operator_call(operator, module, names)
     else:
         shadowed = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
         learned = {**dict(module.named_parameters()), **{n: v for n, v in shadowed.items() if n not in module._buffers}}
@@ -151,8 +166,15 @@ def call_with_rule(
                 given.append(modifier.apply(value, name))
         branches.append(tuple(branch))
     places = tuple(range(len(distinct), len(distinct) + len(values)))
-    ruled = RuledOperation(rule, operation, places, tuple(branches), len(given), gate)
-    return propagate_relevance(ruled, *given, *buffers)
+    return RuledOperation(rule, operation, places, tuple(branches), len(given), gate), [*given, *buffers]
+
+
+def inner_forward(module: nn.Module) -> Forward:
+    """What a module computes without the rules that are registered on it."""
+    forward = vars(module).get("forward")
+    if isinstance(forward, RegisteredForward):
+        forward = forward.previous
+    return forward or functools.partial(type(module).forward, module)
 
 
 @functools.cache
@@ -339,7 +361,9 @@ def _is_arguments(value: Any) -> bool:
 @functools.cache
 def takes_kwargs(function: Callable[..., Any]) -> bool:
     """Whether a method of a rule takes (module, args, kwargs, ...) rather than the shorter (module, input, ...)."""
-    return "kwargs" in inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    return takes_all or "kwargs" in parameters or len(parameters) > 4
 
 
 def _fitting(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

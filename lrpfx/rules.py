@@ -243,6 +243,7 @@ class _ElementWiseRule(Hook):
     """Base of the rules for layers with one input and an output of its shape."""
 
     def check(self, layer: Layer) -> None:
+        super().check(layer)
         if len(layer.inputs) != 1:
             raise RuleError(f"{type(self).__name__} takes a layer with one input, but this one has {len(layer.inputs)}")
 

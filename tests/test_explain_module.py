@@ -273,6 +273,11 @@ def test_derivatives_of_relevance_need_a_live_module():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus())
     with pytest.raises(lrpfx.InputError, match="fold=False"), explain_model.inactive():
         pass
+    leaf = torch.rand(2, 3, 8, 8, requires_grad=True)
+    output = explain_model(leaf)
+    (relevance,) = torch.autograd.grad(output, leaf, torch.ones_like(output), create_graph=True)
+    with pytest.raises(lrpfx.InputError, match="fold=False"):
+        torch.autograd.grad(relevance.square().sum(), leaf)
 
 
 def test_pickle_needs_no_class_of_the_user():

@@ -495,6 +495,60 @@ def test_templates_of_ones_own_equal_zennit(name, copied):
     assert_close(lrpfx.attribute(graph, x, seed).relevance, expected, 1e-11)
 
 
+def make_extended_rules(library):
+    """Rules of the library with code around them."""
+
+    class Halved(library.rules.Epsilon):
+        def backward(self, module, grad_input, grad_output):
+            relevance = super().backward(module, grad_input, grad_output)
+            return tuple(0.5 * value for value in relevance)
+
+    class OrdinaryGradient(library.rules.ZPlus):
+        def backward(self, module, grad_input, grad_output):
+            return (grad_input[0] * self.stored_tensors["input"][0],)
+
+    class Doubled(library.rules.Pass):
+        def backward(self, module, grad_input, grad_output):
+            return tuple(2.0 * value for value in super().backward(module, grad_input, grad_output))
+
+    class Seen(library.rules.AlphaBeta):
+        def forward(self, module, *arguments):
+            super().forward(module, *arguments)
+            self.stored_tensors["factor"] = torch.tensor(3.0, dtype=torch.float64)
+
+        def backward(self, module, grad_input, grad_output):
+            (relevance,) = super().backward(module, grad_input, grad_output)
+            return (self.stored_tensors["factor"] * relevance,)
+
+    return {"Epsilon": Halved(), "ZPlus": OrdinaryGradient(), "Pass": Doubled(), "AlphaBeta": Seen()}
+
+
+@pytest.mark.parametrize("name", ["Epsilon", "ZPlus", "Pass", "AlphaBeta"])
+def test_rules_of_the_library_with_code_around_them(name):
+    """In both modes; a rule of propagation answers `super().backward` with its relevance."""
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    rule = make_extended_rules(lrpfx)[name]
+    expected = registered(make_extended_rules(zennit)[name], copy.deepcopy(layer), x, torch.cos)
+    assert_close(registered(rule, layer, x, torch.cos), expected, 1e-11)
+    explain_model = lrpfx.transform(nn.Sequential(layer).eval(), LayerMapComposite([(nn.Linear, rule)]))
+    seed = torch.cos(layer(x)).detach()
+    assert_close(lrpfx.attribute(explain_model, x, seed).relevance, expected, 1e-11)
+    compiled = torch.compile(explain_model, backend="aot_eager", fullgraph=True)
+    assert_close(lrpfx.attribute(compiled, x, seed).relevance, expected, 1e-11)
+
+
+def test_rules_of_the_library_with_code_that_has_no_place_in_a_graph():
+    class Scaled(lrpfx.rules.Epsilon):
+        def pre_forward(self, module, args, kwargs):
+            return (2 * args[0],), kwargs
+
+    layer, x = nn.Linear(4, 4, bias=False), torch.randn(3, 4)
+    once = registered(lrpfx.rules.Epsilon(1e-12), layer, x, torch.ones_like)
+    assert_close(registered(Scaled(1e-12), layer, x, torch.ones_like), 2 * once, 1e-9)
+    with pytest.raises(lrpfx.RuleError, match="pre_forward"):
+        lrpfx.transform(nn.Sequential(layer).eval(), LayerMapComposite([(nn.Linear, Scaled())]))
+
+
 def test_extended_signatures_and_all_stages():
     calls = []
 
