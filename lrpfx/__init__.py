@@ -1,6 +1,7 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
 from . import attribution, canonizers, cmap, composites, core, image, layer, rules, torchvision, types
+from .accounting import Ledger, ledger
 from .attribution import Attribution, attribute
 from .drawing import draw, to_networkx
 from .errors import (
@@ -24,6 +25,7 @@ __all__ = [
     "CaptureError",
     "InputError",
     "InputTypeError",
+    "Ledger",
     "LrpfxError",
     "LrpfxWarning",
     "PassError",
@@ -41,6 +43,7 @@ __all__ = [
     "history",
     "image",
     "layer",
+    "ledger",
     "node_names",
     "rules",
     "to_networkx",

@@ -1,5 +1,7 @@
 """Attribution: run an explainable module, and send relevance back to its inputs and to recorded layers."""
 
+import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -21,8 +23,9 @@ from .attributors import (
 from .errors import InputError, InputTypeError
 from .explain_module import ExplainModule, TreeGraphModule, copy_graph
 from .inspection import explainable
-from .node import node_info
+from .node import data_calls, floating_tensors, is_floating, node_info, set_info
 from .pipeline import named_nodes
+from .types import Embedding
 
 __all__ = [
     "Attribution",
@@ -37,92 +40,213 @@ __all__ = [
     "occlude_independent",
 ]
 
-Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 Target = int | torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
+OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Output of the model, relevance of its inputs (in their form and shape), and relevance of the recorded layers by name."""
+    """The explained output, relevance of the inputs (in their form and shape), and relevance of the recorded layers by name.
+
+    In the place of an integer input stands the relevance of the embedding's output that it selects, a dict of them by name
+    where several embeddings read it, or None where none does.
+    """
 
     output: torch.Tensor
     relevance: Any
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def attribute(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, record: Sequence[str] = ()) -> Attribution:
+def attribute(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    target: Target = None,
+    *,
+    record: Sequence[str] = (),
+    output: OutputSelector = None,
+) -> Attribution:
     """Relevance of the inputs for the model's output.
 
-    `inputs`: a floating-point tensor, a tuple of the model's arguments, or a dict of its keyword arguments; relevance has the
-    same form. `target`: a class index, a tensor of indices of shape (batch,), relevance of the output as a tensor of its shape,
-    a function from the output to that, or None for the class of the largest output. An index gives the output itself as
-    relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see `lrpfx.node_names`) whose
-    output's relevance is returned in `layers`; the path of a module stands for the last node under it.
+    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
+    lists and dicts; relevance has the same form. `target`: a class index, a tensor of indices of shape (batch,), relevance of
+    the output as a tensor of its shape, a function from the output to that, or None for the class of the largest output. An
+    index gives the output itself as relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see
+    `lrpfx.node_names`) whose output's relevance is returned in `layers`; the path of a module stands for the last node under
+    it. `output`: which output of a model with several is explained: its index, its key or attribute, or a function of them all.
 
-    Errors: `InputError` (dtype, shape, non-finite values, target out of range, unknown name), `InputTypeError`.
+    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`.
     """
     module = explainable(explain_model, "attribute")
     with torch.inference_mode(False), torch.enable_grad():
-        leaves, keywords = _leaves(inputs)
-        runner = explain_model if not record else _recorder(module, tuple(record))
-        results = runner(**leaves) if keywords else runner(*leaves.values())
-        output, layers = (results[0], list(results[1:])) if record else (results, [])
-        if not isinstance(output, torch.Tensor):
-            raise InputTypeError(
-                f"attribute explains a model that returns one tensor, but this one returns {type(output).__name__}"
-            )
-        seed = _seed(output, target)
-        wanted = [*leaves.values(), *layers]
-        unreachable = [tensor for tensor in wanted if not tensor.requires_grad]
-        if unreachable or not output.requires_grad:
+        arguments = Arguments(inputs)
+        embeddings = embeddings_of(module.graph, arguments)
+        names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
+        runner = explain_model if not names else _recorder(module, names, bool(embeddings))
+        result = arguments.call(runner)
+        result, layers = (result[0], dict(zip(names, result[1:], strict=True))) if names else (result, {})
+        explained = select_output(result, output)
+        seed = relevance_of_output(explained, target)
+        wanted = [*arguments.leaves, *layers.values()]
+        if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs by any operation that carries relevance")
-        relevances = torch.autograd.grad(output, wanted, seed, allow_unused=True)
+        relevances = torch.autograd.grad(explained, wanted, seed, allow_unused=True)
     found = [
         torch.zeros_like(tensor) if relevance is None else relevance
         for relevance, tensor in zip(relevances, wanted, strict=True)
     ]
-    own, recorded = found[: len(leaves)], found[len(leaves) :]
-    return Attribution(output.detach(), _in_form_of(inputs, own), dict(zip(record, recorded, strict=True)))
+    recorded = dict(zip(layers, found[len(arguments.leaves) :], strict=True))
+    of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
+    relevance = arguments.in_form(found[: len(arguments.leaves)], of_integers)
+    return Attribution(explained.detach(), relevance, {name: recorded[name] for name in record})
 
 
-def _leaves(inputs: Inputs) -> tuple[dict[str, torch.Tensor], bool]:
-    """Detached inputs that require a gradient, by name or number, and whether they are keyword arguments."""
-    keywords = isinstance(inputs, Mapping)
-    named: dict[str, Any]
-    if isinstance(inputs, Mapping):
-        named = {str(name): value for name, value in inputs.items()}
-    elif isinstance(inputs, torch.Tensor):
-        named = {"0": inputs}
-    elif isinstance(inputs, (tuple, list)):
-        named = {str(index): value for index, value in enumerate(inputs)}
-    else:
-        raise InputTypeError(f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}")
-    leaves = {}
-    for name, value in named.items():
-        what = f"input {name!r}" if len(named) > 1 or keywords else "the input"
+class Arguments:
+    """The inputs of one call: floating-point tensors as detached leaves that require a gradient, all else as it is."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.leaves: list[torch.Tensor] = []
+        self.integers: list[tuple[Any, ...]] = []  # places of integer tensors: argument, then keys
+        if isinstance(inputs, torch.Tensor):
+            named: dict[Any, Any] = {0: inputs}
+        elif isinstance(inputs, Mapping):
+            named = {str(name): value for name, value in inputs.items()}
+        elif isinstance(inputs, (tuple, list)):
+            named = dict(enumerate(inputs))
+        else:
+            raise InputTypeError(f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}")
+        if not named:
+            raise InputError("there are no inputs")
+        single = len(named) == 1 and not isinstance(inputs, Mapping)
+        self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
+        if not self.leaves and not self.integers:
+            raise InputTypeError("none of the inputs is a tensor that could carry relevance")
+
+    def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._leaf(item, (*place, key), False) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            items = [self._leaf(item, (*place, index), False) for index, item in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        what = "the input" if single else "input " + ".".join(repr(str(key)) for key in place)
         if not isinstance(value, torch.Tensor):
+            if value is None or isinstance(value, (bool, int, float, str)):
+                return value
             raise InputTypeError(f"{what} is a {type(value).__name__}, not a tensor")
+        if value.is_complex():
+            raise InputTypeError(f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts")
         if not value.is_floating_point():
-            raise InputTypeError(
-                f"{what} has dtype {value.dtype}, which carries no relevance; convert it to a floating-point dtype"
-            )
+            self.integers.append(place)
+            return value
         if not torch.isfinite(value).all():
             raise InputError(f"{what} has values that are not finite")
-        leaves[name] = (value.clone() if value.is_inference() else value.detach()).requires_grad_()
-    if not leaves:
-        raise InputError("there are no inputs")
-    return leaves, keywords
+        self.leaves.append((value.clone() if value.is_inference() else value.detach()).requires_grad_())
+        return self.leaves[-1]
+
+    def call(self, module: Callable[..., Any]) -> Any:
+        """The result of `module` for these inputs."""
+        return module(**self.values) if isinstance(self.inputs, Mapping) else module(*self.values.values())
+
+    def at(self, place: tuple[Any, ...]) -> Any:
+        """The input at a place."""
+        value: Any = self.values
+        for key in place:
+            value = value[key]
+        return value
+
+    def in_form(self, relevances: Sequence[torch.Tensor], of_integers: Mapping[tuple[Any, ...], Any]) -> Any:
+        """Relevances in the form of the inputs."""
+        remaining = iter(relevances)
+
+        def place_of(value: Any, place: tuple[Any, ...]) -> Any:
+            if isinstance(value, dict):
+                return {key: place_of(item, (*place, key)) for key, item in value.items()}
+            if isinstance(value, (tuple, list)):
+                items = [place_of(item, (*place, index)) for index, item in enumerate(value)]
+                return tuple(items) if isinstance(value, tuple) else items
+            if is_floating(value):
+                return next(remaining)
+            found = of_integers.get(place, ())
+            return found[0][1] if len(found) == 1 else dict(found) or None
+
+        results = {key: place_of(value, (key,)) for key, value in self.values.items()}
+        if isinstance(self.inputs, torch.Tensor):
+            return results[0]
+        return results if isinstance(self.inputs, Mapping) else tuple(results.values())
 
 
-def _in_form_of(inputs: Inputs, relevances: list[torch.Tensor]) -> Any:
-    if isinstance(inputs, torch.Tensor):
-        return relevances[0]
-    if isinstance(inputs, Mapping):
-        return dict(zip(inputs, relevances, strict=True))
-    return tuple(relevances)
+def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
+    """For each integer input the names of the embeddings that look it up; `InputTypeError` where an input carries nothing."""
+    placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    in_order = list(placeholders.values())
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for place in arguments.integers:
+        first, *keys = place
+        node = in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
+        names = [] if node is None else _embeddings_behind(node, keys)
+        if names:
+            found[place] = names
+    if not arguments.leaves and not found:
+        dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
+        raise InputTypeError(
+            f"the inputs have dtype {dtypes}, which carries no relevance, and no embedding reads them; convert them to a "
+            "floating-point dtype"
+        )
+    return found
 
 
-def _seed(output: torch.Tensor, target: Target) -> torch.Tensor:
+def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[str]:
+    names: list[str] = []
+    pending: list[tuple[fx.Node, Sequence[Any]]] = [(node, keys)]
+    seen: set[fx.Node] = set()
+    while pending:
+        node, keys = pending.pop()
+        for user in node.users:
+            if keys:
+                if user.target is operator.getitem and user.args[1] == keys[0]:
+                    pending.append((user, keys[1:]))
+            elif node_info(user).kind == Embedding.__name__ and user.args[0] is node:
+                names.append(node_info(user).name)
+            elif user.op == "call_function" and user not in seen:
+                seen.add(user)
+                pending.append((user, ()))
+    return names
+
+
+def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
+    """The tensor to explain, among what a model returns."""
+    chosen = result
+    if callable(selector):
+        chosen = selector(result)
+    elif selector is not None:
+        try:
+            is_attribute = isinstance(selector, str) and not isinstance(result, Mapping)
+            chosen = getattr(result, str(selector)) if is_attribute else result[selector]
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise InputError(f"the model's output has no {selector!r}; it is {_describe_output(result)}") from error
+    if isinstance(chosen, torch.Tensor):
+        if not chosen.is_floating_point():
+            raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
+        return chosen
+    tensors = floating_tensors(chosen)
+    if len(tensors) == 1 and selector is None:
+        return tensors[0]
+    raise InputTypeError(
+        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its index, "
+        "its key or attribute, or a function"
+    )
+
+
+def _describe_output(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with the keys {', '.join(map(repr, result))}"
+    if dataclasses.is_dataclass(result):
+        return f"a {type(result).__name__} with {', '.join(item.name for item in dataclasses.fields(result))}"
+    return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
+
+
+def relevance_of_output(output: torch.Tensor, target: Target) -> torch.Tensor:
     """Relevance of the output, of its shape and dtype."""
     output = output.detach()
     if callable(target) and not isinstance(target, torch.Tensor):
@@ -168,15 +292,27 @@ def _one_hot(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return torch.arange(output.shape[1], device=output.device) == indices[:, None]
 
 
-def _recorder(module: ExplainModule, names: tuple[str, ...]) -> TreeGraphModule:
-    """A module on the same tensors that also returns the named nodes."""
-    if names not in module.recorders:
+def as_leaf(value: torch.Tensor) -> torch.Tensor:
+    """A tensor at which a gradient begins."""
+    return value.detach().requires_grad_()
+
+
+def _recorder(module: ExplainModule, names: tuple[str, ...], leaves: bool) -> TreeGraphModule:
+    """A module on the same tensors that also returns the named nodes; with `leaves`, gradients begin at embeddings."""
+    key = (*names, "") if leaves else names
+    if key not in module.recorders:
         graph = copy_graph(module.graph)
         nodes = resolve_names(graph, names)
         (output,) = graph.find_nodes(op="output")
+        for embedding in [node for node in data_calls(graph) if node_info(node).kind == Embedding.__name__ and leaves]:
+            with graph.inserting_after(embedding):
+                leaf = graph.call_function(as_leaf, (embedding,))
+            set_info(leaf, node_info(embedding))
+            embedding.replace_all_uses_with(leaf, delete_user_cb=lambda user, leaf=leaf: user is not leaf)  # type: ignore[misc]
+            nodes = [leaf if node is embedding else node for node in nodes]
         output.args = ((output.args[0], *nodes),)
-        module.recorders[names] = TreeGraphModule(module, graph, module.title)
-    return module.recorders[names]
+        module.recorders[key] = TreeGraphModule(module, graph, module.title)
+    return module.recorders[key]
 
 
 def resolve_names(graph: fx.Graph, names: Sequence[str]) -> list[fx.Node]:

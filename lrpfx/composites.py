@@ -23,15 +23,35 @@ from .rules import (
     Gamma,
     Names,
     Norm,
+    NormalizationEpsilon,
+    Only,
     Pass,
     ReLUBetaSmooth,
     ReLUDeconvNet,
     ReLUGuidedBackprop,
+    SoftmaxTaylor,
     Stabilization,
+    Uniform,
+    UniformEpsilon,
     ZBox,
     ZPlus,
 )
-from .types import Activation, AvgPool, BatchNorm, Convolution, Linear, Sum
+from .types import (
+    Activation,
+    AvgPool,
+    BatchNorm,
+    Convolution,
+    Gate,
+    Interpolation,
+    LayerNorm,
+    Linear,
+    MatMul,
+    Product,
+    RMSNorm,
+    Softmax,
+    Statistic,
+    Sum,
+)
 
 LayerMap = list[tuple[type | tuple[type, ...], Hook]]
 NameMap = list[tuple[Sequence[str], Hook]]
@@ -333,7 +353,20 @@ class NameLayerMapComposite(MixedComposite):
 
 def layer_map_base(stabilizer: Stabilization = 1e-6) -> LayerMap:
     """Entries that the composites of Layer-wise Relevance Propagation share."""
-    return [(Activation, Pass()), (Sum, Norm(stabilizer)), (AvgPool, Norm(stabilizer)), (BatchNorm, Pass())]
+    return [
+        (Activation, Pass()),
+        (Sum, Norm(stabilizer)),
+        (AvgPool, Norm(stabilizer)),
+        (BatchNorm, Pass()),
+        (Interpolation, Norm(stabilizer)),
+        (Gate, Only(0)),
+        (Product, Uniform()),
+        (MatMul, UniformEpsilon(stabilizer)),
+        (Softmax, SoftmaxTaylor()),
+        (LayerNorm, NormalizationEpsilon(stabilizer)),
+        (RMSNorm, Pass()),
+        (Statistic, Norm(stabilizer)),
+    ]
 
 
 class _BuiltInComposite(SpecialFirstLayerMapComposite):

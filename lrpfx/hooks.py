@@ -31,6 +31,7 @@ from .registration import (
 from .stabilizer import Stabilizer, StabilizerFunction
 
 Tensors = Sequence[torch.Tensor]
+Absorbed = dict[str, Any]  # what becomes of relevance that no input gets -> its amount, a number or a scalar tensor
 InputFunction = Callable[[torch.Tensor], torch.Tensor]
 GradientMapper = Callable[[torch.Tensor, Tensors], "torch.Tensor | Sequence[torch.Tensor | None]"]
 Reducer = Callable[[Tensors, Sequence[torch.Tensor | None]], torch.Tensor]
@@ -152,6 +153,14 @@ class Hook:
         """Relevance of each of the layer's inputs, from the relevance of its output."""
         return call.pull_back(relevance)
 
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
+        """Where the relevance goes that `propagate` does not pass on to the inputs, in total; None where the rule cannot say.
+
+        Keys: "bias" and "constants" for what the layer adds that is not linear in its input (see `remainder_key`), "stabilizer"
+        for what keeps denominators from zero, and "stopped" for what the rule means to hold back.
+        """
+        return None
+
     def check(self, layer: Layer) -> None:
         """`RuleError` if the rule cannot be applied to `layer` in a graph."""
         for name in ("pre_forward", "post_forward"):
@@ -261,15 +270,40 @@ class BasicHook(Hook):
             for position in range(len(call.inputs))
         )
 
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
+        weigh = getattr(self.reducer, "branch_weights", None)
+        account = getattr(self.gradient_mapper, "absorbed", None)
+        if weigh is None or account is None:
+            return None
+        weights: Sequence[float] = weigh(len(self.input_modifiers))
+        outputs, remainders = [], []
+        for branch, modify in enumerate(self.input_modifiers):
+            output, remainder = call.with_remainder(
+                self._branch_function(branch, call), tuple(modify(input) for input in call.inputs)
+            )
+            outputs.append(output)
+            remainders.append(remainder)
+        mapped = self.gradient_mapper(relevance, outputs)
+        gradients = (mapped,) if isinstance(mapped, torch.Tensor) else tuple(mapped)
+        parts: Absorbed = account(relevance, outputs, weights)
+        added = [
+            weight * (gradient * remainder).sum()
+            for weight, gradient, remainder in zip(weights, gradients, remainders, strict=True)
+            if gradient is not None
+        ]
+        parts[call.remainder_key] = parts.get(call.remainder_key, 0.0) + sum(added)
+        return parts
+
+    def _branch_function(self, branch: int, call: LayerCall) -> Callable[..., torch.Tensor]:
+        parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
+        return lambda *inputs: modify_output(call.operation(call.values(inputs, parameters)))
+
     def _run_branch(
         self, branch: int, call: LayerCall, inputs: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor | None, ...]]]:
         """Output of a branch, and the map that sends a gradient back through it."""
         parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
-
-        def run(*inputs: torch.Tensor) -> torch.Tensor:
-            return modify_output(call.operation(call.values(inputs, parameters)))
-
+        run = self._branch_function(branch, call)
         if not (call.operation.has_adjoint and isinstance(modify_output, Unchanged)):
             differentiated = torch.func.vjp(run, *inputs)
             return differentiated[0], differentiated[1]
@@ -294,6 +328,14 @@ class OwnRatios:
     def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor]:
         return [relevance / self.stabilizer(output) for output in outputs]
 
+    def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
+        """What the stabilizer takes, and what branches hold back that do not weigh 1 together."""
+        taken = [
+            weight * held_by_stabilizer(relevance, output, self.stabilizer)
+            for weight, output in zip(weights, outputs, strict=True)
+        ]
+        return {"stabilizer": sum(taken), "stopped": (1.0 - sum(weights)) * relevance.sum()}
+
 
 class SharedRatios:
     """Groups of branches, each divided by the stabilized signed sum of its outputs.
@@ -313,6 +355,22 @@ class SharedRatios:
             for branch in group:
                 gradients[branch] = ratio
         return gradients
+
+    def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
+        """What the stabilizer takes, and what groups hold back that do not weigh 1 together."""
+        taken, total = [], 0.0
+        for group in self.groups:
+            weight = next(weights[branch] * sign for branch, sign in group.items())
+            output = sum_of([sign * outputs[branch] for branch, sign in group.items()])
+            taken.append(weight * held_by_stabilizer(relevance, output, self.stabilizer))
+            total += weight
+        return {"stabilizer": sum(taken), "stopped": (1.0 - total) * relevance.sum()}
+
+
+def held_by_stabilizer(relevance: torch.Tensor, output: torch.Tensor, stabilizer: StabilizerFunction) -> torch.Tensor:
+    """Relevance that a stabilized denominator keeps from the terms of its output."""
+    stabilized = stabilizer(output)
+    return (relevance / stabilized * (stabilized - output)).sum()
 
 
 def sum_of(terms: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -338,6 +396,10 @@ class WeightedProducts:
         ]
         return sum_of(terms)
 
+    def branch_weights(self, count: int) -> Sequence[float]:
+        """The weight of each of `count` branches."""
+        return self.weights or (1.0,) * count
+
 
 class FirstGradient:
     """The pulled-back gradient of the first branch alone, without the input as a factor."""
@@ -345,3 +407,7 @@ class FirstGradient:
     def __call__(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
         assert gradients[0] is not None
         return gradients[0]
+
+    def branch_weights(self, count: int) -> Sequence[float]:
+        """The weight of each of `count` branches; the input of the first one is taken as 1."""
+        return (1.0, *(0.0,) * (count - 1))

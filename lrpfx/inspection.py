@@ -12,6 +12,7 @@ from .node import NodeInfo, node_info
 from .operators import is_neutral
 from .passes.program import Stage
 from .pipeline import named_nodes
+from .table import format_table
 
 NEUTRAL = "neutral"
 GRADIENT = "gradient"
@@ -61,9 +62,7 @@ class Assignment(Sequence[Assigned]):
 
     def __str__(self) -> str:
         rows = [(row.name, row.kind, row.rule, row.chosen_by, ", ".join(row.merged)) for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(self.columns, *rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (self.columns, *rows)]
-        return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+        return format_table(self.columns, rows)
 
 
 def assignment(explain_model: nn.Module) -> Assignment:

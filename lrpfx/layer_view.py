@@ -3,6 +3,7 @@
 A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,11 +79,13 @@ class Operation:
         operator = self.operator
         if operator is None or operator.adjoint is None:
             return None
+        return operator.adjoint(gradient, values[: self.inputs], self.arguments(values))
+
+    def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The arguments of the operator by name, defaults included."""
+        assert self.operator is not None
         args, kwargs = self._fill(values)
-        arguments = {name: default for name, default in operator.arguments.items()}
-        arguments.update(zip(operator.arguments, args, strict=False))
-        arguments.update(kwargs)
-        return operator.adjoint(gradient, values[: self.inputs], arguments)
+        return {**self.operator.arguments, **dict(zip(self.operator.arguments, args, strict=False)), **kwargs}
 
 
 class Layer:
@@ -165,6 +168,11 @@ def carries_relevance(argument: Any) -> bool:
     return isinstance(argument, fx.Node) and node_info(argument).role is not Role.METADATA
 
 
+def _is_data(argument: Any) -> bool:
+    """Whether an argument is a node that depends on the values of the model's inputs."""
+    return isinstance(argument, fx.Node) and node_info(argument).role is Role.DATA
+
+
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     """The layer that `node`, of a normalized graph over the modules of `root`, stands for."""
     info = node_info(node)
@@ -172,12 +180,14 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     if node.op == "call_module":
         return _opaque_layer(node, root)
     parameters: dict[str, Any] = {}
-    if operator is not None and operator.function is not None:
+    by_name = operator is not None and bool(operator.arguments)
+    if operator is not None and by_name:
         bound = bound_arguments(node, operator)
-        inputs = [bound[name] for name in operator.data if carries_relevance(bound.get(name))]
+        takes_share = carries_relevance if operator.shares_with_constants else _is_data
+        inputs = [bound[name] for name in operator.data if takes_share(bound.get(name))]
         parameters = {name: bound.get(name) for name in operator.parameters}
     else:
-        inputs = [argument for argument in _distinct_nodes(node) if node_info(argument).role is Role.DATA]
+        inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if node_info(argument).role is Role.DATA]
     present = [value for value in parameters.values() if isinstance(value, fx.Node)]
     extras = [n for n in _distinct_nodes(node) if n not in inputs and n not in present]
     slots: dict[fx.Node, int] = {}
@@ -185,7 +195,13 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
         slots.setdefault(value, index)
     args, kwargs = _with_slots((node.args, node.kwargs), slots)
     if len(set(inputs)) < len(inputs):  # x + x: two data inputs although it is one node
-        args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
+        if by_name:
+            args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
+        else:
+            numbers = itertools.count()
+            args, kwargs = map_arguments(
+                (args, kwargs), lambda leaf: Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf
+            )
     assert callable(node.target)
     operation = Operation(
         node.target,

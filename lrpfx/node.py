@@ -1,5 +1,6 @@
 """What the compiler knows about a node of a graph, kept in `node.meta`."""
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -80,6 +81,17 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
 def is_floating(value: Any) -> bool:
     """Whether a value is a floating-point tensor, which a gradient or relevance can belong to."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def floating_tensors(value: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in a result, in order: in tuples, lists, dicts and dataclasses."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, item.name) for item in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in floating_tensors(item)]
+    return [value] if is_floating(value) else []
 
 
 def calls(graph: fx.Graph) -> Iterator[fx.Node]:

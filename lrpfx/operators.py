@@ -6,6 +6,7 @@ reads the table to normalize a graph, to build layers and to tell neutral operat
 """
 
 import ast
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from . import types
 from .errors import InputError
 
 Function = Callable[..., Any]
+Detached = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], dict[str, Any]], tuple[torch.Tensor | None, ...] | None]
 
 
@@ -38,11 +40,17 @@ class Operator:
     view: bool = False  # the result may share memory with the first argument
     adjoint: Adjoint | None = None  # the transposed map, where the operator is linear in its data
     reflected: str = ""  # the row for a call whose first argument is a number: 1 - x is rsub(x, 1)
+    detached: Detached | None = None  # the operator with its scale held constant, where it normalizes
 
     @property
     def neutral(self) -> bool:
-        """Whether the operator's gradient is its relevance: it moves values, or the winner takes all."""
-        return issubclass(self.kind, (types.Neutral, types.MaxPool))
+        """Whether the operator needs no rule: it moves values, the winner takes all, or relevance is reported behind it."""
+        return issubclass(self.kind, (types.Neutral, types.MaxPool, types.Embedding))
+
+    @property
+    def shares_with_constants(self) -> bool:
+        """Whether a parameter or constant among the data takes its share of the relevance, as in x + position."""
+        return not issubclass(self.kind, (types.Product, types.MatMul))
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -61,6 +69,7 @@ class Spelling:
 
 REQUIRED = object()
 _functions: dict[Function, Spelling] = {}
+_foreign: dict[str, Spelling] = {}  # functions of libraries that need not be installed, by module and name
 _methods: dict[str, Spelling] = {}
 _operators: dict[str, Operator] = {}
 
@@ -71,16 +80,37 @@ METADATA_METHODS = frozenset(
 )
 METADATA_FUNCTIONS: frozenset[Function] = frozenset(
     {torch._assert, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}
+    | {torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_int, torch.sym_not, torch._check, isinstance}
+    | {
+        getattr(getattr(torch.ops.aten, name), overload)
+        for name, overload in [
+            ("sym_size", "int"),
+            ("sym_numel", "default"),
+            ("sym_stride", "int"),
+            ("zeros_like", "default"),
+            ("ones_like", "default"),
+            ("empty_like", "default"),
+            ("full_like", "default"),
+            ("new_zeros", "default"),
+            ("new_ones", "default"),
+            ("new_full", "default"),
+            ("new_empty", "default"),
+            ("_assert_tensor_metadata", "default"),
+        ]
+    }
 )
-METADATA_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize"})
+METADATA_ATTRIBUTES = frozenset({"shape", "is_nested", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize"})
 
 
 def lookup(function: Function) -> Spelling | None:
     """The spelling behind a callable, or None if the table does not list it."""
     try:
-        return _functions.get(function)
+        spelling = _functions.get(function)
     except TypeError:  # unhashable callables are nobody's spelling
         return None
+    if isinstance(function, type) and dataclasses.is_dataclass(function):
+        return Spelling(_operators["container"], ())
+    return spelling or _foreign.get(f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}")
 
 
 def lookup_method(name: str) -> Spelling | None:
@@ -145,8 +175,10 @@ def _row(
     view: bool = False,
     adjoint: Adjoint | None = None,
     reflected: str = "",
+    detached: Detached | None = None,
+    foreign: str = "",
 ) -> None:
-    """Add a row; `reordered` lists spellings whose positional arguments come in another order."""
+    """Add a row; `foreign` lists functions of other libraries by module and name; `reordered` lists spellings whose positional arguments come in another order."""
     parsed = _parse_arguments(arguments)
     row = Operator(
         name,
@@ -160,6 +192,7 @@ def _row(
         view,
         adjoint,
         reflected,
+        detached,
     )
     _operators[name] = row
     order = tuple(parsed)
@@ -169,6 +202,8 @@ def _row(
         _functions[spelled] = Spelling(row, order, inplace=True)
     for spelled, text in reordered:
         _functions[spelled] = Spelling(row, tuple(text.split()))
+    for spelled_as in foreign.split():
+        _foreign[spelled_as] = Spelling(row, order)
     for method in methods.split():
         _methods[method] = Spelling(row, order)
     for method in inplace_methods.split():
@@ -458,6 +493,55 @@ _activation(
     aten="prelu.default",
 )
 
+for _name in "exp expm1 log log1p log2 sqrt rsqrt abs square erf sin cos atan reciprocal".split():
+    _elementwise: Function = getattr(torch, _name)
+    _activation(
+        _name,
+        _elementwise,
+        inplace=[getattr(torch, f"{_name}_")],
+        methods=_name,
+        inplace_methods=f"{_name}_",
+        aten=f"{_name}.default",
+        inplace_aten=f"{_name}_.default",
+    )
+_activation(
+    "pow",
+    torch.pow,
+    "input exponent",
+    functions=[operator.pow],
+    inplace=[operator.ipow],
+    methods="pow __pow__",
+    inplace_methods="pow_ __ipow__",
+    aten="pow.Tensor_Scalar pow.Tensor_Tensor",
+    inplace_aten="pow_.Scalar",
+)
+_activation(
+    "log_softmax",
+    torch.log_softmax,
+    "input dim dtype=None",
+    modules=[nn.LogSoftmax],
+    methods="log_softmax",
+    aten="log_softmax.int",
+    reordered=[(_f.log_softmax, "input dim _stacklevel dtype")],
+)
+
+
+def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The input where scale * input + shift > 0, and otherwise the value at which that is zero.
+
+    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. Where a scale is 0 the result is 0.
+    """
+    shape = (1, -1, *[1] * (input.ndim - 2))
+    factor, offset = scale.reshape(shape), shift.reshape(shape)
+    threshold = -offset / torch.where(factor == 0, torch.ones_like(factor), factor)
+    result = torch.where(factor * input + offset > 0, input, threshold)
+    return torch.where(factor == 0, torch.zeros_like(result), result)
+
+
+_activation(
+    "thresholded_relu", thresholded_relu, "input scale shift", modules=[nn.ReLU], buffers="scale shift"
+)
+
 # --- pooling ---------------------------------------------------------------------------------------------------------------
 
 _average_pools: list[tuple[int, Function, Function, str, type, type]] = [
@@ -530,7 +614,12 @@ for _dimensions, _pool, _pool_indices, _adaptive, _adaptive_indices, _module, _a
         functions=_plain,
         aten=f"max_pool{_dimensions}d.default",
     )
-    _row(f"max_pool{_dimensions}d_with_indices", types.MaxPool, functions=[_pool_indices])
+    _row(
+        f"max_pool{_dimensions}d_with_indices",
+        types.MaxPool,
+        functions=[_pool_indices],
+        aten=f"max_pool{_dimensions}d_with_indices.default",
+    )
     _row(
         f"adaptive_max_pool{_dimensions}d",
         types.MaxPool,
@@ -538,7 +627,12 @@ for _dimensions, _pool, _pool_indices, _adaptive, _adaptive_indices, _module, _a
         "input output_size return_indices=False",
         modules=[_adaptive_module],
     )
-    _row(f"adaptive_max_pool{_dimensions}d_with_indices", types.MaxPool, functions=[_adaptive_indices])
+    _row(
+        f"adaptive_max_pool{_dimensions}d_with_indices",
+        types.MaxPool,
+        functions=[_adaptive_indices],
+        aten=f"adaptive_max_pool{_dimensions}d.default",
+    )
 
 # --- sums ------------------------------------------------------------------------------------------------------------------
 
@@ -591,6 +685,281 @@ _row(
     aten="sum.default sum.dim_IntList",
 )
 
+_row(
+    "cumsum",
+    types.Sum,
+    torch.cumsum,
+    "input dim dtype=None",
+    methods="cumsum",
+    aten="cumsum.default",
+)
+
+for _name, _overloads in [("std", "default dim correction"), ("var", "default dim correction")]:
+    _row(
+        _name,
+        types.Statistic,
+        functions=[getattr(torch, _name)],
+        methods=_name,
+        aten=" ".join(f"{_name}.{overload}" for overload in _overloads.split()),
+    )
+_row(
+    "norm",
+    types.Statistic,
+    functions=[torch.norm, torch.linalg.norm, torch.linalg.vector_norm],
+    methods="norm",
+    aten="linalg_vector_norm.default linalg_norm.default norm.Scalar norm.ScalarOpt_dim",
+)
+_row(
+    "detach",
+    types.Detach,
+    functions=[torch.detach],
+    methods="detach",
+    inplace_methods="detach_",
+    aten="detach.default",
+    inplace_aten="detach_.default",
+    view=True,
+)
+
+# --- products ----------------------------------------------------------------------------------------------------------------
+
+_row(
+    "mul",
+    types.Product,
+    torch.mul,
+    "input other",
+    data="input other",
+    functions=[operator.mul, torch.multiply],
+    inplace=[operator.imul],
+    methods="mul multiply __mul__ __rmul__",
+    inplace_methods="mul_ multiply_ __imul__",
+    aten="mul.Tensor mul.Scalar",
+    inplace_aten="mul_.Tensor mul_.Scalar",
+    reflected="mul",
+)
+_row(
+    "div",
+    types.Product,
+    torch.div,
+    "input other rounding_mode=None",
+    data="input other",
+    functions=[operator.truediv, torch.divide, torch.true_divide],
+    inplace=[operator.itruediv],
+    methods="div divide true_divide __truediv__",
+    inplace_methods="div_ divide_ true_divide_ __itruediv__",
+    aten="div.Tensor div.Scalar",
+    inplace_aten="div_.Tensor div_.Scalar",
+    reflected="divided_by",
+)
+
+
+def divided_by(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """other / input."""
+    return other / input
+
+
+def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """input * other, where `other` scales the signal `input`."""
+    return input * other
+
+
+def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """input / other, where both depend on the model's input."""
+    return input / other
+
+
+_row("divided_by", types.Activation, divided_by, "input other", methods="__rtruediv__")
+_row("neg", types.Product, torch.neg, functions=[operator.neg], inplace=[torch.neg_], methods="neg", aten="neg.default")
+_row("gate", types.Gate, gate, "input other", data="input other")
+_row("quotient", types.Gate, quotient, "input other", data="input other")
+_row(
+    "matmul",
+    types.MatMul,
+    torch.matmul,
+    "input other",
+    data="input other",
+    functions=[operator.matmul, torch.bmm, torch.mm, torch.mv],
+    methods="matmul __matmul__ bmm mm mv",
+    aten="matmul.default bmm.default mm.default mv.default",
+)
+_row("einsum", types.MatMul, functions=[torch.einsum], aten="einsum.default")
+
+# --- normalization with the sample's own statistics ----------------------------------------------------------------------
+
+
+def _detached_layer_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
+    variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
+    result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, arguments["weight"], arguments["bias"])
+
+
+def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    result = input if weight is None else input * weight
+    return result if bias is None else result + bias
+
+
+def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
+
+
+def _detached_group_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
+    variance = grouped.var(2, unbiased=False, keepdim=True).detach()
+    result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    weight, bias = _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input)
+    return _affine(result.reshape(input.shape), weight, bias)
+
+
+def _detached_instance_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    if arguments["use_input_stats"]:
+        mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
+        shape = (*mean.shape, *[1] * (input.ndim - 2))
+        mean, variance = mean.reshape(shape), variance.reshape(shape)
+    else:
+        mean = _per_channel(arguments["running_mean"], input)
+        variance = _per_channel(arguments["running_var"], input)
+    result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
+
+
+_row(
+    "layer_norm",
+    types.LayerNorm,
+    _f.layer_norm,
+    "input normalized_shape weight=None bias=None eps=1e-05",
+    parameters="weight bias",
+    modules=[nn.LayerNorm],
+    reordered=[
+        (torch.layer_norm, "input normalized_shape weight bias eps cudnn_enable"),
+        (torch.ops.aten.layer_norm.default, "input normalized_shape weight bias eps cudnn_enable"),
+    ],
+    detached=_detached_layer_norm,
+)
+_row(
+    "group_norm",
+    types.LayerNorm,
+    _f.group_norm,
+    "input num_groups weight=None bias=None eps=1e-05",
+    parameters="weight bias",
+    modules=[nn.GroupNorm],
+    reordered=[
+        (torch.group_norm, "input num_groups weight bias eps cudnn_enabled"),
+        (torch.ops.aten.group_norm.default, "input num_groups weight bias eps cudnn_enabled"),
+    ],
+    detached=_detached_group_norm,
+)
+_native_instance_norm = "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled"
+_row(
+    "instance_norm",
+    types.LayerNorm,
+    _f.instance_norm,
+    "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
+    parameters="weight bias",
+    buffers="running_mean running_var",
+    modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
+    reordered=[
+        (torch.instance_norm, _native_instance_norm),
+        (torch.ops.aten.instance_norm.default, _native_instance_norm),
+    ],
+    detached=_detached_instance_norm,
+)
+_row(
+    "rms_norm",
+    types.RMSNorm,
+    _f.rms_norm,
+    "input normalized_shape weight=None eps=None",
+    parameters="weight",
+    modules=[nn.RMSNorm],
+    functions=[torch.rms_norm],
+    aten="rms_norm.default",
+)
+_row("normalize", types.RMSNorm, _f.normalize, "input p=2.0 dim=1 eps=1e-12 out=None")
+_row(
+    "local_response_norm",
+    types.RMSNorm,
+    _f.local_response_norm,
+    "input size alpha=0.0001 beta=0.75 k=1.0",
+    modules=[nn.LocalResponseNorm],
+)
+
+# --- softmax, attention, look-up, resizing ----------------------------------------------------------------------------------
+
+_row(
+    "softmax",
+    types.Softmax,
+    torch.softmax,
+    "input dim dtype=None",
+    modules=[nn.Softmax],
+    methods="softmax",
+    aten="softmax.int",
+    reordered=[(_f.softmax, "input dim _stacklevel dtype")],
+)
+
+
+def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
+    """Softmax over `dim` that is 0 where all entries are -inf, as in fused attention."""
+    empty = (input == -torch.inf).all(dim, keepdim=True)
+    return torch.softmax(input.masked_fill(empty, 0.0), dim).masked_fill(empty, 0.0)
+
+
+_row("masked_softmax", types.Softmax, masked_softmax, "input dim", reordered=[(torch.ops.aten._safe_softmax.default, "input dim dtype")])
+_row(
+    "scaled_dot_product_attention",
+    types.MatMul,
+    _f.scaled_dot_product_attention,
+    "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
+    data="query key value attn_mask",
+    aten="scaled_dot_product_attention.default",
+)
+_row(
+    "addmm",
+    types.MatMul,
+    torch.addmm,
+    "input mat1 mat2 beta=1 alpha=1",
+    data="input mat1 mat2",
+    methods="addmm",
+    aten="addmm.default",
+)
+_row(
+    "baddbmm",
+    types.MatMul,
+    torch.baddbmm,
+    "input batch1 batch2 beta=1 alpha=1",
+    data="input batch1 batch2",
+    methods="baddbmm",
+    aten="baddbmm.default",
+)
+_row("glu", types.Gate, _f.glu, "input dim=-1", modules=[nn.GLU], aten="glu.default")
+_row(
+    "embedding",
+    types.Embedding,
+    _f.embedding,
+    "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
+    parameters="weight",
+    modules=[nn.Embedding],
+    reordered=[
+        (torch.embedding, "weight input padding_idx scale_grad_by_freq sparse"),
+        (torch.ops.aten.embedding.default, "weight input padding_idx scale_grad_by_freq sparse"),
+    ],
+)
+_row(
+    "interpolate",
+    types.Interpolation,
+    _f.interpolate,
+    "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
+    modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
+    functions=[_f.upsample, _f.upsample_nearest, _f.upsample_bilinear],
+)
+_row(
+    "upsample",
+    types.Interpolation,
+    aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec upsample_bilinear2d.vec "
+    "upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec "
+    "_upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec _upsample_nearest_exact3d.vec",
+)
+_row("fold", types.Sum, _f.fold, "input output_size kernel_size dilation=1 padding=0 stride=1", modules=[nn.Fold])
+_row("col2im", types.Sum, aten="col2im.default")
+
 # --- dropout, which the compiler removes -----------------------------------------------------------------------------------
 
 for _name, _module in [
@@ -613,6 +982,15 @@ for _name, _module in [
         else [],
         view=True,
     )
+
+_row(
+    "stochastic_depth",
+    types.Dropout,
+    None,
+    "input p mode training=True",
+    foreign="torchvision.ops.stochastic_depth.stochastic_depth",
+    view=True,
+)
 
 # --- neutral operations: they move values --------------------------------------------------------------------------------
 
@@ -640,31 +1018,110 @@ _row(
     aten="flatten.using_ints",
     view=True,
 )
-_row("unflatten", types.Neutral, modules=[nn.Unflatten], methods="unflatten", functions=[torch.unflatten], view=True)
-_neutral("view", methods="view view_as", aten="view.default")
-_neutral("reshape", [torch.reshape], methods="reshape reshape_as", aten="reshape.default")
+_row(
+    "unflatten",
+    types.Neutral,
+    modules=[nn.Unflatten],
+    methods="unflatten",
+    functions=[torch.unflatten],
+    aten="unflatten.int",
+    view=True,
+)
+_row("container", types.Neutral)  # a model's output as a dataclass
+_neutral("view", methods="view view_as", aten="view.default _unsafe_view.default view_as.default")
+_neutral("reshape", [torch.reshape], methods="reshape reshape_as", aten="reshape.default reshape_as.default")
 _neutral("permute", [torch.permute], aten="permute.default")
-_neutral("transpose", [torch.transpose, torch.swapaxes], methods="transpose swapaxes t", aten="transpose.int")
-_neutral("movedim", [torch.movedim, torch.moveaxis], methods="movedim moveaxis")
+_neutral(
+    "transpose",
+    [torch.transpose, torch.swapaxes, torch.swapdims, torch.t, torch.adjoint],
+    methods="transpose swapaxes swapdims t adjoint",
+    aten="transpose.int swapaxes.default swapdims.default t.default mT.default numpy_T.default adjoint.default",
+)
+_neutral(
+    "movedim",
+    [torch.movedim, torch.moveaxis],
+    methods="movedim moveaxis",
+    aten="movedim.int movedim.intlist moveaxis.int moveaxis.intlist",
+)
 _neutral("squeeze", [torch.squeeze], aten="squeeze.default squeeze.dim squeeze.dims")
 _neutral("unsqueeze", [torch.unsqueeze], aten="unsqueeze.default")
-_neutral("expand", methods="expand expand_as", aten="expand.default")
+_neutral("expand", methods="expand expand_as", aten="expand.default expand_as.default")
 _neutral("getitem", [operator.getitem], methods="__getitem__")
 _neutral("select", [torch.select], aten="select.int")
-_neutral("narrow", [torch.narrow])
+_neutral("narrow", [torch.narrow], aten="narrow.default")
 _neutral("slice", methods="", aten="slice.Tensor")
 _neutral("chunk", [torch.chunk], aten="chunk.default")
-_neutral("split", [torch.split], methods="split", aten="split.Tensor split_with_sizes.default")
+_neutral("split", [torch.split], methods="split", aten="split.Tensor split_with_sizes.default split.sizes")
+_neutral("tensor_split", [torch.tensor_split], aten="tensor_split.indices tensor_split.sections")
 _neutral("unbind", [torch.unbind], aten="unbind.int")
+_neutral("diagonal", [torch.diagonal], aten="diagonal.default")
 _neutral("contiguous", aten="contiguous.default")
-_neutral("to", methods="to float double half bfloat16 type_as")
-_neutral("alias", methods="", aten="alias.default")
+_neutral("to", methods="to float double half bfloat16 type_as type", aten="to.dtype to.device to.dtype_layout type_as.default")
+_neutral("_to_copy", methods="", aten="_to_copy.default")
+_neutral("alias", methods="", aten="alias.default lift_fresh_copy.default")
+_neutral("broadcast_to", [torch.broadcast_to], aten="broadcast_to.default")
+_neutral("unfold", [_f.unfold], aten="im2col.default unfold.default")
 _neutral("clone", [torch.clone], aten="clone.default", view=False)
 _neutral("repeat", aten="repeat.default", view=False)
+_neutral("tile", [torch.tile], aten="tile.default", view=False)
+_neutral(
+    "repeat_interleave", [torch.repeat_interleave], aten="repeat_interleave.self_int repeat_interleave.self_Tensor", view=False
+)
 _neutral("cat", [torch.cat, torch.concat, torch.concatenate], methods="", aten="cat.default", view=False)
 _neutral("stack", [torch.stack], methods="", aten="stack.default", view=False)
+for _name in ("hstack", "vstack", "dstack"):
+    _neutral(_name, [getattr(torch, _name)], methods="", view=False)
 _neutral("flip", [torch.flip], aten="flip.default", view=False)
 _neutral("roll", [torch.roll], aten="roll.default", view=False)
+_neutral("rot90", [torch.rot90], aten="rot90.default", view=False)
+_neutral("gather", [torch.gather], aten="gather.default", view=False)
+_neutral("take_along_dim", [torch.take_along_dim], aten="take_along_dim.default", view=False)
+_neutral("index_select", [torch.index_select], aten="index_select.default", view=False)
+_neutral("index", methods="", aten="index.Tensor", view=False)
+_neutral("where", [torch.where], aten="where.self where.ScalarOther where.ScalarSelf where.Scalar", view=False)
+_row(
+    "masked_fill",
+    types.Neutral,
+    torch.masked_fill,
+    "input mask value",
+    methods="masked_fill",
+    inplace_methods="masked_fill_",
+    aten="masked_fill.Scalar masked_fill.Tensor",
+    inplace_aten="masked_fill_.Scalar masked_fill_.Tensor",
+)
+_neutral("slice_scatter", [torch.slice_scatter], aten="slice_scatter.default", view=False)
+_neutral("select_scatter", [torch.select_scatter], aten="select_scatter.default", view=False)
+_neutral("index_put", [torch.index_put], aten="index_put.default", view=False)
+_neutral("scatter", [torch.scatter], aten="scatter.src scatter.value", view=False)
+_neutral("copy", methods="", aten="copy.default", view=False)
+_neutral("fill", [torch.fill], methods="", aten="fill.Tensor fill.Scalar", view=False)
+_neutral("tril", [torch.tril], aten="tril.default", view=False)
+_neutral("triu", [torch.triu], aten="triu.default", view=False)
+_neutral("channel_shuffle", [_f.channel_shuffle], methods="", aten="channel_shuffle.default", view=False)
+_neutral("maximum", [torch.maximum], aten="maximum.default", view=False)
+_neutral("minimum", [torch.minimum], aten="minimum.default", view=False)
+_neutral("amax", [torch.amax], aten="amax.default", view=False)
+_neutral("amin", [torch.amin], aten="amin.default", view=False)
+_neutral("max", [torch.max], aten="max.default max.dim max.other", view=False)
+_neutral("min", [torch.min], aten="min.default min.dim min.other", view=False)
+_neutral("topk", [torch.topk], aten="topk.default", view=False)
+_neutral("sort", [torch.sort], aten="sort.default", view=False)
+
+# Results that are integers or truth values: no relevance goes through them.
+for _name, _overload in [
+    *[(name, "Tensor Scalar") for name in ("eq", "ne", "lt", "le", "gt", "ge")],
+    *[(name, "default") for name in ("argmax", "argmin", "argsort", "logical_not", "isnan", "isinf", "bitwise_not")],
+    *[(name, "default") for name in ("logical_and", "logical_or", "all", "any")],
+]:
+    _neutral(
+        _name,
+        [getattr(torch, _name), *([getattr(operator, _name)] if hasattr(operator, _name) else [])],
+        aten=" ".join(f"{_name}.{overload}" for overload in _overload.split()) if hasattr(torch.ops.aten, _name) else "",
+        view=False,
+    )
+_neutral("bitwise_and", [operator.and_, torch.bitwise_and], methods="__and__", aten="bitwise_and.Tensor", view=False)
+_neutral("bitwise_or", [operator.or_, torch.bitwise_or], methods="__or__", aten="bitwise_or.Tensor", view=False)
+_neutral("invert", [operator.invert], methods="__invert__", view=False)
 
 
 def require_matrix(input: torch.Tensor) -> torch.Tensor:
@@ -678,6 +1135,18 @@ def require_matrix(input: torch.Tensor) -> torch.Tensor:
 
 
 _neutral("require_matrix", [require_matrix], methods="")
+
+
+def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of attention as what is added to the scores: -inf where a boolean mask is False."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+    return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
+
+
+_neutral("attention_bias", [attention_bias], methods="", view=False)
+for _name in ("padding_bias", "head_bias"):
+    _row(_name, types.Neutral, foreign=f"lrpfx.passes.traceable.{_name}")
 _row(
     "pad",
     types.Neutral,
@@ -685,4 +1154,5 @@ _row(
     "input pad mode='constant' value=None",
     aten="pad.default constant_pad_nd.default",
 )
-_neutral("pixel_shuffle", [_f.pixel_shuffle, _f.pixel_unshuffle], methods="", aten="pixel_shuffle.default", view=False)
+_neutral("pixel_shuffle", [_f.pixel_shuffle], methods="", aten="pixel_shuffle.default", view=False)
+_neutral("pixel_unshuffle", [_f.pixel_unshuffle], methods="", aten="pixel_unshuffle.default", view=False)

@@ -1,7 +1,7 @@
 """The autograd Function that puts a rule in place of a layer's gradient."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -11,6 +11,7 @@ from torch import nn
 from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
 from .node import is_floating, map_arguments
+from .types import Sum
 
 
 class LayerCall:
@@ -41,9 +42,43 @@ class LayerCall:
         extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
         return (*inputs, *parameters, *extras)
 
+    def own_values(self) -> tuple[Any, ...]:
+        """All values of the operation as the forward had them."""
+        return self.values(self.inputs, self.parameters)
+
+    def own_output(self) -> torch.Tensor:
+        """The forward's output, computed again where it was not saved."""
+        output: torch.Tensor = self.operation(self.own_values()) if self.output is None else self.output
+        return output
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a listed operator by name."""
+        return self.operation.arguments(self.own_values())
+
+    @property
+    def remainder_key(self) -> str:
+        """What the layer adds to the part that is linear in its inputs: a bias, or the constants of a sum."""
+        operator = self.operation.operator
+        return "constants" if operator is not None and issubclass(operator.kind, Sum) else "bias"
+
+    @staticmethod
+    def with_remainder(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
+        """The result of `function`, and what is left of it after its linear part: y - J x."""
+        try:
+            output, linear = torch.func.jvp(function, inputs, inputs)
+        except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
+            output, pull = torch.func.vjp(function, *inputs)
+            linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
+        return output, output - linear
+
+    def times_inputs(self, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the inputs, each multiplied by its input."""
+        pairs = zip(self.inputs, gradients, strict=True)
+        return tuple(gradient if gradient is None else input * gradient for input, gradient in pairs)
+
     def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The layer's ordinary gradient with respect to each input."""
-        result = self.operation.adjoint(gradient, self.values(self.inputs, self.parameters))
+        result = self.operation.adjoint(gradient, self.own_values())
         if result is not None:
             return result
         pulled = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)

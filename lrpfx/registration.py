@@ -178,20 +178,21 @@ def inner_forward(module: nn.Module) -> Forward:
 
 
 @functools.cache
-def _layers_with_adjoint() -> tuple[Operator, ...]:
-    """The rows of the operator table for layers with parameters and a transposed map."""
-    return tuple(row for row in all_operators() if row.adjoint is not None and row.parameters)
+def _layers_of_the_table() -> tuple[Operator, ...]:
+    """The rows for layers of which rules need to know more than their forward."""
+    known = [row for row in all_operators() if row.adjoint is not None and row.parameters]
+    return tuple(known + [row for row in all_operators() if row.detached is not None or row.name == "softmax"])
 
 
 def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
-    """The row with a transposed map that a layer of torch.nn spells, if nobody has changed what it computes."""
+    """The row that a layer of torch.nn spells, if nobody has changed what it computes."""
     own = type(module).forward
     if not (isinstance(forward, functools.partial) and forward.func is own):
         return None
-    if getattr(module, "padding_mode", "zeros") != "zeros":
+    if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "track_running_stats", False):
         return None
-    for operator in _layers_with_adjoint():
-        if isinstance(module, operator.modules) and any(vars(cls).get("forward") is own for cls in operator.modules):
+    for operator in _layers_of_the_table():
+        if isinstance(module, operator.modules) and any(cls.forward is own for cls in operator.modules):
             return operator
     return None
 

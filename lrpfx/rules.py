@@ -11,7 +11,17 @@ from typing import Self
 import torch
 
 from .errors import InputError, RuleError
-from .hooks import BasicHook, FirstGradient, Hook, SharedRatios, Tensors, WeightedProducts
+from .hooks import (
+    Absorbed,
+    BasicHook,
+    FirstGradient,
+    Hook,
+    SharedRatios,
+    Tensors,
+    WeightedProducts,
+    held_by_stabilizer,
+    sum_of,
+)
 from .layer_view import Layer
 from .modifiers import (
     Bound,
@@ -27,8 +37,10 @@ from .modifiers import (
 )
 from .propagation import LayerCall
 from .stabilizer import Stabilizer, StabilizerFunction
+from .types import Softmax as SoftmaxKind
 
 __all__ = [
+    "AbsoluteRatio",
     "AlphaBeta",
     "BasicHook",
     "ClampMod",
@@ -39,10 +51,16 @@ __all__ = [
     "Hook",
     "NoMod",
     "Norm",
+    "NormalizationEpsilon",
+    "Only",
     "Pass",
     "ReLUBetaSmooth",
     "ReLUDeconvNet",
     "ReLUGuidedBackprop",
+    "SoftmaxTaylor",
+    "Uniform",
+    "UniformEpsilon",
+    "ValueOnly",
     "WSquare",
     "ZBox",
     "ZPlus",
@@ -143,6 +161,13 @@ class GammaRatios:
         negative = (output < 0) * relevance / self.stabilizer(outputs[2] + outputs[3])
         return [positive, positive, negative, negative, None]
 
+    def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
+        """What the stabilizers take; relevance of outputs that are 0 stops."""
+        output = outputs[4]
+        positive = held_by_stabilizer((output > 0) * relevance, outputs[0] + outputs[1], self.stabilizer)
+        negative = held_by_stabilizer((output < 0) * relevance, outputs[2] + outputs[3], self.stabilizer)
+        return {"stabilizer": positive + negative, "stopped": ((output == 0) * relevance).sum()}
+
 
 class Gamma(BasicHook):
     """Contributions of the output's own sign are favoured by gamma (Montavon et al. 2019, here for inputs of either sign:
@@ -239,6 +264,185 @@ class Flat(BasicHook):
         )
 
 
+def _fit(relevance: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Relevance in the shape of an input that was broadcast: the shares of its copies, summed."""
+    return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)
+
+
+class Uniform(Hook):
+    """Relevance in equal parts for each input: R / n. For products, and for sums where one wants halves."""
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        share = relevance / len(call.inputs)
+        return tuple(_fit(share, input) for input in call.inputs)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {}
+
+
+class Only(Hook):
+    """All relevance for one input, none for the others: the skip connection or the block of a sum, the signal of a gate."""
+
+    shown = ("input",)
+
+    def __init__(self, input: int = 0) -> None:
+        super().__init__()
+        self.input = input
+
+    def copy(self) -> Self:
+        return type(self)(self.input)
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if not 0 <= self.input < len(layer.inputs):
+            raise RuleError(f"it sends relevance to input {self.input}, but the layer has {len(layer.inputs)}")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return tuple(
+            _fit(relevance, input) if index == self.input else torch.zeros_like(input)
+            for index, input in enumerate(call.inputs)
+        )
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {}
+
+
+class AbsoluteRatio(Hook):
+    """For sums: R_a = |a| R / st(|a| + |b|), which never exceeds R."""
+
+    shown = ("stabilizer",)
+
+    def __init__(self, stabilizer: Stabilization = 1e-6) -> None:
+        super().__init__()
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+
+    def copy(self) -> Self:
+        return type(self)(self.stabilizer)
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sizes = [input.abs() for input in call.inputs]
+        ratio = relevance / self.stabilizer(sum_of(sizes))
+        return tuple(_fit(size * ratio, input) for size, input in zip(sizes, call.inputs, strict=True))
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stabilizer": held_by_stabilizer(relevance, sum_of([input.abs() for input in call.inputs]), self.stabilizer)}
+
+
+class UniformEpsilon(Hook):
+    """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
+    https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
+    """
+
+    shown = ("epsilon",)
+
+    def __init__(self, epsilon: Stabilization = 1e-6) -> None:
+        super().__init__()
+        self.epsilon = Stabilizer.ensure(epsilon)
+
+    def copy(self) -> Self:
+        return type(self)(self.epsilon)
+
+    @property
+    def saves_output(self) -> bool:
+        return True
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ratio = relevance / self.epsilon(len(call.inputs) * call.own_output())
+        return call.times_inputs(call.pull_back(ratio))
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stabilizer": held_by_stabilizer(relevance, len(call.inputs) * call.own_output(), self.epsilon)}
+
+
+class ValueOnly(UniformEpsilon):
+    """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and so
+    none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
+    """
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = call.pull_back(relevance / self.epsilon(call.own_output()))
+        *others, last = call.times_inputs(gradients)
+        return (*(other if other is None else torch.zeros_like(other) for other in others), last)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stabilizer": held_by_stabilizer(relevance, call.own_output(), self.epsilon)}
+
+
+class SoftmaxTaylor(Hook):
+    """R' = x (R - s Σ R) with s = softmax(x), the sum over the softmax's dimension; 0 where x is -inf (Achtibat et al. 2024,
+    https://arxiv.org/abs/2402.05602, eq. 10).
+    """
+
+    @property
+    def saves_output(self) -> bool:
+        return True
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if len(layer.inputs) != 1 or not issubclass(layer.kind, SoftmaxKind):
+            raise RuleError("it is for a softmax alone")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, output = call.inputs[0], call.own_output()
+        dimension = call.arguments()["dim"]
+        result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
+        return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        """The softmax is not linear: its Taylor expansion at x has a constant term, which takes the rest like a bias."""
+        input = torch.where(torch.isinf(call.inputs[0]), torch.zeros_like(call.inputs[0]), call.inputs[0])
+        output, dimension = call.own_output(), call.arguments()["dim"]
+        weighted = (output * input).sum(dimension, keepdim=True)
+        return {"bias": (relevance * (1.0 - input + weighted)).sum()}
+
+
+class NormalizationEpsilon(Hook):
+    """For layer, group and instance norm: Epsilon with the scale held constant, so that what is left is linear.
+
+    R' = x Jᵀ (R / st(y)), J being the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,
+    https://proceedings.mlr.press/v162/ali22a.html, section 3.2; here with the bias and the mean in the denominator).
+    """
+
+    shown = ("epsilon",)
+
+    def __init__(self, epsilon: Stabilization = 1e-6) -> None:
+        super().__init__()
+        self.epsilon = Stabilizer.ensure(epsilon)
+
+    def copy(self) -> Self:
+        return type(self)(self.epsilon)
+
+    @property
+    def saves_output(self) -> bool:
+        return True
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        operator = layer.operation.operator
+        if operator is None or operator.detached is None:
+            raise RuleError("it is for layer, group and instance norm alone")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operator = call.operation.operator
+        if operator is None or operator.detached is None:
+            raise RuleError(f"{self} is for layer, group and instance norm alone")
+        detached, arguments = operator.detached, call.arguments()
+        pull = torch.func.vjp(lambda input: detached(input, arguments), call.inputs[0])[1]
+        return (call.inputs[0] * pull(relevance / self.epsilon(call.own_output()))[0],)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        operator, arguments, output = call.operation.operator, call.arguments(), call.own_output()
+        assert operator is not None and operator.detached is not None
+        detached = operator.detached
+        # With a constant scale the operator is linear up to what it makes of zero. That needs the scale of the actual input.
+        pull = torch.func.vjp(lambda input: detached(input, arguments), call.inputs[0])[1]
+        linear = torch.func.vjp(pull, torch.zeros_like(output))[1]((call.inputs[0],))[0]
+        return {
+            "stabilizer": held_by_stabilizer(relevance, output, self.epsilon),
+            "bias": (relevance / self.epsilon(output) * (output - linear)).sum(),
+        }
+
+
 class _ElementWiseRule(Hook):
     """Base of the rules for layers with one input and an output of its shape."""
 
@@ -256,6 +460,9 @@ class Pass(_ElementWiseRule):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (relevance,)
 
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {}
+
 
 class ReLUDeconvNet(_ElementWiseRule):
     """R' = R⁺ (Zeiler and Fergus 2014, https://doi.org/10.1007/978-3-319-10590-1_53)."""
@@ -265,6 +472,9 @@ class ReLUDeconvNet(_ElementWiseRule):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (relevance.clamp(min=0.0),)
 
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stopped": relevance.clamp(max=0.0).sum()}
+
 
 class ReLUGuidedBackprop(_ElementWiseRule):
     """The gradient where the incoming one is positive (Springenberg et al. 2015, https://arxiv.org/abs/1412.6806)."""
@@ -273,6 +483,11 @@ class ReLUGuidedBackprop(_ElementWiseRule):
         (gradient,) = call.pull_back(relevance)
         assert gradient is not None
         return (gradient * (relevance > 0.0),)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        (gradient,) = call.pull_back(relevance)
+        assert gradient is not None
+        return {"stopped": relevance.clamp(max=0.0).sum() + ((relevance - gradient) * (relevance > 0.0)).sum()}
 
 
 class ReLUBetaSmooth(_ElementWiseRule):
@@ -289,3 +504,6 @@ class ReLUBetaSmooth(_ElementWiseRule):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (torch.sigmoid(self.beta_smooth * call.inputs[0]) * relevance,)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stopped": (torch.sigmoid(-self.beta_smooth * call.inputs[0]) * relevance).sum()}

@@ -130,6 +130,62 @@ class Sum(Kind):
     __subclass__ = (_SumModule,)
 
 
+class Product(Kind):
+    """Element-wise products and quotients, of two tensors or of a tensor and a constant."""
+
+
+class Gate(Product):
+    """Products of a signal, the first input, and of what scales it: a sigmoid, a softmax, a divisor."""
+
+
+class MatMul(Kind):
+    """Products of matrices that both depend on the model's input, such as attention scores."""
+
+
+class Softmax(Kind):
+    """Softmax over a dimension."""
+
+    __subclass__ = (nn.Softmax, nn.Softmax2d, nn.Softmin)
+
+
+class LayerNorm(Kind):
+    """Normalization with the statistics of the sample itself, its mean subtracted: layer, group and instance norm."""
+
+    __subclass__ = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+class RMSNorm(Kind):
+    """Division by a norm of the sample itself, without a mean."""
+
+    __subclass__ = (nn.RMSNorm, nn.LocalResponseNorm)
+
+
+class Interpolation(Kind):
+    """Resizing, which is linear in the values."""
+
+    __subclass__ = (nn.Upsample,)
+
+
+class Statistic(Kind):
+    """Norms, standard deviations and variances."""
+
+
+class Detach(Kind):
+    """Where the author has cut the gradient: no relevance goes on unless a rule says so."""
+
+
+class Embedding(Kind):
+    """Look-up of vectors by integers: relevance is reported at its output."""
+
+    __subclass__ = (nn.Embedding,)
+
+
+class Recurrent(Kind):
+    """Recurrent layers as a whole."""
+
+    __subclass__ = (nn.RNNBase, nn.RNNCellBase)
+
+
 class Neutral(Kind):
     """Operations that only move values (views, concatenation, padding): their gradient is their relevance."""
 

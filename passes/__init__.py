@@ -5,8 +5,11 @@ graph of a `Program` and nothing else: the driver lints, records the history, ve
 """
 
 from .assign import Assign
+from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
+from .decompose import Decompose
 from .driver import run_pass
+from .find_gates import FindGates
 from .fold import Fold
 from .merge_batch_norm import MergeBatchNorm
 from .normalize_operators import NormalizeOperators
@@ -19,6 +22,8 @@ from .validate import Validate
 
 __all__ = [
     "Assign",
+    "Decompose",
+    "FindGates",
     "Fold",
     "MergeBatchNorm",
     "NormalizeOperators",
@@ -32,6 +37,8 @@ __all__ = [
     "Stage",
     "Validate",
     "capture_copy",
+    "capture_export",
+    "capture_program",
     "capture_symbolic",
     "private_copy",
     "run_pass",

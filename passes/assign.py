@@ -14,6 +14,7 @@ class Assign(Pass):
 
     name = "assign"
     stage = "assign"
+    edits = False
 
     def __init__(self, composite: Composite) -> None:
         self.composite = composite

@@ -3,9 +3,7 @@
 import copy
 import inspect
 import operator
-import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
@@ -13,19 +11,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx import errors
 from lrpfx.errors import CaptureError
-from lrpfx.node import NodeInfo, Role, map_arguments, set_info
-from lrpfx.operators import lookup, lookup_method, module_classes
+from lrpfx.types import Recurrent
 
+from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from .program import Program
+from .traceable import make_traceable
 
 # While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
 _TRACING = threading.Lock()
-
-_COMPILER = (os.path.dirname(errors.__file__), os.path.dirname(__file__))
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
@@ -39,6 +33,7 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Coll
 
 def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
     """`capture_symbolic` of a model that is a private copy already, and is used up."""
+    make_traceable(root)
     tracer = _Tracer(set(opaque), set(given))
     try:
         try:
@@ -48,7 +43,10 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Collectio
             raise
         except Exception as error:
             raise CaptureError(_explain(error, root, tracer.failed)) from error
-        return Program(root, _with_qualified_names(traced, tracer, root), type(root).__name__)
+        names = with_qualified_names(
+            traced, names_in(root), tracer.call_of_node.get, lambda node: tracer.source_of_node.get(node, "")
+        )
+        return Program(root, names, type(root).__name__)
     finally:
         tracer.release()
 
@@ -69,18 +67,15 @@ def private_copy(model: nn.Module, share_tensors: bool = False) -> nn.Module:
         root = copy.deepcopy(model, memo)
     except Exception as error:
         raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {error}") from error
-    for module in root.modules():
-        if hasattr(module, "_check_input_dim"):
-            # Normalization layers branch on the number of dimensions, which tracing cannot; the operator checks it anyway.
-            object.__setattr__(module, "_check_input_dim", lambda input: None)
     return root
 
 
-def _explain(error: Exception, model: nn.Module, failed: "_ModuleCall | None") -> str:
+def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") -> str:
     """What went wrong, in which module and line, and what to do about it."""
     name, place = type(model).__name__, _last_user_frame(error)
     if failed is not None and failed.path:
-        place = f"in {failed.path!r}, a {type(failed.module).__name__}" + (f", {place}" if place else "")
+        kind = type(model.get_submodule(failed.path)).__name__
+        place = f"in {failed.path!r}, a {kind}" + (f", {place}" if place else "")
     whole = "map the module around it to a rule as a whole, by its name or its class: the compiler then does not look inside"
     if "used as inputs to control flow" in str(error):
         return (
@@ -97,17 +92,10 @@ def _last_user_frame(error: BaseException) -> str:
     place = ""
     trace = error.__traceback__
     while trace is not None:
-        if _is_user_file(trace.tb_frame.f_code.co_filename):
+        if is_user_file(trace.tb_frame.f_code.co_filename):
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
-
-
-def _is_user_file(filename: str) -> bool:
-    """Whether code belongs to the model's author: neither to torch, nor to the compiler, nor to Python itself."""
-    if filename.startswith(("<", _TORCH)) or os.path.dirname(filename) in _COMPILER:
-        return False
-    return not filename.startswith(_STANDARD_LIBRARY) or "-packages" in filename
 
 
 def _user_source() -> str:
@@ -115,7 +103,7 @@ def _user_source() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if _is_user_file(filename):
+        if is_user_file(filename):
             return f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -145,15 +133,6 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ipow"):
     setattr(_InplaceProxy, f"__{_name}__", _record_inplace(_name))
 
 
-class _ModuleCall:
-    """One call of a module during tracing."""
-
-    def __init__(self, path: str, module: nn.Module) -> None:
-        self.path = path
-        self.module = module
-        self.last_node: fx.Node | None = None
-
-
 class _Tracer(fx.Tracer):
     """Traces through torch.nn, keeps parameters and buffers as nodes, and remembers which call made each node."""
 
@@ -163,9 +142,9 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.opaque = opaque
         self.given = given
-        self.open_calls: list[_ModuleCall] = []
-        self.failed: _ModuleCall | None = None
-        self.call_of_node: dict[fx.Node, _ModuleCall] = {}
+        self.open_calls: list[ModuleCall] = []
+        self.failed: ModuleCall | None = None
+        self.call_of_node: dict[fx.Node, ModuleCall] = {}
         self.source_of_node: dict[fx.Node, str] = {}
         self.names_of_tensors: dict[int, str] = {}
         self.thread = threading.get_ident()
@@ -212,7 +191,7 @@ class _Tracer(fx.Tracer):
         return _InplaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.opaque
+        return module_qualified_name in self.opaque or isinstance(m, Recurrent)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:
@@ -224,7 +203,8 @@ class _Tracer(fx.Tracer):
                 f"forward calls a {type(m).__name__} that is not a submodule of the model ({_user_source()}). "
                 "Create it in __init__ and keep it as an attribute, so that it has a name."
             ) from error
-        self.open_calls.append(_ModuleCall(path, m))
+        opaque = self.is_leaf_module(m, path)
+        self.open_calls.append(ModuleCall(path, opaque or stands_for_call(m), describe_module(m)))
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
@@ -251,86 +231,3 @@ class _Tracer(fx.Tracer):
         if name not in parameter_proxy_cache:
             parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
         return parameter_proxy_cache[name]
-
-
-def _with_qualified_names(traced: fx.Graph, tracer: _Tracer, root: nn.Module) -> fx.Graph:
-    """A copy of the traced graph in which every node has a qualified name and what else the compiler knows about it.
-
-    Names follow torchvision's feature extraction: the path of the module for the call that stands for it, the path of the
-    surrounding module and the operation otherwise, and `_1`, `_2` for repetitions of either.
-    """
-    modules = dict(root.named_modules())
-    taken = set(modules) | {name for name, _ in root.named_parameters()} | {name for name, _ in root.named_buffers()}
-    used: set[str] = set()
-    counts: dict[str, int] = {}
-    leaves = (*module_classes(),)
-
-    def unique(base: str, owns: bool) -> str:
-        """`base`, or the first of `base_1`, `base_2`, ... that is free; `owns`: the module of that name is meant."""
-        name = base
-        while name in used or (name in taken and not (owns and name == base)):
-            counts[base] = counts.get(base, 0) + 1
-            name = f"{base}_{counts[base]}"
-        used.add(name)
-        return name
-
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in traced.nodes:
-        call = tracer.call_of_node.get(node)
-        source = tracer.source_of_node.get(node, "")
-        info = NodeInfo(str(node.target), source=source)  # a placeholder's target is the argument's name
-        if node.op == "get_attr":
-            assert isinstance(node.target, str)
-            info = NodeInfo(node.target, source=source, role=Role.PARAMETER)
-        elif node.op == "call_module":
-            assert isinstance(node.target, str)
-            info = NodeInfo(
-                unique(node.target, owns=True),
-                node.target,
-                source,
-                description=_describe_module(modules[node.target]),
-            )
-        elif node.op.startswith("call"):
-            path = "" if call is None else call.path
-            if call is not None and path and call.last_node is node and _stands_for_call(call.module, leaves):
-                info = NodeInfo(unique(path, owns=True), path, source, description=_describe_module(call.module))
-            else:
-                operation = operation_name(node)
-                info = NodeInfo(
-                    unique(f"{path}.{operation}" if path else operation, owns=False),
-                    source=source,
-                    description=operation,
-                )
-        args, kwargs = map_arguments((node.args, node.kwargs), lambda leaf: copies[leaf] if isinstance(leaf, fx.Node) else leaf)
-        name = node.name if node.op in ("placeholder", "output") else info.name.replace(".", "_")
-        copied = graph.create_node(node.op, node.target, args, kwargs, name)
-        copied.meta.update(node.meta)
-        set_info(copied, info)
-        copies[node] = copied
-    return graph
-
-
-def _stands_for_call(module: nn.Module, leaves: tuple[type, ...]) -> bool:
-    """Whether the last operation of a call of `module` goes by the module's name: layers of torch.nn without children."""
-    if isinstance(module, leaves):
-        return True
-    return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
-
-
-def _describe_module(module: nn.Module) -> str:
-    lines = [line.strip() for line in repr(module).splitlines()]
-    return lines[0] if len(lines) == 1 else type(module).__name__
-
-
-def operation_name(node: fx.Node) -> str:
-    """The name of a node's operation, the same for all its spellings."""
-    spelling = lookup_method(str(node.target)) if node.op == "call_method" else lookup(node.target)  # type: ignore[arg-type]
-    if spelling is not None:
-        return spelling.operator.name
-    if node.op == "call_method":
-        name = str(node.target)
-    else:
-        overload = getattr(node.target, "_overloadpacket", node.target)  # aten.erf.default is called erf
-        name = getattr(overload, "__name__", type(node.target).__name__)
-    return name.strip("_") or "operation"

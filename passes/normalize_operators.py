@@ -33,7 +33,6 @@ class NormalizeOperators(Pass):
 
     name = "normalize_operators"
     stage = "normalize"
-    preserves_computation = False  # not before RemoveInplace has told later readers of overwritten values
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
@@ -71,7 +70,7 @@ class NormalizeOperators(Pass):
             operator = operator_named(operator.reflected) or operator
         update_info(node, operator=operator.name, kind=operator.kind.__name__)
         node.meta[INPLACE] = spelling.inplace
-        if operator.function is not None:
+        if operator.arguments:
             bound = _bind(node, spelling)
             if bound is None:
                 update_info(node, operator=None, kind=Unknown.__name__)
@@ -133,8 +132,7 @@ def _set_canonical(node: fx.Node, operator: Operator, bound: dict[str, Any]) -> 
     while positional and positional[-1] is None:
         positional.pop()
     node.op = "call_function"
-    assert operator.function is not None
-    node.target = operator.function
+    node.target = operator.function or node.target
     node.args = tuple(positional)
     node.kwargs = {
         name: value

@@ -57,8 +57,8 @@ class Pass(ABC):
 
     name: ClassVar[str]
     stage: ClassVar[str]
-    #: Whether the graph computes the same before and after; the driver checks it where it has inputs.
-    preserves_computation: ClassVar[bool] = True
+    #: Whether the pass may edit nodes; one that does not leaves nothing to verify.
+    edits: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, program: Program) -> PassResult:

@@ -21,7 +21,7 @@ class RemoveDropout(Pass):
         result = PassResult()
         for node in list(calls(program.graph)):
             operator = operator_named(node_info(node).operator)
-            if operator is None or operator.function is None or "training" not in operator.arguments:
+            if operator is None or "training" not in operator.arguments:
                 continue
             if bound_arguments(node, operator).get("training", operator.arguments["training"]):
                 raise CaptureError(_complaint(node))

@@ -15,6 +15,7 @@ class Validate(Pass):
 
     name = "validate"
     stage = "validate"
+    edits = False
 
     def __init__(self, keep_gradient: bool) -> None:
         self.keep_gradient = keep_gradient

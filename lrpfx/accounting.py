@@ -1,0 +1,347 @@
+"""The ledger: for every node the relevance that it gets and passes on, and where the difference went.
+
+Each node is run by itself, and the relevance of its output is sent back through it alone; what a rule absorbs is computed apart
+from that, from the rule's own formula. What is left is unexplained: rounding, or an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+import torch
+from torch import fx, nn
+
+from .attribution import Arguments, Inputs, OutputSelector, Target, relevance_of_output, select_output
+from .explain_module import ExplainModule, RuleModule
+from .inspection import explainable, rule_label
+from .node import Role, floating_tensors, is_floating, map_arguments, node_info
+from .operators import is_neutral
+from .propagation import LayerCall
+from .table import format_table
+from .types import Embedding
+
+#: What takes relevance that is not passed on.
+PARTS = ("bias", "stabilizer", "constants", "stopped")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The account of one node: sums over the whole batch."""
+
+    name: str
+    kind: str
+    rule: str
+    relevance_in: float  # of the node's output
+    relevance_out: float  # of its inputs that depend on the model's inputs
+    bias: float = 0.0
+    stabilizer: float = 0.0
+    constants: float = 0.0  # parameters, buffers and numbers that received relevance
+    stopped: float = 0.0  # by the rule
+    unexplained: float = 0.0
+
+    @property
+    def leak(self) -> float:
+        """How much the node does not pass on."""
+        return abs(self.relevance_in - self.relevance_out)
+
+
+class Ledger(Sequence[Entry]):
+    """All accounts in the order of execution, and the balance: seed = inputs + bias + stabilizer + constants + stopped.
+
+    `inputs` is the relevance of the model's inputs by name; what an embedding's output gets counts as its input's, under the
+    name of the embedding.
+    """
+
+    columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
+
+    def __init__(self, entries: Sequence[Entry], seed: float, seed_magnitude: float, inputs: dict[str, float]) -> None:
+        self.entries = tuple(entries)
+        self.seed = seed
+        self.seed_magnitude = seed_magnitude  # the sum of the seed's absolute values
+        self.inputs = inputs
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
+        return self.entries[index]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def entry(self, name: str) -> Entry:
+        """The account of the node called `name`; KeyError where there is none."""
+        return {entry.name: entry for entry in self.entries}[name]
+
+    def total(self, part: str) -> float:
+        """The sum of one column: "bias", "stabilizer", "constants", "stopped" or "unexplained"."""
+        return float(sum(getattr(entry, part) for entry in self.entries))
+
+    @property
+    def unexplained(self) -> float:
+        """The largest unexplained amount of any node, as a fraction of the seed's absolute sum."""
+        largest = max((abs(entry.unexplained) for entry in self.entries), default=0.0)
+        return largest / self.seed_magnitude if self.seed_magnitude else largest
+
+    @property
+    def balance(self) -> float:
+        """What is missing of the seed after all accounts: zero to rounding, or a bug."""
+        return self.seed - sum(self.inputs.values()) - sum(self.total(part) for part in PARTS)
+
+    def by_leak(self) -> list[Entry]:
+        """The accounts, those first that pass on least."""
+        return sorted(self.entries, key=lambda entry: entry.leak, reverse=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain data."""
+        return {
+            "seed": self.seed,
+            "inputs": dict(self.inputs),
+            "totals": {part: self.total(part) for part in (*PARTS, "unexplained")},
+            "balance": self.balance,
+            "entries": [asdict(entry) for entry in self.entries],
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            (entry.name, entry.kind, entry.rule)
+            + tuple(f"{value:.4g}" for value in (entry.relevance_in, entry.relevance_out))
+            + tuple(f"{getattr(entry, part):.4g}" for part in (*PARTS, "unexplained"))
+            for entry in self.entries
+        ]
+        totals = [f"seed {self.seed:.6g} ="]
+        totals += [f"{value:.6g} {name} +" for name, value in self.inputs.items()]
+        totals += [f"{self.total(part):.6g} {part}" + (" +" if part != PARTS[-1] else "") for part in PARTS]
+        summary = f"{' '.join(totals)}; balance {self.balance:.2g}, unexplained at most {self.unexplained:.2g} of the seed"
+        return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
+
+
+def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None) -> Ledger:
+    """Account for every unit of relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
+
+    The split is exact for every built-in rule. A rule of one's own says what it absorbs by a method `absorbed`; otherwise that
+    is unexplained, as is what a plain gradient changes.
+    """
+    module = explainable(explain_model, "ledger")
+    with torch.inference_mode(False), torch.enable_grad():
+        arguments = Arguments(inputs)
+        sweep = _Sweep(module)
+        result = arguments.call(sweep.forward)
+        outputs: dict[int, torch.Tensor] = {}
+
+        def leaf(value: Any) -> Any:
+            return outputs.setdefault(id(value), value.detach().requires_grad_()) if is_floating(value) else value
+
+        explained = select_output(_map_result(result, leaf), output)
+        seed = relevance_of_output(explained, target)
+        gradients = torch.autograd.grad(explained, list(outputs.values()), seed, allow_unused=True)
+        for key, gradient in zip(outputs, gradients, strict=True):
+            sweep.seed(key, gradient)
+        entries = sweep.backward()
+    return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs)
+
+
+def _total(value: torch.Tensor) -> float:
+    return float(value.detach().double().sum())
+
+
+def _map_result(value: Any, change: Any) -> Any:
+    """A model's result with its tensors changed; a dataclass keeps its class."""
+    if hasattr(value, "__dataclass_fields__"):
+        copied = object.__new__(type(value))
+        for name in value.__dataclass_fields__:
+            object.__setattr__(copied, name, _map_result(getattr(value, name), change))
+        return copied
+    return map_arguments(value, change)
+
+
+class _Call:
+    """One executed node: what it read as leaves, and what it returned."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+        self.leaves: list[tuple[fx.Node, int, torch.Tensor]] = []  # argument, which of its tensors, the leaf
+        self.args: tuple[Any, ...] = ()
+        self.outputs: list[torch.Tensor] = []
+
+
+class _Sweep:
+    """Runs the nodes of an explainable module one by one, forward and back."""
+
+    def __init__(self, module: ExplainModule) -> None:
+        self.module = module
+        self.values: dict[fx.Node, Any] = {}
+        self.calls: list[_Call] = []
+        self.relevance: dict[tuple[fx.Node, int], torch.Tensor] = {}
+        self.origins: dict[int, tuple[fx.Node, int]] = {}
+        self.inputs: dict[str, float] = {}
+
+    # --- forward
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        given = iter(args)
+        result = None
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                default = node.args[0] if node.args else None
+                value = keywords.get(str(node.target), default) if keywords else next(given, default)
+                self._keep(node, map_arguments(value, _detached))
+            elif node.op == "get_attr":
+                *path, leaf = str(node.target).split(".")
+                self.values[node] = getattr(self.module.get_submodule(".".join(path)), leaf)
+            elif node.op == "output":
+                result = map_arguments(node.args[0], self._value)
+            else:
+                self._run(node)
+        return result
+
+    def _value(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, fx.Node) else argument
+
+    def _keep(self, node: fx.Node, value: Any) -> None:
+        """Store a node's result, each tensor as an object of its own, so that outputs can be told apart."""
+        self.values[node] = value
+        for number, tensor in enumerate(floating_tensors(value)):
+            self.origins[id(tensor)] = (node, number)
+
+    def _run(self, node: fx.Node) -> None:
+        call = _Call(node)
+        function = self.module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        assert callable(function)
+        if node_info(node).role is not Role.DATA:
+            with torch.no_grad():
+                self.values[node] = function(*map_arguments(node.args, self._value), **map_arguments(node.kwargs, self._value))
+            return
+        places = len(node.args)
+        if isinstance(function, RuleModule):
+            places = function.ruled.operation.inputs  # the others are parameters and what else the rule reads
+        shared: dict[fx.Node, Any] = {}
+
+        def leaves_of(argument: Any) -> Any:
+            if not isinstance(argument, fx.Node):
+                return argument
+            if argument not in shared:
+                numbers = iter(range(len(floating_tensors(self.values[argument]))))
+
+                def leaf(value: Any) -> Any:
+                    if not is_floating(value):
+                        return value
+                    made = value.detach().requires_grad_()
+                    call.leaves.append((argument, next(numbers), made))
+                    return made
+
+                shared[argument] = map_arguments(self.values[argument], leaf)
+            return shared[argument]
+
+        args = [
+            map_arguments(argument, leaves_of if place < places else self._value) for place, argument in enumerate(node.args)
+        ]
+        call.args = tuple(args)
+        result = function(*args, **map_arguments(node.kwargs, leaves_of))
+        call.outputs = floating_tensors(result)
+        self._keep(node, _map_result(result, _detached))
+        self.calls.append(call)
+
+    # --- backward
+
+    def seed(self, key: int, gradient: torch.Tensor | None) -> None:
+        """Relevance of an output of the model, given by the identity of its tensor."""
+        if gradient is not None and key in self.origins:
+            self._add(*self.origins[key], gradient)
+
+    def _add(self, node: fx.Node, number: int, relevance: torch.Tensor) -> None:
+        key = (node, number)
+        self.relevance[key] = self.relevance[key] + relevance if key in self.relevance else relevance
+
+    def backward(self) -> list[Entry]:
+        entries = []
+        while self.calls:
+            call = self.calls.pop()
+            entries.append(self._account(call))
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                tensors = floating_tensors(self.values[node])
+                if tensors:
+                    found = [self.relevance.get((node, number)) for number in range(len(tensors))]
+                    self.inputs[node_info(node).name] = sum(_total(value) for value in found if value is not None)
+        entries.reverse()
+        return entries
+
+    def _account(self, call: _Call) -> Entry:
+        node, info = call.node, node_info(call.node)
+        relevances = [self.relevance.pop((node, number), None) for number in range(len(call.outputs))]
+        pairs = [
+            (output, relevance)
+            for output, relevance in zip(call.outputs, relevances, strict=True)
+            if relevance is not None
+        ]
+        incoming = sum(_total(relevance) for _, relevance in pairs)
+        outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
+        if info.kind == Embedding.__name__:
+            self.inputs[info.name] = outgoing = incoming
+            return Entry(info.name, info.kind, rule_label(info), incoming, outgoing)
+        passing = [(output, relevance) for output, relevance in pairs if output.requires_grad]
+        gradients: Sequence[torch.Tensor | None] = [None] * len(call.leaves)
+        if passing and call.leaves:
+            outputs, seeds = zip(*passing, strict=True)
+            gradients = torch.autograd.grad(
+                outputs, [leaf for _, _, leaf in call.leaves], seeds, allow_unused=True, retain_graph=True
+            )
+        for (argument, number, leaf), gradient in zip(call.leaves, gradients, strict=True):
+            if gradient is None:
+                continue
+            if node_info(argument).role is Role.DATA:
+                outgoing += _total(gradient)
+                self._add(argument, number, gradient)
+            else:  # a constant of -inf, such as a mask, takes nothing
+                parts["constants"] += _total(torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient))
+        if pairs:
+            for part, amount in self._absorbed(call, pairs).items():
+                parts[part] += amount
+        unexplained = incoming - outgoing - sum(parts.values())
+        return Entry(info.name, info.kind, rule_label(info), incoming, outgoing, **parts, unexplained=unexplained)
+
+    def _absorbed(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+        """What a rule or a neutral operation keeps from its inputs, by the formula of either."""
+        node, info = call.node, node_info(call.node)
+        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, RuleModule):
+            rule: Any = module.rule
+            if rule.has_code:
+                return {}
+            values = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in call.args)
+            inputs, parameters, branches, extras = module.ruled.split(values)
+            output, relevance = pairs[0]
+            layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
+            found = rule.absorbed(layer_call, relevance) or {}
+            return {part: float(amount) for part, amount in found.items()}
+        if is_neutral(info.operator) and not info.keeps_gradient:
+            return {"constants": self._taken_by_numbers(call, pairs)}
+        return {}
+
+    def _taken_by_numbers(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """Relevance of entries that a neutral operation fills with a number, such as padding: they come from no tensor."""
+        leaves = [leaf for _, _, leaf in call.leaves]
+        if not leaves:
+            return sum(_total(relevance) for _, relevance in pairs)
+        taken = 0.0
+        for output, relevance in pairs:
+            if not output.requires_grad:
+                taken += _total(relevance)
+                continue
+            # What each entry moves by when all tensors move by one: the transposed map, transposed again.
+            weights = torch.zeros_like(output, requires_grad=True)
+            pulled = torch.autograd.grad(output, leaves, weights, create_graph=True, allow_unused=True)
+            reached = [(gradient, torch.ones_like(gradient)) for gradient in pulled if gradient is not None]
+            (moved,) = torch.autograd.grad(
+                [gradient for gradient, _ in reached], weights, [ones for _, ones in reached], allow_unused=True
+            )
+            taken += _total(relevance * (1 - moved)) if moved is not None else _total(relevance)
+        return taken
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,210 @@
+"""CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from .composites import Composite, MappingContext
+from .errors import CaptureError, InputError, VerificationError
+from .layer_view import layer_of_node
+from .node import data_calls, node_info, update_info
+from .operators import module_classes
+from .passes import (
+    Decompose,
+    FindGates,
+    NormalizeOperators,
+    PassResult,
+    Program,
+    RemoveDeadCode,
+    RemoveDropout,
+    RemoveInplace,
+    capture_export,
+    capture_program,
+    capture_symbolic,
+    private_copy,
+    run_pass,
+)
+from .passes.driver import Verification, record
+
+ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
+Model = nn.Module | ExportedProgram
+
+SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
+
+
+def normal_form(
+    model: Model, example_inputs: ExampleInputs = None, composite: Composite | None = None, capture: str = AUTO
+) -> tuple[Program, Verification | None]:
+    """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
+
+    `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace and
+    takes torch.export where there are example inputs and the trace fails, is wrong, or has calls that no operator is known for.
+    """
+    if capture not in (AUTO, SYMBOLIC, EXPORT):
+        raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
+    if isinstance(model, ExportedProgram):
+        return _of_exported(model, example_inputs)
+    check_evaluation_mode(model)
+    args, names = positional(model, example_inputs)
+    opaque = _opaque_paths(model, composite)
+    if capture == EXPORT:
+        return _by_export(model, args, names, opaque)
+    try:
+        program, verification = _by_trace(model, args, names, opaque)
+    except (CaptureError, VerificationError) as error:
+        if capture == SYMBOLIC or args is None or opaque:
+            error.add_note(_other_front_end(capture, args, opaque))
+            raise
+        try:
+            return _by_export(model, args, names, opaque)
+        except (CaptureError, VerificationError) as other:
+            error.add_note(f"torch.export, tried as well: {other}")
+            raise error from None
+    unknown = _unknown_calls(program, composite)
+    if capture == AUTO and args is not None and not opaque and unknown:
+        try:
+            return _by_export(model, args, names, opaque)
+        except (CaptureError, VerificationError) as error:
+            record(program, "capture", "export", PassResult(reasons=[(unknown[0], f"kept the symbolic trace: {error}")]))
+    return program, verification
+
+
+def _other_front_end(capture: str, args: tuple[Any, ...] | None, opaque: set[str]) -> str:
+    if opaque:
+        return f"torch.export was not tried, since it would look inside {', '.join(sorted(opaque))}, mapped as a whole"
+    if args is None:
+        return "torch.export may follow this model: pass example_inputs to lrpfx.transform"
+    return 'torch.export may follow this model: use capture="auto" or capture="export"'
+
+
+def _by_trace(
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str]
+) -> tuple[Program, Verification | None]:
+    program = capture_symbolic(model, opaque, names)
+    verification = None if args is None else Verification(args, _run_untouched(model, args, names))
+    return _normalized(program, SYMBOLIC, verification), verification
+
+
+def _by_export(
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str]
+) -> tuple[Program, Verification | None]:
+    if args is None:
+        raise InputError('capture="export" runs the model on example inputs: pass example_inputs')
+    if opaque:
+        raise CaptureError(
+            f"the composite maps {', '.join(sorted(opaque))} as a whole, but torch.export looks inside modules; use "
+            'capture="symbolic", or map the layers inside.'
+        )
+    verification = Verification(args, _run_untouched(model, args, names))
+    return _normalized(capture_export(model, args, names), EXPORT, verification), verification
+
+
+def _of_exported(model: ExportedProgram, example_inputs: ExampleInputs) -> tuple[Program, Verification | None]:
+    program = capture_program(model)
+    names = [node.target for node in program.graph.nodes if node.op == "placeholder"]
+    if example_inputs is None:
+        args, keywords = model.example_inputs or ((), {})
+        given = [*args, *keywords.values()]
+    elif isinstance(example_inputs, Mapping):
+        given = [example_inputs[name] for name in names if name in example_inputs]
+    else:
+        given = [example_inputs] if isinstance(example_inputs, torch.Tensor) else list(example_inputs)
+    if len(given) != len(names):
+        if example_inputs is not None:
+            raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
+        return _normalized(program, EXPORT, None), None
+    with torch.no_grad():
+        values = fx.Interpreter(program.root, graph=program.graph).run(*given)
+    verification = Verification(tuple(given), values)
+    return _normalized(program, EXPORT, verification), verification
+
+
+def _normalized(program: Program, front_end: str, verification: Verification | None) -> Program:
+    record(program, "capture", front_end, PassResult(len(program.graph.nodes)))
+    if verification is not None:
+        verification.check(program, "capture")
+    for step in (
+        NormalizeOperators(),
+        RemoveInplace(),
+        RemoveDropout(),
+        Decompose(),
+        RemoveDeadCode(),
+        FindGates(),
+    ):
+        run_pass(program, step)
+    if verification is not None:
+        verification.check(program, "normalize")
+        with torch.no_grad():
+            _ShapeRecorder(program.root, graph=program.graph).run(*verification.args)
+    return program
+
+
+def _unknown_calls(program: Program, composite: Composite | None) -> list[str]:
+    """Names of the calls that the operator table does not list and that the composite has no rule for."""
+    unknown = []
+    for node in data_calls(program.graph):
+        info = node_info(node)
+        if info.operator is None and node.op == "call_function":
+            layer = layer_of_node(node, program.root)
+            if composite is None or composite.module_map(MappingContext(), layer.name, layer) is None:
+                unknown.append(info.name)
+    return unknown
+
+
+def check_evaluation_mode(model: nn.Module) -> None:
+    """`CaptureError` if a module of `model` would be random or depend on the batch."""
+    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
+    names = [name or "the model" for name, module in model.named_modules() if isinstance(module, random) and module.training]
+    if names:
+        raise CaptureError(
+            f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
+            "would be random or depend on the batch. Call model.eval() first."
+        )
+
+
+def _opaque_paths(model: nn.Module, composite: Composite | None) -> set[str]:
+    """Modules that the composite maps as a whole: those that are not a single operation of the table anyway."""
+    if composite is None:
+        return set()
+    known = module_classes()
+    return {
+        path
+        for path, module in model.named_modules()
+        if path and not isinstance(module, known) and composite.maps_whole(path, module)
+    }
+
+
+def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
+    """Example inputs in the order of the graph's placeholders, and the names of the arguments that they give."""
+    if example_inputs is None:
+        return None, []
+    signature = inspect.signature(model.forward)
+    try:
+        if isinstance(example_inputs, torch.Tensor):
+            bound = signature.bind(example_inputs)
+        elif isinstance(example_inputs, Mapping):
+            bound = signature.bind(**example_inputs)
+        else:
+            bound = signature.bind(*example_inputs)
+    except TypeError as error:
+        raise InputError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
+    return tuple(bound.arguments.values()), list(bound.arguments)
+
+
+def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
+    """The model's output, from a copy: hooks and caches of the user's model stay as they are."""
+    copied = private_copy(model)
+    with torch.no_grad():
+        return copied(**dict(zip(names, args, strict=True)))
+
+
+class _ShapeRecorder(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor) and n.op != "output":
+            update_info(n, shape=tuple(value.shape))
+        return value

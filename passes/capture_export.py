@@ -1,0 +1,250 @@
+"""CAPTURE by torch.export: a model with example inputs, or an exported program, to the same form as the symbolic trace."""
+
+import dataclasses
+import operator
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from lrpfx.errors import CaptureError
+from lrpfx.explain_module import Scope, scope_at
+from lrpfx.operators import lookup, module_classes
+
+from .capture_symbolic import private_copy
+from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
+from .program import Program
+
+_FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+
+
+def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]) -> Program:
+    """Export `model`, called with `args` for the arguments called `names`, without changing it.
+
+    The batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model fixes it; other
+    sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
+    """
+    root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
+    errors: list[Exception] = []
+    for given, dynamic in _attempts(args):
+        keywords = dict(zip(names, given, strict=True))
+        shapes = pytree.tree_map(lambda value, size=dynamic: _dynamic_shape(value, size), keywords)
+        try:
+            with torch.enable_grad():
+                program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            errors.append(error)
+            continue
+        return _to_program(program, root, type(model).__name__)
+    raise CaptureError(
+        f"torch.export cannot follow the forward of {type(model).__name__}: {type(errors[-1]).__name__}: {_first_lines(errors[-1])}. "
+        "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule as a "
+        'whole with capture="symbolic".'
+    ) from errors[-1]
+
+
+def capture_program(program: ExportedProgram) -> Program:
+    """A program that the user exported."""
+    root: nn.Module = Scope("ExportedProgram")
+    for name, value in program.state_dict.items():
+        *path, leaf = name.split(".")
+        holder = scope_at(root, path)
+        if isinstance(value, nn.Parameter):
+            holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), value.requires_grad))
+        else:
+            holder.register_buffer(leaf, value.detach().clone())
+    return _to_program(program, root.eval(), "ExportedProgram")
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).strip().splitlines()[:3])
+
+
+def _attempts(args: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], int | None]]:
+    """Inputs to export with, and the size that stands for the batch: first with a variable batch, then as they are."""
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    batch = tensors[0].shape[0] if tensors else None
+    if batch == 1:  # torch.export takes a batch of one for fixed
+        doubled = pytree.tree_map(
+            lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (1,) else leaf, args
+        )
+        return [(doubled, 2), (args, None)]
+    return [(args, batch), (args, None)]
+
+
+def _dynamic_shape(value: Any, batch: int | None) -> Any:
+    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
+        return {0: Dim.AUTO}
+    return None
+
+
+def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Program:
+    if _writes_into_views(exported.graph):
+        exported = exported.run_decompositions({})  # functional: slice assignments become operations
+    graph = _Reader(exported, root).graph
+    calls = _ModuleCalls(root, graph)
+    names = with_qualified_names(graph, names_in(root), calls.of_node.get, _source)
+    for node in names.nodes:
+        for key in ("val", "tensor_meta", "unbacked_bindings", "from_node"):
+            node.meta.pop(key, None)  # holds fake tensors and the exporter's state
+    return Program(root, names, title)
+
+
+def _writes_into_views(graph: fx.Graph) -> bool:
+    """Whether the graph has in-place operations other than listed ones on a value of their own."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        spelling, overwritten = lookup(node.target), node.args[0]
+        producer = lookup(overwritten.target) if overwritten.op == "call_function" else None
+        if spelling is None or not spelling.inplace or (producer is not None and producer.operator.view):
+            return True
+    return False
+
+
+class _Reader:
+    """Copies an exported graph: parameters as attributes of `root`, and inputs and outputs in the form that the model has."""
+
+    def __init__(self, exported: ExportedProgram, root: nn.Module) -> None:
+        self.exported = exported
+        self.root = root
+        self.graph = fx.Graph()
+        self.copies: dict[str, fx.Node] = {}
+        self.read()
+
+    def read(self) -> None:
+        signature = self.exported.graph_signature
+        kinds = {getattr(spec.arg, "name", None): spec for spec in signature.input_specs}
+        self._inputs([spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT])
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                spec = kinds[node.name]
+                if spec.kind is InputKind.USER_INPUT:
+                    continue
+                if spec.target is None or spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
+                    raise CaptureError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
+                self.copies[node.name] = self._attribute(spec.target)
+            elif node.op == "call_function":
+                if any(argument.op == "get_attr" for argument in node.all_input_nodes):
+                    raise CaptureError(
+                        f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such "
+                        "as torch.no_grad, autocast or torch.cond inside forward. Move it out of forward."
+                    )
+                self.copies[node.name] = self._call(node)
+            elif node.op == "output":
+                self.graph.output(self._outputs(node))
+
+    def _call(self, node: fx.Node) -> fx.Node:
+        aten = torch.ops.aten
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and node.target is operator.getitem and source.target is _FUNCTIONAL_BATCH_NORM:
+            return self.copies[source.name]  # the result; the other two are statistics for training
+        copied = self.graph.node_copy(node, lambda argument: self.copies[argument.name])
+        if node.target is _FUNCTIONAL_BATCH_NORM:
+            *tensors, momentum, eps = copied.args
+            copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
+        return copied
+
+    def _attribute(self, name: str) -> fx.Node:
+        """A node for a parameter, a buffer, or a constant, which becomes a buffer that no state_dict holds."""
+        *path, leaf = name.split(".")
+        holder = scope_at(self.root, path)
+        if not isinstance(getattr(holder, leaf, None), torch.Tensor):
+            constant = self.exported.constants[name]
+            holder.register_buffer(leaf, constant.detach().clone(), persistent=False)
+        return self.graph.get_attr(name)
+
+    def _inputs(self, flat: Sequence[str]) -> None:
+        """Placeholders for the arguments of forward, and look-ups for the tensors in them."""
+        numbers = iter(range(len(flat)))
+        spec = self.exported.call_spec.in_spec
+        assert spec is not None
+        args, keywords = pytree.tree_unflatten(list(numbers), spec)
+        names = _argument_names(self.exported, len(args))
+        for name, structure in [*zip(names, args, strict=True), *keywords.items()]:
+            placeholder = self.graph.placeholder(name)
+            for path, number in pytree.tree_flatten_with_path(structure)[0]:
+                value = placeholder
+                for key in path:
+                    index = getattr(key, "idx", getattr(key, "key", None))
+                    value = self.graph.call_function(operator.getitem, (value, index))
+                self.copies[flat[number]] = value
+
+    def _outputs(self, node: fx.Node) -> Any:
+        specs = self.exported.graph_signature.output_specs
+        values: list[Any] = []
+        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+            if spec.kind is OutputKind.USER_OUTPUT:
+                values.append(self.copies[value.name] if isinstance(value, fx.Node) else value)
+        assert self.exported.call_spec.out_spec is not None
+        return self._rebuilt(pytree.tree_unflatten(values, self.exported.call_spec.out_spec))
+
+    def _rebuilt(self, value: Any) -> Any:
+        """An output in a form that a graph can hold: dataclasses become calls of their class."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return self.graph.call_function(type(value), (), {name: self._rebuilt(item) for name, item in fields.items()})
+        if isinstance(value, dict):
+            return {name: self._rebuilt(item) for name, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            items = [self._rebuilt(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+
+def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
+    """Names for the positional arguments: torch.export keeps them as prefixes of the placeholders'."""
+    names = []
+    spec = exported.call_spec.in_spec
+    assert spec is not None
+    flat = [item.arg.name for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
+    args, _ = pytree.tree_unflatten(flat, spec)
+    for number, argument in enumerate(args[:count]):
+        leaves = pytree.tree_leaves(argument)
+        single = len(leaves) == 1 and leaves[0] is argument
+        names.append(leaves[0] if single else f"argument_{number}")
+    return names
+
+
+class _ModuleCalls:
+    """Which call of which module made each node of an exported graph."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        self.root = root
+        self.calls: dict[str, ModuleCall] = {}
+        self.of_node: dict[fx.Node, ModuleCall] = {}
+        stacks = {node: node.meta.get("nn_module_stack") or {} for node in graph.nodes}
+        self.parents = {str(path).rpartition(".")[0] for stack in stacks.values() for path, _ in stack.values() if path}
+        for node, stack in stacks.items():
+            if node.op != "call_function" or not stack:
+                continue
+            key, (path, cls) = list(stack.items())[-1]
+            call = self.calls.setdefault(key, self._call(path, cls))
+            call.last_node = node
+            self.of_node[node] = call
+
+    def _call(self, path: str, cls: Any) -> ModuleCall:
+        path = re.sub(r"@\d+$", "", path)
+        try:
+            module = self.root.get_submodule(path)
+        except AttributeError:
+            module = nn.Module()
+        if not isinstance(module, Scope):
+            return ModuleCall(path, stands_for_call(module), describe_module(module))
+        name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"  # a program without its modules
+        known = {f"{known.__module__}.{known.__qualname__}" for known in module_classes()}
+        owns = name in known or (name.startswith("torch.nn.") and path not in self.parents)
+        return ModuleCall(path, owns, name.rpartition(".")[2])
+
+
+def _source(node: fx.Node) -> str:
+    """file:line of the innermost frame that is the user's."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f"{filename}:{line}" for filename, line in frames if is_user_file(filename)]
+    return own[-1] if own else ""

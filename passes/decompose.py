@@ -1,0 +1,209 @@
+"""NORMALIZE: fused operations become the operations that they consist of, so that each has its rule.
+
+Attention becomes matmul, softmax and matmul with its mask, scale, causality and grouped queries; a product with a parameter
+becomes a dense layer; a gated linear unit becomes a sigmoid and a gate.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.errors import CaptureError
+from lrpfx.layer_view import bound_arguments
+from lrpfx.node import NodeInfo, Role, calls, node_info
+from lrpfx.operators import attention_bias, gate, masked_softmax, operator_named
+
+from .program import Pass, PassResult, Program, insert_call
+
+
+def attention_scale(query: torch.Tensor) -> float:
+    """The default scale of attention scores: one over the root of the dimension of a query."""
+    return float(query.size(-1) ** -0.5)
+
+
+def causal_bias(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """What is added to attention scores so that a query sees no later key. Shape (queries, keys)."""
+    allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+    return attention_bias(allowed, query.dtype)
+
+
+def queries_per_key(query: torch.Tensor, key: torch.Tensor) -> int:
+    """How many heads of queries share one head of keys."""
+    return query.size(-3) // key.size(-3)
+
+
+class Decompose(Pass):
+    """Replace fused operations; `decompositions` says which."""
+
+    name = "decompose"
+    stage = "normalize"
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            info = node_info(node)
+            decomposition = decompositions.get(info.operator or "")
+            if decomposition is None or info.role is not Role.DATA:
+                continue
+            replacement = decomposition(_Builder(program, node))
+            if replacement is None:
+                continue
+            result.matches += 1
+            result.details.append((info.name, f"{info.operator}: now {node_info(replacement).name}"))
+            node.replace_all_uses_with(replacement)
+            program.graph.erase_node(node)
+        return result
+
+
+class _Builder:
+    """Makes nodes in front of a fused call, named below it."""
+
+    def __init__(self, program: Program, node: fx.Node) -> None:
+        self.program = program
+        self.node = node
+        self.info = node_info(node)
+        row = operator_named(self.info.operator)
+        assert row is not None
+        self.arguments = {**row.arguments, **bound_arguments(node, row)}
+        self.made: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None) -> fx.Node:
+        """A call of a listed operator, or of `target` for one that leaves the choice of a function."""
+        row = operator_named(operator_name)
+        assert row is not None
+        return self._insert(operator_name, target or row.function, args, None, operator_name, row.kind.__name__)
+
+    def metadata(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        """A call whose result depends on shapes alone."""
+        return self._insert(function.__name__, function, args, Role.METADATA, None, "")
+
+    def _insert(
+        self, what: str, function: Any, args: tuple[Any, ...], role: Role | None, operator: str | None, kind: str
+    ) -> fx.Node:
+        self.made[what] = self.made.get(what, -1) + 1
+        suffix = f"{what}_{self.made[what]}" if self.made[what] else what
+        if role is None:
+            roles = {node_info(argument).role for argument in args if isinstance(argument, fx.Node)}
+            role = Role.DATA if Role.DATA in roles else Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
+        name = f"{self.info.name}.{suffix}"
+        info = NodeInfo(name, source=self.info.source, operator=operator, kind=kind, role=role, description=what)
+        return insert_call(self.program.graph, self.node, function, args, info)
+
+    def is_parameter(self, value: Any) -> bool:
+        return isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
+
+    def parameter_dimensions(self, value: fx.Node) -> int:
+        return int(_evaluate(self.program, value).ndim)
+
+
+def _evaluate(program: Program, node: fx.Node) -> Any:
+    """The value of a node that depends on parameters alone."""
+    values: dict[fx.Node, Any] = {}
+    pending = [node]
+    while pending:
+        current = pending[-1]
+        if current.op == "get_attr":
+            *path, leaf = str(current.target).split(".")
+            values[current] = getattr(program.root.get_submodule(".".join(path)), leaf)
+        missing = [argument for argument in current.all_input_nodes if argument not in values]
+        if missing:
+            pending += missing
+            continue
+        pending.pop()
+        if current not in values:
+            args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
+            with torch.no_grad():
+                assert callable(current.target)
+                values[current] = current.target(*args, **kwargs)
+    return values[node]
+
+
+def _attention(build: _Builder) -> fx.Node:
+    query, key, value, mask = build["query"], build["key"], build["value"], build["attn_mask"]
+    if build["dropout_p"]:
+        raise CaptureError(
+            f"{build.info.name} ({build.info.source}) is attention with dropout. Call model.eval() before lrpfx.transform, and "
+            "give no dropout_p to functional.scaled_dot_product_attention in evaluation mode."
+        )
+    scale = build.metadata(attention_scale, query) if build["scale"] is None else build["scale"]
+    if build["enable_gqa"]:
+        groups = build.metadata(queries_per_key, query, key)
+        key, value = (
+            build.call("repeat_interleave", tensor, groups, -3, target=torch.repeat_interleave) for tensor in (key, value)
+        )
+    transposed = build.call("transpose", key, -2, -1, target=torch.transpose)
+    scores = build.call("matmul", build.call("mul", query, scale), transposed)
+    if build["is_causal"]:
+        scores = build.call("add", scores, build.metadata(causal_bias, query, key))
+    if mask is None:
+        weights = build.call("softmax", scores, -1, target=torch.softmax)
+    else:
+        bias = build.call("attention_bias", mask, build.metadata(getattr, query, "dtype"), target=attention_bias)
+        weights = build.call("masked_softmax", build.call("add", scores, bias), -1, target=masked_softmax)
+    return build.call("matmul", weights, value)
+
+
+def _scaled(build: _Builder, value: Any, factor: Any) -> Any:
+    return value if isinstance(factor, (int, float)) and factor == 1 else build.call("mul", value, factor)
+
+
+def _sum_and_product(first: str, second: str) -> Callable[[_Builder], fx.Node]:
+    """beta * input + alpha * first @ second."""
+
+    def decompose(build: _Builder) -> fx.Node:
+        bias, weight, plain = build["input"], build[second], (build["beta"], build["alpha"]) == (1, 1)
+        data = node_info(build[first]).role is Role.DATA
+        if plain and data and build.is_parameter(weight) and build.is_parameter(bias):
+            if build.parameter_dimensions(weight) == 2 and build.parameter_dimensions(bias) <= 1:
+                return _dense(build, build[first], weight, bias)
+        product = build.call("matmul", build[first], weight)
+        if build["beta"] == 0:
+            return _scaled(build, product, build["alpha"])  # type: ignore[no-any-return]
+        return build.call("add", _scaled(build, bias, build["beta"]), _scaled(build, product, build["alpha"]))
+
+    return decompose
+
+
+def _dense(build: _Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:
+    """A dense layer in place of a product with the matrix `weight`."""
+    transposed = build.call("transpose", weight, 0, 1, target=torch.transpose)
+    return build.call("linear", data, transposed, *bias)
+
+
+def _product(build: _Builder) -> fx.Node | None:
+    data, weight = build["input"], build["other"]
+    if not build.is_parameter(weight) or build.parameter_dimensions(weight) != 2:
+        return None
+    return _dense(build, data, weight)
+
+
+def _linear(build: _Builder) -> fx.Node | None:
+    """A dense layer whose weight depends on the input is a product of matrices."""
+    weight, bias = build["weight"], build["bias"]
+    if node_info(weight).role is not Role.DATA:
+        return None
+    transposed = build.call("transpose", weight, -2, -1, target=torch.transpose)
+    product = build.call("matmul", build["input"], transposed)
+    return product if bias is None else build.call("add", product, bias)
+
+
+def _gated_linear_unit(build: _Builder) -> fx.Node:
+    halves = build.call("chunk", build["input"], 2, build["dim"], target=torch.chunk)
+    signal, control = (build.call("getitem", halves, index, target=operator.getitem) for index in (0, 1))
+    return build.call("gate", signal, build.call("sigmoid", control), target=gate)
+
+
+decompositions: dict[str, Callable[[_Builder], fx.Node | None]] = {
+    "scaled_dot_product_attention": _attention,
+    "addmm": _sum_and_product("mat1", "mat2"),
+    "baddbmm": _sum_and_product("batch1", "batch2"),
+    "matmul": _product,
+    "linear": _linear,
+    "glu": _gated_linear_unit,
+}
