@@ -106,11 +106,9 @@ class Ledger(Sequence[Entry]):
         }
 
     def __str__(self) -> str:
+        figures = ("relevance_in", "relevance_out", *PARTS, "unexplained")
         rows = [
-            (entry.name, entry.kind, entry.rule)
-            + tuple(f"{value:.4g}" for value in (entry.relevance_in, entry.relevance_out))
-            + tuple(f"{getattr(entry, part):.4g}" for part in (*PARTS, "unexplained"))
-            for entry in self.entries
+            (entry.name, entry.kind, entry.rule, *(f"{getattr(entry, part):.4g}" for part in figures)) for entry in self.entries
         ]
         totals = [f"seed {self.seed:.6g} ="]
         totals += [f"{value:.6g} {name} +" for name, value in self.inputs.items()]
@@ -274,9 +272,7 @@ class _Sweep:
         node, info = call.node, node_info(call.node)
         relevances = [self.relevance.pop((node, number), None) for number in range(len(call.outputs))]
         pairs = [
-            (output, relevance)
-            for output, relevance in zip(call.outputs, relevances, strict=True)
-            if relevance is not None
+            (output, relevance) for output, relevance in zip(call.outputs, relevances, strict=True) if relevance is not None
         ]
         incoming = sum(_total(relevance) for _, relevance in pairs)
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)

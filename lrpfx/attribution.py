@@ -135,7 +135,9 @@ class Arguments:
                 return value
             raise InputTypeError(f"{what} is a {type(value).__name__}, not a tensor")
         if value.is_complex():
-            raise InputTypeError(f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts")
+            raise InputTypeError(
+                f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts"
+            )
         if not value.is_floating_point():
             self.integers.append(place)
             return value
@@ -233,8 +235,8 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
     if len(tensors) == 1 and selector is None:
         return tensors[0]
     raise InputTypeError(
-        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its index, "
-        "its key or attribute, or a function"
+        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
+        "index, its key or attribute, or a function"
     )
 
 

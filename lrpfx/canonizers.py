@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from . import passes
 from .core import collect_leaves
 from .errors import InputError
+from .passes import Pass
 from .passes.merge_batch_norm import (
     batch_norm_scale,
     merged_bias,
@@ -248,12 +250,57 @@ class CompositeCanonizer(Canonizer):
         return copied
 
 
+class GraphCanonizer(Canonizer):
+    """Base of the canonizers that are passes of the compiler: options for `lrpfx.transform`, not for module mode."""
+
+    @abstractmethod
+    def graph_pass(self) -> Pass:
+        """The pass that does it."""
+
+    def apply(self, root_module: nn.Module) -> list[Canonizer]:
+        raise InputError(f"{type(self).__name__} works on graphs alone: use lrpfx.transform(model, composite)")
+
+    def register(self, *args: Any, **kwargs: Any) -> None:
+        raise InputError(f"{type(self).__name__} works on graphs alone: use lrpfx.transform(model, composite)")
+
+    def remove(self) -> None:
+        """There is nothing to undo."""
+
+
+class MergeLayerNorm(GraphCanonizer):
+    """Merge the weight and bias of layer norms into the dense layers that read them, in graphs."""
+
+    def graph_pass(self) -> Pass:
+        return passes.MergeLayerNorm()
+
+
+class MergeInputNormalization(GraphCanonizer):
+    """Merge the normalization of the input that a model begins with into its first convolutions, in graphs.
+
+    Rules that know the range of the input, such as ZBox, then take it in the units of the model's own input.
+    """
+
+    def graph_pass(self) -> Pass:
+        return passes.MergeInputNormalization()
+
+
+def graph_passes(canonizers: Sequence[Any]) -> list[Pass]:
+    """The passes that a composite's canonizers ask for."""
+    found: list[Pass] = []
+    for canonizer in canonizers:
+        if isinstance(canonizer, CompositeCanonizer):
+            found += graph_passes(canonizer.canonizers)
+        elif isinstance(canonizer, GraphCanonizer):
+            found.append(canonizer.graph_pass())
+    return found
+
+
 def needed_in_graphs(canonizers: Sequence[Any]) -> list[Any]:
     """The canonizers that do something which the compiler does not do by itself."""
     needed: list[Any] = []
     for canonizer in canonizers:
         if isinstance(canonizer, CompositeCanonizer):
             needed += needed_in_graphs(canonizer.canonizers)
-        elif not getattr(canonizer, "superfluous_in_graphs", False):
+        elif not getattr(canonizer, "superfluous_in_graphs", False) and not isinstance(canonizer, GraphCanonizer):
             needed.append(canonizer)
     return needed

@@ -41,8 +41,8 @@ def normal_form(
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
 
-    `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace and
-    takes torch.export where there are example inputs and the trace fails, is wrong, or has calls that no operator is known for.
+    `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
+    and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls that no operator is known for.
     """
     if capture not in (AUTO, SYMBOLIC, EXPORT):
         raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')

@@ -200,7 +200,8 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
         else:
             numbers = itertools.count()
             args, kwargs = map_arguments(
-                (args, kwargs), lambda leaf: Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf
+                (args, kwargs),
+                lambda leaf: Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf,
             )
     assert callable(node.target)
     operation = Operation(

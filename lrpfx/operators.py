@@ -78,7 +78,7 @@ METADATA_METHODS = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_contiguous", "get_device"}
     | {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
 )
-METADATA_FUNCTIONS: frozenset[Function] = frozenset(
+METADATA_FUNCTIONS: frozenset[Any] = frozenset(
     {torch._assert, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}
     | {torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_int, torch.sym_not, torch._check, isinstance}
     | {
@@ -99,7 +99,9 @@ METADATA_FUNCTIONS: frozenset[Function] = frozenset(
         ]
     }
 )
-METADATA_ATTRIBUTES = frozenset({"shape", "is_nested", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize"})
+METADATA_ATTRIBUTES = frozenset(
+    {"shape", "is_nested", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize"}
+)
 
 
 def lookup(function: Function) -> Spelling | None:
@@ -178,7 +180,11 @@ def _row(
     detached: Detached | None = None,
     foreign: str = "",
 ) -> None:
-    """Add a row; `foreign` lists functions of other libraries by module and name; `reordered` lists spellings whose positional arguments come in another order."""
+    """Add a row.
+
+    `reordered` lists spellings whose positional arguments come in another order; `foreign` functions of other libraries, by
+    module and name.
+    """
     parsed = _parse_arguments(arguments)
     row = Operator(
         name,
@@ -298,6 +304,35 @@ for _dimensions, _convolution, _transposed, _module, _transposed_module in _conv
         modules=[_transposed_module],
         aten=f"conv_transpose{_dimensions}d.{_suffix}",
         adjoint=_convolution_adjoint(_dimensions, transposed=True),
+    )
+
+
+def _with_bias_map(convolution: Function) -> Function:
+    def convolve(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        result: torch.Tensor = convolution(input, weight, None, **options)
+        return result if bias is None else result + bias
+
+    convolve.__name__ = convolve.__qualname__ = f"{convolution.__name__}_with_bias_map"
+    convolve.__doc__ = "A convolution whose bias depends on the position. Shape (1, channels, ...)."
+    return convolve
+
+
+conv1d_with_bias_map = _with_bias_map(torch.conv1d)
+conv2d_with_bias_map = _with_bias_map(torch.conv2d)
+conv3d_with_bias_map = _with_bias_map(torch.conv3d)
+for _dimensions, _mapped, _module in [
+    (1, conv1d_with_bias_map, nn.Conv1d),
+    (2, conv2d_with_bias_map, nn.Conv2d),
+    (3, conv3d_with_bias_map, nn.Conv3d),
+]:
+    _row(
+        f"conv{_dimensions}d_with_bias_map",
+        types.ConvolutionStandard,
+        _mapped,
+        "input weight bias=None stride=1 padding=0 dilation=1 groups=1",
+        parameters="weight bias",
+        modules=[_module],
+        adjoint=_convolution_adjoint(_dimensions, transposed=False),
     )
 
 # --- batch normalization ---------------------------------------------------------------------------------------------------
@@ -493,7 +528,22 @@ _activation(
     aten="prelu.default",
 )
 
-for _name in "exp expm1 log log1p log2 sqrt rsqrt abs square erf sin cos atan reciprocal".split():
+for _name in [
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "sqrt",
+    "rsqrt",
+    "abs",
+    "square",
+    "erf",
+    "sin",
+    "cos",
+    "atan",
+    "reciprocal",
+]:
     _elementwise: Function = getattr(torch, _name)
     _activation(
         _name,
@@ -529,7 +579,7 @@ _activation(
 def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """The input where scale * input + shift > 0, and otherwise the value at which that is zero.
 
-    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. Where a scale is 0 the result is 0.
+    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. A scale of 0 gives 0.
     """
     shape = (1, -1, *[1] * (input.ndim - 2))
     factor, offset = scale.reshape(shape), shift.reshape(shape)
@@ -538,9 +588,7 @@ def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tens
     return torch.where(factor == 0, torch.zeros_like(result), result)
 
 
-_activation(
-    "thresholded_relu", thresholded_relu, "input scale shift", modules=[nn.ReLU], buffers="scale shift"
-)
+_activation("thresholded_relu", thresholded_relu, "input scale shift", modules=[nn.ReLU], buffers="scale shift")
 
 # --- pooling ---------------------------------------------------------------------------------------------------------------
 
@@ -753,22 +801,25 @@ _row(
 
 
 def divided_by(input: torch.Tensor, other: Any) -> torch.Tensor:
-    """other / input."""
-    return other / input
+    """Other / input."""
+    result: torch.Tensor = other / input
+    return result
 
 
 def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """input * other, where `other` scales the signal `input`."""
+    """Input * other, where `other` scales the signal `input`."""
     return input * other
 
 
 def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """input / other, where both depend on the model's input."""
+    """Input / other, where both depend on the model's input."""
     return input / other
 
 
 _row("divided_by", types.Activation, divided_by, "input other", methods="__rtruediv__")
-_row("neg", types.Product, torch.neg, functions=[operator.neg], inplace=[torch.neg_], methods="neg", aten="neg.default")
+_row(
+    "neg", types.Product, torch.neg, "input", functions=[operator.neg], inplace=[torch.neg_], methods="neg", aten="neg.default"
+)
 _row("gate", types.Gate, gate, "input other", data="input other")
 _row("quotient", types.Gate, quotient, "input other", data="input other")
 _row(
@@ -816,8 +867,8 @@ def _detached_instance_norm(input: torch.Tensor, arguments: dict[str, Any]) -> t
         shape = (*mean.shape, *[1] * (input.ndim - 2))
         mean, variance = mean.reshape(shape), variance.reshape(shape)
     else:
-        mean = _per_channel(arguments["running_mean"], input)
-        variance = _per_channel(arguments["running_var"], input)
+        shape = (1, -1, *[1] * (input.ndim - 2))
+        mean, variance = arguments["running_mean"].reshape(shape), arguments["running_var"].reshape(shape)
     result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
     return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
 
@@ -902,7 +953,13 @@ def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.softmax(input.masked_fill(empty, 0.0), dim).masked_fill(empty, 0.0)
 
 
-_row("masked_softmax", types.Softmax, masked_softmax, "input dim", reordered=[(torch.ops.aten._safe_softmax.default, "input dim dtype")])
+_row(
+    "masked_softmax",
+    types.Softmax,
+    masked_softmax,
+    "input dim",
+    reordered=[(torch.ops.aten._safe_softmax.default, "input dim dtype")],
+)
 _row(
     "scaled_dot_product_attention",
     types.MatMul,

@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from .canonizers import needed_in_graphs
+from .canonizers import graph_passes, needed_in_graphs
 from .capture import AUTO, ExampleInputs, Model, normal_form
 from .composites import Composite
 from .errors import InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
-from .node import Role, node_info
-from .passes import Assign, Fold, MergeBatchNorm, Pass, Rewrite, Validate, private_copy, run_pass
+from .node import Role, data_calls, node_info
+from .passes import (
+    Assign,
+    Fold,
+    MergeBatchNorm,
+    MergeBatchNormRight,
+    Pass,
+    Program,
+    Rewrite,
+    Validate,
+    private_copy,
+    random_verification,
+    run_pass,
+)
+from .types import BatchNorm
 
 
 def transform(
@@ -40,7 +53,9 @@ def transform(
     _check_arguments(model, composite, unassigned)
     canonizers = needed_in_graphs(composite.canonizers)
     if canonizers and isinstance(model, ExportedProgram):
-        raise InputError(f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself")
+        raise InputError(
+            f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
+        )
     if canonizers:
         assert isinstance(model, nn.Module)
         model = private_copy(model)
@@ -48,7 +63,10 @@ def transform(
             canonizer.apply(model)
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     program, verification = normal_form(model, example_inputs, composite, capture)
-    for step in _steps(composite, keep_gradient, fold):
+    for step in _canonization(program, composite):
+        verification = verification or random_verification(program)
+        run_pass(program, step, verification)
+    for step in _rules(composite, keep_gradient, fold):
         for message in run_pass(program, step, verification).warnings:
             warnings.warn(message, LrpfxWarning, stacklevel=2)
     return ExplainModule(
@@ -56,9 +74,16 @@ def transform(
     )
 
 
-def _steps(composite: Composite, keep_gradient: bool, fold: bool) -> Iterator[Pass]:
-    """The stages after NORMALIZE, in order."""
-    yield MergeBatchNorm()
+def _canonization(program: Program, composite: Composite) -> Iterator[Pass]:
+    """The passes that change how the forward is computed; those for batch norm where there is any."""
+    if any(node_info(node).kind == BatchNorm.__name__ for node in data_calls(program.graph)):
+        yield MergeBatchNorm()
+        yield MergeBatchNormRight()
+    yield from graph_passes(composite.canonizers)
+
+
+def _rules(composite: Composite, keep_gradient: bool, fold: bool) -> Iterator[Pass]:
+    """The stages from ASSIGN on, in order."""
     yield Assign(composite)
     yield Validate(keep_gradient)
     yield Rewrite(differentiable=not fold)

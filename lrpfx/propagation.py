@@ -65,9 +65,9 @@ class LayerCall:
     def with_remainder(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
         """The result of `function`, and what is left of it after its linear part: y - J x."""
         try:
-            output, linear = torch.func.jvp(function, inputs, inputs)
+            output, linear = torch.func.jvp(function, inputs, inputs)[:2]
         except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
-            output, pull = torch.func.vjp(function, *inputs)
+            output, pull = torch.func.vjp(function, *inputs)[:2]
             linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
         return output, output - linear
 

@@ -192,7 +192,7 @@ def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
     if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "track_running_stats", False):
         return None
     for operator in _layers_of_the_table():
-        if isinstance(module, operator.modules) and any(cls.forward is own for cls in operator.modules):
+        if isinstance(module, operator.modules) and any(getattr(cls, "forward", None) is own for cls in operator.modules):
             return operator
     return None
 

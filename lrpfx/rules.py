@@ -355,8 +355,8 @@ class UniformEpsilon(Hook):
 
 
 class ValueOnly(UniformEpsilon):
-    """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and so
-    none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
+    """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and
+    so none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
     """
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

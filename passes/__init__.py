@@ -8,10 +8,11 @@ from .assign import Assign
 from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
 from .decompose import Decompose
-from .driver import run_pass
+from .driver import random_verification, run_pass
 from .find_gates import FindGates
 from .fold import Fold
 from .merge_batch_norm import MergeBatchNorm
+from .merge_right import MergeBatchNormRight, MergeInputNormalization, MergeLayerNorm
 from .normalize_operators import NormalizeOperators
 from .program import Pass, PassResult, Program, Stage
 from .remove_dead_code import RemoveDeadCode
@@ -26,6 +27,9 @@ __all__ = [
     "FindGates",
     "Fold",
     "MergeBatchNorm",
+    "MergeBatchNormRight",
+    "MergeInputNormalization",
+    "MergeLayerNorm",
     "NormalizeOperators",
     "Pass",
     "PassResult",
@@ -41,5 +45,6 @@ __all__ = [
     "capture_program",
     "capture_symbolic",
     "private_copy",
+    "random_verification",
     "run_pass",
 ]

@@ -42,9 +42,9 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
             continue
         return _to_program(program, root, type(model).__name__)
     raise CaptureError(
-        f"torch.export cannot follow the forward of {type(model).__name__}: {type(errors[-1]).__name__}: {_first_lines(errors[-1])}. "
-        "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule as a "
-        'whole with capture="symbolic".'
+        f"torch.export cannot follow the forward of {type(model).__name__}: {type(errors[-1]).__name__}: "
+        f"{_first_lines(errors[-1])}. Write data-dependent branches with tensor operations such as torch.where, or map the "
+        'module around them to a rule as a whole with capture="symbolic".'
     ) from errors[-1]
 
 
@@ -133,8 +133,8 @@ class _Reader:
             elif node.op == "call_function":
                 if any(argument.op == "get_attr" for argument in node.all_input_nodes):
                     raise CaptureError(
-                        f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such "
-                        "as torch.no_grad, autocast or torch.cond inside forward. Move it out of forward."
+                        f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), "
+                        "such as torch.no_grad, autocast or torch.cond inside forward. Move it out of forward."
                     )
                 self.copies[node.name] = self._call(node)
             elif node.op == "output":

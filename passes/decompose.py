@@ -95,11 +95,11 @@ class _Builder:
         info = NodeInfo(name, source=self.info.source, operator=operator, kind=kind, role=role, description=what)
         return insert_call(self.program.graph, self.node, function, args, info)
 
-    def is_parameter(self, value: Any) -> bool:
-        return isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
-
-    def parameter_dimensions(self, value: fx.Node) -> int:
-        return int(_evaluate(self.program, value).ndim)
+    def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
+        """Whether a value depends on parameters alone and has one of these numbers of dimensions."""
+        if not isinstance(value, fx.Node) or node_info(value).role is not Role.PARAMETER:
+            return False
+        return _evaluate(self.program, value).ndim in dimensions
 
 
 def _evaluate(program: Program, node: fx.Node) -> Any:
@@ -154,14 +154,13 @@ def _scaled(build: _Builder, value: Any, factor: Any) -> Any:
 
 
 def _sum_and_product(first: str, second: str) -> Callable[[_Builder], fx.Node]:
-    """beta * input + alpha * first @ second."""
+    """Beta * input + alpha * first @ second."""
 
     def decompose(build: _Builder) -> fx.Node:
-        bias, weight, plain = build["input"], build[second], (build["beta"], build["alpha"]) == (1, 1)
-        data = node_info(build[first]).role is Role.DATA
-        if plain and data and build.is_parameter(weight) and build.is_parameter(bias):
-            if build.parameter_dimensions(weight) == 2 and build.parameter_dimensions(bias) <= 1:
-                return _dense(build, build[first], weight, bias)
+        bias, weight = build["input"], build[second]
+        plain = (build["beta"], build["alpha"]) == (1, 1) and node_info(build[first]).role is Role.DATA
+        if plain and build.is_parameter(weight, (2,)) and build.is_parameter(bias, (0, 1)):
+            return _dense(build, build[first], weight, bias)
         product = build.call("matmul", build[first], weight)
         if build["beta"] == 0:
             return _scaled(build, product, build["alpha"])  # type: ignore[no-any-return]
@@ -178,9 +177,7 @@ def _dense(build: _Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> f
 
 def _product(build: _Builder) -> fx.Node | None:
     data, weight = build["input"], build["other"]
-    if not build.is_parameter(weight) or build.parameter_dimensions(weight) != 2:
-        return None
-    return _dense(build, data, weight)
+    return _dense(build, data, weight) if build.is_parameter(weight, (2,)) else None
 
 
 def _linear(build: _Builder) -> fx.Node | None:

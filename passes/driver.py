@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.node import floating_tensors
+from lrpfx.node import data_calls, floating_tensors, node_info
+from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, Stage
 
@@ -37,6 +38,46 @@ class Verification:
                 f"after {name} the graph of {program.title} computes something else than the model: {error}. "
                 "A Python branch on the type or the shape of a tensor is the usual cause: tracing took another branch."
             ) from error
+
+
+def random_verification(program: Program) -> Verification | None:
+    """The graph's own answer on random inputs, to hold canonization against where the user gave no example.
+
+    None where the shape of the input cannot be guessed from the first layer with a weight.
+    """
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    weight = _first_weight(program.graph, program.root)
+    if len(placeholders) != 1 or weight is None:
+        return None
+    tensor, groups, dimensions = weight
+    generator = torch.Generator(tensor.device).manual_seed(0)
+    for size in _SIZES if dimensions else (1,):
+        shape = (2, tensor.shape[1] * groups, *[size] * dimensions)
+        args = (torch.rand(shape, generator=generator, dtype=tensor.dtype, device=tensor.device),)
+        try:
+            with torch.no_grad():
+                return Verification(args, fx.Interpreter(program.root, graph=program.graph).run(*args))
+        except Exception:  # the wrong size for this model: nothing is wrong with the model
+            continue
+    return None
+
+
+_SIZES = (32, 64, 128, 224, 299)
+
+
+def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
+    """The weight of the first dense layer or convolution, with its groups and the number of dimensions that it moves over."""
+    for node in data_calls(graph):
+        operator = operator_named(node_info(node).operator)
+        if operator is None or operator.name not in ("linear", "conv1d", "conv2d", "conv3d"):
+            continue
+        weight = node.args[1]
+        if not isinstance(weight, fx.Node) or weight.op != "get_attr":
+            return None
+        *path, leaf = str(weight.target).split(".")
+        tensor = getattr(root.get_submodule(".".join(path)), leaf)
+        return tensor, int(node.kwargs.get("groups", 1)), tensor.ndim - 2  # type: ignore[arg-type]
+    return None
 
 
 def run_pass(program: Program, step: Pass, verification: Verification | None = None) -> PassResult:

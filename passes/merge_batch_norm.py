@@ -87,7 +87,7 @@ def _why_not(batch_norm: fx.Node) -> str | None:
     return None
 
 
-def _is_matrix(value: Any) -> bool:
+def is_matrix(value: Any) -> bool:
     """Whether a value is known to have two dimensions."""
     while isinstance(value, fx.Node):
         info = node_info(value)
@@ -115,7 +115,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     assert operator is not None and norm is not None
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
-    if operator.name == "linear" and not _is_matrix(linear.args[0]):
+    if operator.name == "linear" and not is_matrix(linear.args[0]):
         # Batch norm acts on dimension 1, a dense layer on the last one: the same only for matrices.
         name = f"{info.name}.require_matrix"
         guard = NodeInfo(name, source=info.source, operator="require_matrix", kind="Neutral", description="require_matrix")
@@ -128,7 +128,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     # The statistics may be read after the layer in the graph; they depend on nothing, so they can move up.
     for value in batch_norm.args[1:]:
         if isinstance(value, fx.Node):
-            _move_up(value, linear)
+            move_up(value, linear)
     eps = statistics.get("eps", norm.arguments["eps"])
     scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
     if issubclass(operator.kind, ConvolutionTranspose):
@@ -146,10 +146,10 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     return info.name
 
 
-def _move_up(value: fx.Node, target: fx.Node) -> None:
+def move_up(value: fx.Node, target: fx.Node) -> None:
     """Move a parameter's node, and what it is computed from, in front of `target` if they stand behind it."""
     if value < target:
         return
     for argument in value.all_input_nodes:
-        _move_up(argument, target)
+        move_up(argument, target)
     target.prepend(value)

@@ -95,7 +95,7 @@ class _RewrittenCall:
         key = (modifier.key, name)
         if key not in self.modified:
             place = free_name(self.tree.root, f"{self.info.name}.{name}_{modifier.label}")
-            info = NodeInfo(place, source=self.info.source, role=Role.PARAMETER)
+            info = NodeInfo(place, source=self.info.source, role=node_info(parameter).role)
             if zero:
                 node = insert_call(self.graph, self.node, torch.zeros_like, (parameter,), info)
             elif modifier.arithmetic:
@@ -140,7 +140,7 @@ def _trace_arithmetic(
     node: fx.Node = result.node
     made = before.prev
     while not has_info(made):
-        set_info(made, NodeInfo(info.name if made is node else made.name, source=info.source, role=Role.PARAMETER))
+        set_info(made, NodeInfo(info.name if made is node else made.name, source=info.source, role=info.role))
         made = made.prev
     return node
 

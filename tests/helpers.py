@@ -103,7 +103,7 @@ class ResidualNet(nn.Module):
         y += x
         y = self.relu(y)
         y = torch.cat([y, self.branch(y)], dim=1)
-        y = self.norm(self.average(self.pool(y)))
+        y = self.pool(self.norm(self.average(y)))
         return self.fc(self.dropout(torch.flatten(y, 1)))
 
 

@@ -146,10 +146,11 @@ def test_functions_count_as_the_modules_that_they_spell():
 
 def test_every_row_is_consistent():
     for row in operators.all_operators():
-        assert set(row.tensors) <= set(row.arguments) or row.function is None
-        leading = list(row.arguments)[: len(row.tensors)]
+        assert set(row.tensors) <= set(row.arguments) or not row.arguments
+        leading = list(row.arguments)[: len(row.data)]
+        if row.arguments:
+            assert leading == list(row.data), f"{row.name}: data must lead the arguments"
         if row.function is not None:
-            assert set(leading) == set(row.tensors), f"{row.name}: tensors must lead the arguments"
             assert operators.lookup(row.function).operator is row
 
 
@@ -161,7 +162,8 @@ def test_every_spelling_can_be_pickled_by_path():
 def test_adjoints_are_transposes():
     """<A x, g> = <x, Aᵀ g> for every operator with an adjoint of its own is what the dense formulas rest on."""
     with_adjoint = {row.name for row in operators.all_operators() if row.adjoint is not None}
-    assert with_adjoint == {"linear", "add", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3))}
+    convolutions = {f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)}
+    assert with_adjoint == {"linear", "add", *convolutions, *(f"conv{n}d_with_bias_map" for n in (1, 2, 3))}
 
 
 @pytest.mark.parametrize("alpha", [1, 3])

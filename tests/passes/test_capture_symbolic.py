@@ -64,9 +64,9 @@ def test_repeated_and_clashing_names():
 def test_names_that_a_module_cannot_have():
     """A rule on an operation whose name is a method of nn.Module gets a place of its own."""
     explain_model = lrpfx.transform(
-        Unary(lambda x: x.type(torch.float64)), lrpfx.composites.NameMapComposite([(["type"], lrpfx.rules.Pass())])
+        Unary(lambda x: x.type(torch.float64)), lrpfx.composites.NameMapComposite([(["to"], lrpfx.rules.Pass())])
     )
-    assert lrpfx.assignment(explain_model).rule_of("type") == "Pass()"
+    assert lrpfx.assignment(explain_model).rule_of("to") == "Pass()"
     x = torch.randn(2, 3)
     assert torch.equal(lrpfx.attribute(explain_model, x, x).relevance, x)
 

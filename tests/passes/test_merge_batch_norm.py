@@ -83,7 +83,7 @@ def test_by_use_and_not_by_order_of_registration():
             self.second = nn.Conv2d(4, 4, 1)
 
         def forward(self, x):
-            return self.norm_of_second(self.second(torch.relu(self.norm_of_nothing_before(torch.relu(self.first(x))))))
+            return self.norm_of_second(self.second(torch.tanh(self.norm_of_nothing_before(torch.relu(self.first(x))))))
 
     model, x = randomize_batch_norm(Net()).eval(), torch.randn(2, 4, 3, 3)
     explain_model = lrpfx.transform(model, EpsilonPlus())
@@ -109,7 +109,7 @@ class SecondConsumer(nn.Module):
 def test_reasons():
     cases = {
         "the output of conv has a second consumer: add": SecondConsumer(),
-        "its input is an input of the model": nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)),
+        "its input is an input of the model": nn.Sequential(nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 3, 1)),
         "its input comes from 1 (avg_pool2d), which is not a linear layer": nn.Sequential(
             nn.Conv2d(3, 3, 1), nn.AvgPool2d(1), nn.BatchNorm2d(3)
         ),
@@ -149,9 +149,12 @@ def test_convolution_called_twice_merges_each_call():
 
 
 def test_nothing_to_do_changes_nothing():
-    stages = lrpfx.history(lrpfx.transform(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()).eval(), EpsilonPlus()))
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(1), nn.BatchNorm2d(3), nn.Tanh()).eval()
+    stages = lrpfx.history(lrpfx.transform(model, EpsilonPlus()))
     index = [stage.name for stage in stages].index("merge_batch_norm")
     assert stages[index].code == stages[index - 1].code and stages[index].matches == 0
+    stages = lrpfx.history(lrpfx.transform(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()).eval(), EpsilonPlus()))
+    assert not [stage for stage in stages if stage.stage == "canonize"]
 
 
 class TestDenseLayers:

@@ -11,7 +11,14 @@ from lrpfx import passes
 from lrpfx.composites import EpsilonPlus, NameMapComposite
 from lrpfx.node import Role, node_info
 
-STEPS = [passes.NormalizeOperators(), passes.RemoveInplace(), passes.RemoveDropout(), passes.RemoveDeadCode()]
+STEPS = [
+    passes.NormalizeOperators(),
+    passes.RemoveInplace(),
+    passes.RemoveDropout(),
+    passes.Decompose(),
+    passes.RemoveDeadCode(),
+    passes.FindGates(),
+]
 
 
 def normalized(model):
@@ -55,8 +62,11 @@ def test_golden_code():
         "normalize_operators",
         "remove_inplace",
         "remove_dropout",
+        "decompose",
         "remove_dead_code",
+        "find_gates",
         "merge_batch_norm",
+        "merge_batch_norm_right",
         "assign",
         "validate",
         "rewrite",
