@@ -17,6 +17,7 @@ from .errors import (
 )
 from .inspection import assignment, history
 from .pipeline import node_names, transform
+from .preflight import Report, check
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "LrpfxError",
     "LrpfxWarning",
     "PassError",
+    "Report",
     "RuleError",
     "UnsupportedOperationError",
     "VerificationError",
@@ -36,6 +38,7 @@ __all__ = [
     "attribute",
     "attribution",
     "canonizers",
+    "check",
     "cmap",
     "composites",
     "core",

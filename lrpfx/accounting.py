@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from .attribution import Arguments, Inputs, OutputSelector, Target, relevance_of_output, select_output
 from .explain_module import ExplainModule, RuleModule
-from .inspection import explainable, rule_label
+from .inspection import OUTPUT, explainable, rule_label
 from .node import Role, floating_tensors, is_floating, map_arguments, node_info
 from .operators import is_neutral
 from .propagation import LayerCall
@@ -54,8 +54,16 @@ class Ledger(Sequence[Entry]):
 
     columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
 
-    def __init__(self, entries: Sequence[Entry], seed: float, seed_magnitude: float, inputs: dict[str, float]) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        seed: float,
+        seed_magnitude: float,
+        inputs: dict[str, float],
+        flows: dict[tuple[str, str], float],
+    ) -> None:
         self.entries = tuple(entries)
+        self.flows = flows  # (node, node that reads it) -> relevance that goes back along this edge
         self.seed = seed
         self.seed_magnitude = seed_magnitude  # the sum of the seed's absolute values
         self.inputs = inputs
@@ -139,7 +147,7 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
         for key, gradient in zip(outputs, gradients, strict=True):
             sweep.seed(key, gradient)
         entries = sweep.backward()
-    return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs)
+    return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
 
 
 def _total(value: torch.Tensor) -> float:
@@ -176,6 +184,7 @@ class _Sweep:
         self.relevance: dict[tuple[fx.Node, int], torch.Tensor] = {}
         self.origins: dict[int, tuple[fx.Node, int]] = {}
         self.inputs: dict[str, float] = {}
+        self.flows: dict[tuple[str, str], float] = {}
 
     # --- forward
 
@@ -248,7 +257,13 @@ class _Sweep:
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:
         """Relevance of an output of the model, given by the identity of its tensor."""
         if gradient is not None and key in self.origins:
-            self._add(*self.origins[key], gradient)
+            node, number = self.origins[key]
+            self._add(node, number, gradient)
+            self._flow(node, OUTPUT, _total(gradient))
+
+    def _flow(self, source: fx.Node, target: str, relevance: float) -> None:
+        edge = (node_info(source).name, target)
+        self.flows[edge] = self.flows.get(edge, 0.0) + relevance
 
     def _add(self, node: fx.Node, number: int, relevance: torch.Tensor) -> None:
         key = (node, number)
@@ -290,8 +305,10 @@ class _Sweep:
             if gradient is None:
                 continue
             if node_info(argument).role is Role.DATA:
-                outgoing += _total(gradient)
+                passed = _total(gradient)
+                outgoing += passed
                 self._add(argument, number, gradient)
+                self._flow(argument, info.name, passed)
             else:  # a constant of -inf, such as a mask, takes nothing
                 parts["constants"] += _total(torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient))
         if pairs:

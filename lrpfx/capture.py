@@ -42,7 +42,7 @@ def normal_form(
     """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
 
     `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
-    and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls that no operator is known for.
+    and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls of unknown operators.
     """
     if capture not in (AUTO, SYMBOLIC, EXPORT):
         raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')

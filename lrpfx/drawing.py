@@ -9,11 +9,11 @@ import graphviz
 import networkx as nx
 from torch import fx, nn
 
+from .accounting import PARTS, Ledger
 from .errors import InputError, LrpfxError
-from .inspection import GRADIENT, INPUT, NEUTRAL, explainable, rule_label
+from .inspection import GRADIENT, INPUT, NEUTRAL, OUTPUT, explainable, rule_label
 from .node import NodeInfo, Role, node_info, nodes_in
 
-OUTPUT = "output"
 MODULE = "module"  # the kind of a node that stands for everything below a module
 
 #: Fill colour of each built-in rule; other rules take spare colours.
@@ -76,16 +76,22 @@ def _add_edge(graph: "nx.MultiDiGraph[str]", argument: fx.Node, target: str) -> 
         graph.add_edge(info.name, target, shape=info.shape)
 
 
-def draw(explain_model: nn.Module, *, depth: int | None = None, legend: bool = True) -> graphviz.Digraph:
+def draw(
+    explain_model: nn.Module, *, depth: int | None = None, legend: bool = True, ledger: Ledger | None = None
+) -> graphviz.Digraph:
     """The rule graph: every node coloured by its rule, in clusters that follow the tree of modules.
 
     `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light,
-    nodes that keep their plain gradient without a rule are red. Values carry their shape where example inputs were given to
-    `lrpfx.transform`. `.render("graph", format="svg")` writes a file, with Graphviz's `dot` or, without it, pygraphviz.
+    nodes that keep their plain gradient without a rule are red. With a `ledger`, edges are as wide as the relevance that flows
+    back along them, and nodes are coloured by how much of it they do not pass on, from white to red. Values carry their shape
+    where example inputs were given to `lrpfx.transform`. `.render("graph", format="svg")` writes a file, with Graphviz's `dot`
+    or, without it, pygraphviz.
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")
     full = to_networkx(explainable(explain_model, "draw"))
+    if ledger is not None:
+        _enter_accounts(full, ledger)
     graph = full if depth is None else _collapsed(full, depth)
     picture = RulePicture(
         str(full.graph["name"]),
@@ -94,13 +100,39 @@ def draw(explain_model: nn.Module, *, depth: int | None = None, legend: bool = T
         edge_attr={"fontname": "Helvetica", "fontsize": "8", "color": "#777777", "fontcolor": "#777777"},
     )
     colors = _colors(full)
+    leaks = [data["leak"] for _, data in graph.nodes(data=True) if "leak" in data]
+    for _, data in graph.nodes(data=True):
+        if leaks:
+            data["color"] = _heat(data.get("leak", 0.0) / (max(leaks) or 1.0))
     _draw_clusters(picture, graph, "", colors)
+    largest = max((abs(data.get("relevance", 0.0)) for _, _, data in graph.edges(data=True)), default=0.0)
     for source, target, data in graph.edges(data=True):
         shape = data["shape"]
-        picture.edge(_id(source), _id(target), label="" if shape is None else " " + "×".join(map(str, shape)))
-    if legend:
+        lines = [] if shape is None else ["×".join(map(str, shape))]
+        style = {}
+        if "relevance" in data:
+            lines.append(f"R {data['relevance']:.3g}")
+            style = {"penwidth": f"{0.3 + 7.0 * abs(data['relevance']) / (largest or 1.0):.2f}", "arrowsize": "0.6"}
+        picture.edge(_id(source), _id(target), label="\n".join(f" {line}" for line in lines), **style)
+    if legend and ledger is None:
         _draw_legend(picture, full, colors)
     return picture
+
+
+def _enter_accounts(graph: "nx.MultiDiGraph[str]", ledger: Ledger) -> None:
+    """Put what a ledger says on the nodes and edges of the graph."""
+    for entry in ledger:
+        if entry.name in graph:
+            graph.nodes[entry.name]["leak"] = entry.leak
+            graph.nodes[entry.name]["account"] = entry
+    for source, target, data in graph.edges(data=True):
+        data["relevance"] = ledger.flows.get((source, target), 0.0) / graph.number_of_edges(source, target)
+
+
+def _heat(share: float) -> str:
+    """A colour from white (0) to red (1)."""
+    red, green, blue = (round(255 + share * (end - 255)) for end in (230, 57, 70))
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _collapsed(full: "nx.MultiDiGraph[str]", depth: int) -> "nx.MultiDiGraph[str]":
@@ -119,12 +151,20 @@ def _collapsed(full: "nx.MultiDiGraph[str]", depth: int) -> "nx.MultiDiGraph[str
         else:
             rules = sorted({_short(full.nodes[member]["rule"]) for member in inside} - {NEUTRAL})
             graph.add_node(name, rule=", ".join(rules), kind=MODULE, description=f"{len(inside)} nodes", merged=())
-    drawn = set()
+            leaks = [full.nodes[member]["leak"] for member in inside if "leak" in full.nodes[member]]
+            if leaks:
+                graph.nodes[name]["leak"] = sum(leaks)
+    drawn: dict[tuple[str, ...], dict[str, Any]] = {}
     for source, target, data in full.edges(data=True):
         ends = (place(source), place(target))
-        if ends[0] != ends[1] and (source, *ends) not in drawn:
-            graph.add_edge(*ends, **data)
-            drawn.add((source, *ends))
+        if ends[0] == ends[1]:
+            continue
+        if (source, *ends) in drawn:
+            if "relevance" in data:
+                drawn[source, *ends]["relevance"] += data["relevance"]
+            continue
+        key = graph.add_edge(*ends, **data)
+        drawn[source, *ends] = graph.edges[(*ends, key)]
     return graph
 
 
@@ -174,11 +214,17 @@ def _draw_node(picture: graphviz.Digraph, name: str, leaf: str, data: dict[str, 
         lines += [] if rule == NEUTRAL else ["no rule" if rule == GRADIENT else _short(rule)]
     collapsed = data["kind"] == MODULE
     color = COLLAPSED_COLOR if collapsed and GRADIENT not in rule else colors[GRADIENT if collapsed else _short(rule)]
+    color = data.get("color", color)
+    account = data.get("account")
+    tooltip = f"{name}: {rule}"
+    if account is not None:
+        parts = ", ".join(f"{part} {getattr(account, part):.3g}" for part in (*PARTS, "unexplained"))
+        tooltip += f"; in {account.relevance_in:.4g}, out {account.relevance_out:.4g}; {parts}"
     light = {"fontcolor": "#888888", "color": "#cccccc"} if rule == NEUTRAL else {}
     picture.node(
         _id(name),
         label=graphviz.escape("\n".join(lines)),
-        tooltip=graphviz.escape(f"{name}: {rule}"),
+        tooltip=graphviz.escape(tooltip),
         fillcolor=color,
         shape="box3d" if collapsed else "box",
         style="filled" if collapsed else "filled,rounded",

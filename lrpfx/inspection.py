@@ -17,6 +17,7 @@ from .table import format_table
 NEUTRAL = "neutral"
 GRADIENT = "gradient"
 INPUT = "input"
+OUTPUT = "output"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def transform(
             canonizer.apply(model)
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     program, verification = normal_form(model, example_inputs, composite, capture)
-    for step in _canonization(program, composite):
+    for step in canonization(program, composite):
         verification = verification or random_verification(program)
         run_pass(program, step, verification)
     for step in _rules(composite, keep_gradient, fold):
@@ -74,7 +74,7 @@ def transform(
     )
 
 
-def _canonization(program: Program, composite: Composite) -> Iterator[Pass]:
+def canonization(program: Program, composite: Composite) -> Iterator[Pass]:
     """The passes that change how the forward is computed; those for batch norm where there is any."""
     if any(node_info(node).kind == BatchNorm.__name__ for node in data_calls(program.graph)):
         yield MergeBatchNorm()

@@ -17,7 +17,7 @@ from lrpfx.operators import (
     lookup_method,
     operator_named,
 )
-from lrpfx.types import Opaque, Unknown
+from lrpfx.types import Opaque, Recurrent, Unknown
 
 from .program import Pass, PassResult, Program
 
@@ -41,7 +41,8 @@ class NormalizeOperators(Pass):
                 role = _role(node)
                 update_info(node, role=role)
                 if node.op == "call_module":
-                    update_info(node, kind=Opaque.__name__)
+                    module = program.root.get_submodule(str(node.target))
+                    update_info(node, kind=(Recurrent if isinstance(module, Recurrent) else Opaque).__name__)
                 elif role is not Role.METADATA:
                     result.matches += self._normalize(node)
                 elif node.op == "call_method":

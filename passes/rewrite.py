@@ -37,6 +37,9 @@ class Rewrite(Pass):
         for node, layer in zip(ruled, layers, strict=True):
             _RewrittenCall(program.graph, tree, node, layer, self.gate).rewrite()
             result.matches += 1
+        for node in program.graph.nodes:
+            if node.op == "call_module" and node_info(node).keeps_gradient:  # a module as a whole that keeps its gradient
+                node.target = tree.place(node_info(node).name, program.root.get_submodule(str(node.target)))
         program.root = tree.root
         for node in program.graph.nodes:
             node.meta.pop("nn_module_stack", None)  # holds the user's classes, which a pickle must not need

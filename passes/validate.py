@@ -27,8 +27,8 @@ class Validate(Pass):
         for node in data_calls(program.graph):
             info = node_info(node)
             if info.rule is not None:
-                misfit = _misfit(program, node)
-                misfits += [] if misfit is None else [misfit]
+                problem = misfit(program, node)
+                misfits += [] if problem is None else [problem]
                 result.matches += 1
             elif is_neutral(info.operator):
                 result.matches += 1
@@ -36,7 +36,7 @@ class Validate(Pass):
                 update_info(node, keeps_gradient=True)
                 result.reasons.append((info.name, "without a rule: keeps its gradient, as allowed"))
             else:
-                missing.append(_complaint(node))
+                missing.append(complaint(node))
         if missing:
             error = UnsupportedOperationError(
                 f"{len(missing)} operation(s) of {program.title} have no rule:\n" + "\n".join(missing + misfits)
@@ -49,7 +49,8 @@ class Validate(Pass):
         raise error
 
 
-def _misfit(program: Program, node: fx.Node) -> str | None:
+def misfit(program: Program, node: fx.Node) -> str | None:
+    """Why the rule of `node` does not fit its layer, or None."""
     info = node_info(node)
     layer = layer_of_node(node, program.root)
     for name, value in layer.parameters.items():
@@ -62,14 +63,19 @@ def _misfit(program: Program, node: fx.Node) -> str | None:
     return None
 
 
-def _complaint(node: fx.Node) -> str:
+def complaint(node: fx.Node) -> str:
+    """Which operation has no rule, where, and what to do about it."""
     info = node_info(node)
-    if info.operator is None:
+    if node.op == "call_module":
+        what = f"{info.description} as a whole (lrpfx.types.{info.kind})"
+    elif info.operator is None:
         name = getattr(node.target, "__name__", str(node.target))
         what = f"{name}, which is not in the operator table"
     else:
         what = f"{info.operator} (lrpfx.types.{info.kind})"
-    by_kind = f" or by kind, (lrpfx.types.{info.kind}, rule) in a layer map," if info.operator else ""
+    by_kind = (
+        f" or by kind, (lrpfx.types.{info.kind}, rule) in a layer map," if info.operator or node.op == "call_module" else ""
+    )
     return (
         f"  {info.name}: {what}, at {info.source or 'an unknown place'}. Give it a rule by name, (['{info.name}'], rule) in a "
         f'name map,{by_kind} or allow its plain gradient with unassigned="gradient".'
