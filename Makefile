@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow sweep lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch.
@@ -24,6 +24,10 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
+
+# All classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
+sweep: $(VENV)/installed
+	$(BIN)/python tests/torchvision_sweep.py
 
 # mypy reads packages as directories: it gets the layout that an installation has.
 lint: $(VENV)/installed

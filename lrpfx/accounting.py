@@ -4,6 +4,7 @@ Each node is run by itself, and the relevance of its output is sent back through
 from that, from the rule's own formula. What is left is unexplained: rounding, or an error.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
@@ -91,7 +92,8 @@ class Ledger(Sequence[Entry]):
     @property
     def unexplained(self) -> float:
         """The largest unexplained amount of any node, as a fraction of the seed's absolute sum."""
-        largest = max((abs(entry.unexplained) for entry in self.entries), default=0.0)
+        amounts = [abs(entry.unexplained) for entry in self.entries]
+        largest = math.nan if any(map(math.isnan, amounts)) else max(amounts, default=0.0)
         return largest / self.seed_magnitude if self.seed_magnitude else largest
 
     @property
@@ -230,6 +232,8 @@ class _Sweep:
         def leaves_of(argument: Any) -> Any:
             if not isinstance(argument, fx.Node):
                 return argument
+            if node_info(node).keeps_gradient and node_info(argument).role is not Role.DATA:
+                return self.values[argument]  # statistics of a batch norm have no gradient
             if argument not in shared:
                 numbers = iter(range(len(floating_tensors(self.values[argument]))))
 
@@ -304,13 +308,14 @@ class _Sweep:
         for (argument, number, leaf), gradient in zip(call.leaves, gradients, strict=True):
             if gradient is None:
                 continue
+            gradient = torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient)  # a mask of -inf takes nothing
             if node_info(argument).role is Role.DATA:
                 passed = _total(gradient)
                 outgoing += passed
                 self._add(argument, number, gradient)
                 self._flow(argument, info.name, passed)
-            else:  # a constant of -inf, such as a mask, takes nothing
-                parts["constants"] += _total(torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient))
+            else:
+                parts["constants"] += _total(gradient)
         if pairs:
             for part, amount in self._absorbed(call, pairs).items():
                 parts[part] += amount
@@ -348,10 +353,9 @@ class _Sweep:
             # What each entry moves by when all tensors move by one: the transposed map, transposed again.
             weights = torch.zeros_like(output, requires_grad=True)
             pulled = torch.autograd.grad(output, leaves, weights, create_graph=True, allow_unused=True)
-            reached = [(gradient, torch.ones_like(gradient)) for gradient in pulled if gradient is not None]
-            (moved,) = torch.autograd.grad(
-                [gradient for gradient, _ in reached], weights, [ones for _, ones in reached], allow_unused=True
-            )
+            reached = [gradient for gradient in pulled if gradient is not None and gradient.requires_grad]
+            ones = [torch.ones_like(gradient) for gradient in reached]
+            (moved,) = torch.autograd.grad(reached, weights, ones, allow_unused=True) if reached else (None,)
             taken += _total(relevance * (1 - moved)) if moved is not None else _total(relevance)
         return taken
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from .composites import Composite, MappingContext
 from .errors import CaptureError, InputError, VerificationError
 from .layer_view import layer_of_node
-from .node import data_calls, node_info, update_info
+from .node import data_calls, node_info
 from .operators import module_classes
 from .passes import (
     Decompose,
@@ -138,8 +138,6 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         run_pass(program, step)
     if verification is not None:
         verification.check(program, "normalize")
-        with torch.no_grad():
-            _ShapeRecorder(program.root, graph=program.graph).run(*verification.args)
     return program
 
 
@@ -196,15 +194,7 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
 
 
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
-    """The model's output, from a copy: hooks and caches of the user's model stay as they are."""
-    copied = private_copy(model)
+    """The model's output, from a copy: buffers, hooks and caches of the user's model stay as they are."""
+    copied = private_copy(model, share_parameters=True)
     with torch.no_grad():
         return copied(**dict(zip(names, args, strict=True)))
-
-
-class _ShapeRecorder(fx.Interpreter):
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, torch.Tensor) and n.op != "output":
-            update_info(n, shape=tuple(value.shape))
-        return value

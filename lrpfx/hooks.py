@@ -287,8 +287,8 @@ class BasicHook(Hook):
         gradients = (mapped,) if isinstance(mapped, torch.Tensor) else tuple(mapped)
         parts: Absorbed = account(relevance, outputs, weights)
         added = [
-            weight * (gradient * remainder).sum()
-            for weight, gradient, remainder in zip(weights, gradients, remainders, strict=True)
+            weight * where_finite(output, gradient * remainder).sum()
+            for weight, gradient, output, remainder in zip(weights, gradients, outputs, remainders, strict=True)
             if gradient is not None
         ]
         parts[call.remainder_key] = parts.get(call.remainder_key, 0.0) + sum(added)
@@ -370,7 +370,12 @@ class SharedRatios:
 def held_by_stabilizer(relevance: torch.Tensor, output: torch.Tensor, stabilizer: StabilizerFunction) -> torch.Tensor:
     """Relevance that a stabilized denominator keeps from the terms of its output."""
     stabilized = stabilizer(output)
-    return (relevance / stabilized * (stabilized - output)).sum()
+    return where_finite(output, relevance / stabilized * (stabilized - output)).sum()
+
+
+def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value`, and 0 where `output` is infinite, as masked scores are: they have no relevance to give."""
+    return torch.where(torch.isinf(output), torch.zeros_like(value), value)
 
 
 def sum_of(terms: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -32,6 +32,7 @@ class NodeInfo:
     role: Role = Role.DATA
     description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
     shape: tuple[int, ...] | None = None  # of the value, where example inputs were given
+    dtype: torch.dtype | None = None  # of the value, likewise
     merged: tuple[str, ...] = ()  # names of the layers that were merged into this one
     rule: Any = None  # the rule (a Hook), until the rewrite; afterwards its text
     chosen_by: str = ""  # which entry of the composite chose the rule

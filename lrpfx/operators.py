@@ -1150,7 +1150,14 @@ _neutral("slice_scatter", [torch.slice_scatter], aten="slice_scatter.default", v
 _neutral("select_scatter", [torch.select_scatter], aten="select_scatter.default", view=False)
 _neutral("index_put", [torch.index_put], aten="index_put.default", view=False)
 _neutral("scatter", [torch.scatter], aten="scatter.src scatter.value", view=False)
-_neutral("copy", methods="", aten="copy.default", view=False)
+
+
+def copied(input: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`source` in the shape and dtype of `input`, which it overwrites."""
+    return source.to(input.dtype).expand_as(input)
+
+
+_row("copy", types.Neutral, copied, "input source non_blocking=False", aten="copy.default")
 _neutral("fill", [torch.fill], methods="", aten="fill.Tensor fill.Scalar", view=False)
 _neutral("tril", [torch.tril], aten="tril.default", view=False)
 _neutral("triu", [torch.triu], aten="triu.default", view=False)

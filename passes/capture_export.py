@@ -231,10 +231,7 @@ class _ModuleCalls:
 
     def _call(self, path: str, cls: Any) -> ModuleCall:
         path = re.sub(r"@\d+$", "", path)
-        try:
-            module = self.root.get_submodule(path)
-        except AttributeError:
-            module = nn.Module()
+        module = scope_at(self.root, path.split(".")) if path else self.root
         if not isinstance(module, Scope):
             return ModuleCall(path, stands_for_call(module), describe_module(module))
         name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"  # a program without its modules

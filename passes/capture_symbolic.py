@@ -51,14 +51,14 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Collectio
         tracer.release()
 
 
-def private_copy(model: nn.Module, share_tensors: bool = False) -> nn.Module:
+def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
     """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm).
 
-    With `share_tensors`, its tensors are the model's own: for looking at the structure alone.
+    With `share_parameters`, those are the model's own: for looking at the structure, or for running it.
     """
     memo: dict[int, Any] = {}
-    if share_tensors:
-        memo.update({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    if share_parameters:
+        memo.update({id(parameter): parameter for parameter in model.parameters()})
     for module in model.modules():
         for value in module.__dict__.values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:

@@ -101,6 +101,12 @@ class _Builder:
             return False
         return _evaluate(self.program, value).ndim in dimensions
 
+    def is_boolean(self, value: fx.Node) -> bool:
+        """Whether a value is known to be of truth values."""
+        info = node_info(value)
+        dtype = _evaluate(self.program, value).dtype if info.role is Role.PARAMETER else info.dtype
+        return dtype == torch.bool
+
 
 def _evaluate(program: Program, node: fx.Node) -> Any:
     """The value of a node that depends on parameters alone."""
@@ -144,8 +150,13 @@ def _attention(build: _Builder) -> fx.Node:
     if mask is None:
         weights = build.call("softmax", scores, -1, target=torch.softmax)
     else:
-        bias = build.call("attention_bias", mask, build.metadata(getattr, query, "dtype"), target=attention_bias)
-        weights = build.call("masked_softmax", build.call("add", scores, bias), -1, target=masked_softmax)
+        if build.is_boolean(mask):
+            forbidden = build.call("logical_not", mask, target=torch.logical_not)
+            scores = build.call("masked_fill", scores, forbidden, -torch.inf)
+        else:
+            bias = build.call("attention_bias", mask, build.metadata(getattr, query, "dtype"), target=attention_bias)
+            scores = build.call("add", scores, bias)
+        weights = build.call("masked_softmax", scores, -1, target=masked_softmax)
     return build.call("matmul", weights, value)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.node import data_calls, floating_tensors, node_info
+from lrpfx.node import data_calls, floating_tensors, has_info, node_info, update_info
 from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, Stage
@@ -20,16 +20,18 @@ DUMP_VARIABLE = "LRPFX_DUMP_DIR"
 class Verification:
     """The source model's answer on example inputs, to hold the graph against after every pass."""
 
-    def __init__(self, args: tuple[Any, ...], expected: Any) -> None:
+    def __init__(self, args: tuple[Any, ...], expected: Any, records: bool = True) -> None:
+        """`records`: whether shapes and dtypes of the values are facts to keep, and not those of a guess."""
+        self.records = records
         self.args = args
         self.expected = expected
         double = any(tensor.dtype == torch.float64 for tensor in floating_tensors(expected))
         self.rtol, self.atol = (1e-9, 1e-9) if double else (1e-3, 1e-4)
 
     def check(self, program: Program, name: str) -> None:
-        """`VerificationError` if the graph computes something else than the source model."""
+        """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes."""
         with torch.no_grad():
-            actual = fx.Interpreter(program.root, graph=program.graph).run(*self.args)
+            actual = (_Recorder if self.records else fx.Interpreter)(program.root, graph=program.graph).run(*self.args)
         try:
             results = (floating_tensors(actual), floating_tensors(self.expected))
             torch.testing.assert_close(*results, rtol=self.rtol, atol=self.atol, check_stride=False)
@@ -38,6 +40,14 @@ class Verification:
                 f"after {name} the graph of {program.title} computes something else than the model: {error}. "
                 "A Python branch on the type or the shape of a tensor is the usual cause: tracing took another branch."
             ) from error
+
+
+class _Recorder(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor) and n.op != "output" and has_info(n):
+            update_info(n, shape=tuple(value.shape), dtype=value.dtype)
+        return value
 
 
 def random_verification(program: Program) -> Verification | None:
@@ -56,7 +66,7 @@ def random_verification(program: Program) -> Verification | None:
         args = (torch.rand(shape, generator=generator, dtype=tensor.dtype, device=tensor.device),)
         try:
             with torch.no_grad():
-                return Verification(args, fx.Interpreter(program.root, graph=program.graph).run(*args))
+                return Verification(args, fx.Interpreter(program.root, graph=program.graph).run(*args), records=False)
         except Exception:  # the wrong size for this model: nothing is wrong with the model
             continue
     return None

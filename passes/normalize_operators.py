@@ -38,6 +38,7 @@ class NormalizeOperators(Pass):
         result = PassResult()
         for node in program.graph.nodes:
             if node.op in ("call_function", "call_method", "call_module"):
+                _attribute_to_function(node)
                 role = _role(node)
                 update_info(node, role=role)
                 if node.op == "call_module":
@@ -97,6 +98,19 @@ def _reads_metadata(node: fx.Node) -> bool:
     if node.target is getattr and len(node.args) > 1:
         return node.args[1] in METADATA_ATTRIBUTES
     return node.target in METADATA_FUNCTIONS
+
+
+def _attribute_to_function(node: fx.Node) -> None:
+    """x.mT, x.T and x.data are operations on tensors, unlike x.shape."""
+    if node.target is not getattr or len(node.args) < 2:
+        return
+    value, name = node.args[:2]
+    if name in ("mT", "mH"):
+        node.target, node.args = torch.transpose, (value, -2, -1)
+    elif name in ("T", "H"):
+        node.target, node.args = torch.ops.aten.numpy_T.default, (value,)
+    elif name == "data":
+        node.target, node.args = torch.detach, (value,)
 
 
 def _method_to_function(node: fx.Node) -> None:

@@ -203,6 +203,11 @@ def transformer(
     return module.decoder(tgt, memory, *masks)  # type: ignore[no-any-return]
 
 
+def instance_norm(module: nn.modules.instancenorm._InstanceNorm, input: torch.Tensor) -> torch.Tensor:
+    """`torch.nn.InstanceNorm1d`, 2d and 3d for batched inputs."""
+    return module._apply_instance_norm(input)  # type: ignore[no-any-return]
+
+
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.MultiheadAttention: multihead_attention,
     nn.TransformerEncoderLayer: encoder_layer,
@@ -210,4 +215,5 @@ FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.TransformerEncoder: encoder,
     nn.TransformerDecoder: decoder,
     nn.Transformer: transformer,
+    nn.modules.instancenorm._InstanceNorm: instance_norm,
 }

@@ -9,15 +9,13 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import operators, rules
 from lrpfx.callables import dotted_path, resolve_path
-from lrpfx.composites import LayerMapComposite
+from lrpfx.composites import LayerMapComposite, layer_map_base
 from lrpfx.hooks import BasicHook
-from lrpfx.types import Activation, AvgPool, Linear, Sum
+from lrpfx.types import Activation, Linear, Sum
 
 aten = torch.ops.aten
-composite = LayerMapComposite(
-    [(Activation, rules.ReLUBetaSmooth()), (Linear, rules.ZPlus()), (AvgPool, rules.Norm()), (Sum, rules.Norm())]
-)
-composite._defaults = 4  # not every model has all of them
+composite = LayerMapComposite([(Activation, rules.ReLUBetaSmooth()), (Linear, rules.ZPlus()), *layer_map_base()])
+composite._defaults = len(composite.layer_map)  # not every model has all of them
 
 
 def explain(model, *inputs):
@@ -57,6 +55,48 @@ SPELLINGS = {
     "max_pool2d": [
         lambda x: F.max_pool2d(x, 2), nn.MaxPool2d(2), lambda x: torch.max_pool2d(x, 2),
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0], lambda x: aten.max_pool2d.default(x, [2, 2], [2, 2]),
+    ],
+    "mul": [
+        lambda x: x * x.flip(0), lambda x: torch.mul(x, x.flip(0)), lambda x: x.mul(x.flip(0)), lambda x: x.mul_(x.flip(0)),
+        lambda x: torch.multiply(x, x.flip(0)), lambda x: x.__imul__(x.flip(0)), lambda x: aten.mul.Tensor(x, x.flip(0)),
+    ],
+    "div": [
+        lambda x: x / (x.flip(0) + 9), lambda x: torch.div(x, x.flip(0) + 9), lambda x: x.true_divide(x.flip(0) + 9),
+        lambda x: x.div_(x.flip(0) + 9), lambda x: aten.div.Tensor(x, x.flip(0) + 9),
+    ],
+    "matmul": [
+        lambda x: x @ x.mT, lambda x: torch.matmul(x, x.mT), lambda x: x.matmul(x.transpose(-1, -2)),
+        lambda x: torch.einsum("abij,abkj->abik", x, x), lambda x: aten.matmul.default(x, x.mT),
+        lambda x: torch.bmm(x.flatten(0, 1), x.flatten(0, 1).mT).unflatten(0, (2, 3)),
+        lambda x: torch.stack([torch.stack([torch.mm(x[i, j], x[i, j].t()) for j in range(3)]) for i in range(2)]),
+    ],
+    "softmax": [
+        lambda x: torch.softmax(x, -1), lambda x: F.softmax(x, dim=-1), lambda x: x.softmax(-1), nn.Softmax(-1),
+        lambda x: aten.softmax.int(x, -1), lambda x: torch.softmax(x, dim=-1),
+    ],
+    "layer_norm": [
+        lambda x: F.layer_norm(x, (4,)), nn.LayerNorm(4, elementwise_affine=False), lambda x: torch.layer_norm(x, (4,)),
+        lambda x: aten.layer_norm.default(x, [4]),
+    ],
+    "interpolate": [
+        lambda x: F.interpolate(x, scale_factor=2), nn.Upsample(scale_factor=2), nn.UpsamplingNearest2d(scale_factor=2),
+        lambda x: F.interpolate(x, size=(8, 8)), lambda x: aten.upsample_nearest2d.vec(x, [8, 8], None),
+    ],
+    "select": [
+        lambda x: x[:, 1], lambda x: x.select(1, 1), lambda x: torch.select(x, 1, 1), lambda x: x.unbind(1)[1],
+        lambda x: torch.chunk(x, 3, 1)[1].squeeze(1), lambda x: x.split(1, 1)[1][:, 0], lambda x: x.narrow(1, 1, 1)[:, 0],
+        lambda x: torch.index_select(x, 1, torch.tensor([1])).squeeze(1), lambda x: x[:, torch.tensor([1])].squeeze(1),
+        lambda x: torch.gather(x, 1, torch.ones(2, 1, 4, 4, dtype=torch.int64)).squeeze(1),
+    ],
+    "mask": [
+        lambda x: x.masked_fill(torch.eye(4, dtype=torch.bool), 0.0), lambda x: torch.where(torch.eye(4) > 0, 0.0, x),
+        lambda x: torch.masked_fill(x, torch.eye(4) == 1, 0.0), lambda x: x.masked_fill_(torch.eye(4).bool(), 0.0),
+    ],
+    "transposed twice": [
+        lambda x: x, lambda x: x.mT.mT, lambda x: x.permute(1, 0, 2, 3).swapaxes(0, 1), lambda x: x.roll(1, 1).roll(-1, 1),
+        lambda x: x.movedim(1, 3).movedim(3, 1), lambda x: torch.transpose(x, 1, 2).transpose(2, 1),
+        lambda x: torch.stack(x.unbind(0)), lambda x: torch.cat(torch.tensor_split(x, 3, 1), 1), lambda x: x.double(),
+        lambda x: F.pixel_unshuffle(F.pixel_shuffle(x.repeat(1, 4, 1, 1)[:, :12], 2), 2)[:, :3], lambda x: x.contiguous(),
     ],
     "flatten": [
         lambda x: torch.flatten(x, 1), lambda x: x.flatten(1), nn.Flatten(), lambda x: x.view(x.shape[0], -1),

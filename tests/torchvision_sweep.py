@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import torch
-import torchvision_cpu  # noqa: F401
+import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+
+# isort: split
 import torchvision
 from helpers import randomize_batch_norm
 from torch import nn
@@ -73,7 +75,8 @@ def examine(name, composites=tuple(COMPOSITES)):
         assert accounts.unexplained <= 1e-9, max(accounts, key=lambda entry: abs(entry.unexplained))
         assert abs(accounts.inputs["x"] - attribution.relevance.sum()) <= 1e-9 * accounts.seed_magnitude
         assert "gradient" not in {row.rule for row in table}
-        reasons = [reason for stage in lrpfx.history(explain_model) for _, reason in stage.reasons if stage.stage == "canonize"]
+        stages = [stage for stage in lrpfx.history(explain_model) if stage.stage == "canonize"]
+        reasons = [reason for stage in stages for _, reason in stage.reasons]
         left = [row.name for row in table if row.kind == "BatchNorm"]
         rules = {row.rule.partition("(")[0] for row in table} - {"neutral", "input"}
         rows.append(
@@ -98,26 +101,28 @@ def examine(name, composites=tuple(COMPOSITES)):
 
 HEADER = """# torchvision's classifiers
 
-All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics, two images of
-the smallest size that the model takes, float64. For every model and composite `lrpfx.transform` succeeds, the output equals the
-model's (1e-9 relative), relevance is finite, no node is without a rule, and nothing in the ledger is unexplained (at most 1e-9 of the
-seed at every node). `make sweep` writes this page.
+All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics, two
+images of the smallest size that the model takes, float64. For every model and composite `lrpfx.transform` succeeds, the output
+equals the model's (1e-9 relative), relevance is finite, no node is without a rule, and nothing in the ledger is unexplained (at
+most 1e-9 of the seed at every node). `make sweep` writes this page.
 
-The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases, and a
-share may exceed 1 where another is negative.
+The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases, and
+a share may exceed 1 where another is negative.
 
-| model | composite | input | front end | nodes | rules | batch norms merged / left | inputs | bias | stabilizer | constants | stopped | unexplained | transform |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
+COLUMNS = (
+    *("model", "composite", "input", "front end", "nodes", "rules", "batch norms merged / left"),
+    *("inputs", *PARTS, "unexplained", "transform"),
+)
 
 
 def line(row):
     left = f"{row['left']} ({row['why']})" if row["left"] else "0"
-    shares = " | ".join(f"{row[part]:.3g}" for part in ("input_share", *PARTS))
-    return (
-        f"| {row['model']} | {row['composite']} | {row['input']} | {row['front_end']} | {row['nodes']} | {', '.join(row['rules'])} | "
-        f"{row['batch_norms'] - row['left']} / {left} | {shares} | {row['unexplained']:.0e} | {row['seconds']:.1f} s |"
-    )
+    cells = [row["model"], row["composite"], row["input"], row["front_end"], row["nodes"], ", ".join(row["rules"])]
+    cells += [f"{row['batch_norms'] - row['left']} / {left}"]
+    cells += [f"{row[part]:.3g}" for part in ("input_share", *PARTS)]
+    cells += [f"{row['unexplained']:.0e}", f"{row['seconds']:.1f} s"]
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main(names):
@@ -133,7 +138,8 @@ def main(names):
         print("\n".join(map(line, found)), flush=True)
     if not failed and len(names) == len(classifiers()):
         header = HEADER.format(count=len(names), version=torchvision.__version__.partition("+")[0])
-        DOCUMENT.write_text(header + "\n".join(map(line, rows)) + "\n")
+        lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS), *map(line, rows)]
+        DOCUMENT.write_text(header + "\n".join(lines) + "\n")
     return failed
 
 

@@ -1,0 +1,351 @@
+"""Symbolic trace and torch.export: the same graph, names and relevance, and what happens where one of them fails."""
+
+import dataclasses
+
+import pytest
+import torch
+import torchvision
+from helpers import NETWORKS, Binary, Unary, assert_close, randomize_batch_norm, small_net
+from torch import nn
+from torch.nn import functional as F
+from torchvision_sweep import random_model
+
+import lrpfx
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite
+from lrpfx.rules import Pass
+
+
+def family(name, size):
+    model = random_model(name)
+    return model, torch.randn(2, 3, size, size)
+
+
+FAMILIES = {
+    "alexnet": 64, "vgg11_bn": 32, "resnet18": 32, "resnext50_32x4d": 32, "densenet121": 32, "googlenet": 32,
+    "inception_v3": 75, "squeezenet1_1": 32, "mobilenet_v2": 32, "mobilenet_v3_small": 32, "mnasnet0_5": 32,
+    "shufflenet_v2_x0_5": 32, "efficientnet_b0": 32, "regnet_x_400mf": 32, "regnet_y_400mf": 32, "convnext_tiny": 32,
+    "vit_b_32": 224, "maxvit_t": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_both_give_the_same_relevance_and_names(name):
+    if name == "maxvit_t":
+        torch.manual_seed(0)
+        model = torchvision.models.MaxVit((64, 64), 16, 2, [16, 32], [1, 1], 8, 0.1, num_classes=10)
+        model, x = randomize_batch_norm(model).eval().double(), torch.randn(2, 3, 64, 64)
+    else:
+        model, x = family(name, FAMILIES[name])
+    results = {}
+    for capture in ("symbolic", "export"):
+        explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1Flat(), example_inputs=x, capture=capture)
+        assert lrpfx.history(explain_model)[0].name == capture
+        results[capture] = (lrpfx.attribute(explain_model, x, torch.cos), lrpfx.assignment(explain_model))
+    assert_close(results["export"][0].relevance, results["symbolic"][0].relevance, 1e-9)
+    ruled = [
+        {(row.name, row.rule) for row in table if row.rule not in ("neutral", "input") and "attention" not in row.name}
+        for _, table in results.values()
+    ]
+    assert ruled[0] == ruled[1]
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_the_same_names_for_networks_of_layers(name):
+    model, x = NETWORKS[name]()
+    names = [
+        lrpfx.node_names(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture))
+        for capture in ("symbolic", "export")
+    ]
+    assert names[0] == names[1]
+
+
+def test_swin_needs_torch_export():
+    model = torchvision.models.SwinTransformer([4, 4], 12, [2, 2], [3, 6], [7, 7], num_classes=5).eval().double()
+    x = torch.randn(1, 3, 64, 64)
+    with pytest.raises(lrpfx.UnsupportedOperationError, match="shifted_window_attention"):
+        lrpfx.transform(model, EpsilonPlus())
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert lrpfx.history(explain_model)[0].name == "export"
+    for batch in (1, 3):
+        inputs = torch.randn(batch, 3, 64, 64)
+        assert_close(explain_model(inputs), model(inputs).detach(), 1e-11)
+    assert lrpfx.ledger(explain_model, x).unexplained <= 1e-9
+
+
+@pytest.mark.parametrize("examples", [1, 2, 5])
+def test_the_batch_may_vary(examples):
+    model = small_net()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(examples, 3, 8, 8), capture="export")
+    symbolic = lrpfx.transform(model, EpsilonPlus())
+    for batch in (1, 2, 7):
+        x = torch.randn(batch, 3, 8, 8)
+        assert_close(lrpfx.attribute(explain_model, x, 1).relevance, lrpfx.attribute(symbolic, x, 1).relevance, 1e-11)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.eval()
+
+    def forward(self, x):
+        return self.linear(x) if x.shape[1] == 4 else x
+
+
+def test_where_the_trace_fails_examples_help():
+    with pytest.raises(lrpfx.CaptureError) as caught:
+        lrpfx.transform(Branches(), EpsilonPlus())
+    assert any("pass example_inputs" in note for note in caught.value.__notes__)
+    x = torch.randn(2, 4)
+    with pytest.raises(lrpfx.CaptureError) as caught:
+        lrpfx.transform(Branches(), EpsilonPlus(), example_inputs=x, capture="symbolic")
+    assert any('capture="export"' in note for note in caught.value.__notes__)
+    explain_model = lrpfx.transform(Branches(), EpsilonPlus(), example_inputs=x)
+    assert lrpfx.history(explain_model)[0].name == "export"
+
+
+def test_where_both_fail():
+    model = Unary(lambda x: x.relu() if x.sum() > 0 else x)
+    with pytest.raises(lrpfx.CaptureError, match="branches on a value that depends on the input") as caught:
+        lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3))
+    assert any("torch.export, tried as well" in note for note in caught.value.__notes__)
+
+
+def test_arguments_of_capture():
+    model = small_net()
+    with pytest.raises(lrpfx.InputError, match='"auto", "symbolic" or "export"'):
+        lrpfx.transform(model, EpsilonPlus(), capture="jit")
+    with pytest.raises(lrpfx.InputError, match="pass example_inputs"):
+        lrpfx.transform(model, EpsilonPlus(), capture="export")
+    whole = NameMapComposite([(["0"], Pass())])
+    nested = nn.Sequential(nn.Sequential(nn.ReLU(), nn.ReLU())).eval()
+    with pytest.raises(lrpfx.CaptureError, match="maps 0 as a whole"):
+        lrpfx.transform(nested, whole, example_inputs=torch.randn(2, 3), capture="export")
+
+
+def test_slice_assignment_is_functional_in_torch_export():
+    class Assigns(nn.Module):
+        def forward(self, x):
+            y = x * 2.0
+            y[:, 0] = 0.0
+            y[:, 1:] += x[:, 1:]
+            return y
+
+    x = torch.randn(3, 4)
+    explain_model = lrpfx.transform(Assigns().eval(), EpsilonPlus(), example_inputs=x)
+    assert_close(explain_model(x), Assigns()(x), 1e-14)
+    seed = torch.randn(3, 4)
+    accounts = lrpfx.ledger(explain_model, x, seed)
+    assert accounts.unexplained <= 1e-9
+    assert_close(torch.tensor(accounts.total("constants")), seed[:, 0].sum(), 1e-6)
+
+
+def test_exported_programs():
+    model, x = small_net(), torch.randn(4, 3, 8, 8)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    before = {name: value.clone() for name, value in program.state_dict.items()}
+    explain_model = lrpfx.transform(program, EpsilonPlus())
+    expected = lrpfx.transform(model, EpsilonPlus())
+    assert (
+        lrpfx.node_names(explain_model)
+        == lrpfx.node_names(expected)
+        == [name for name in lrpfx.node_names(program) if name not in ("bn1", "bn2")]
+    )
+    assert str(lrpfx.assignment(explain_model).rule_of("conv1")) == lrpfx.assignment(expected).rule_of("conv1")
+    assert_close(lrpfx.attribute(explain_model, x, 1).relevance, lrpfx.attribute(expected, x, 1).relevance, 1e-11)
+    assert set(explain_model.state_dict()) == set(program.state_dict)
+    assert all(torch.equal(program.state_dict[name], value) for name, value in before.items())
+    assert "conv1" in dict(explain_model.named_modules())
+    with pytest.raises(lrpfx.InputError, match="give 2 arguments"):
+        lrpfx.transform(program, EpsilonPlus(), example_inputs=(x, x))
+
+
+def test_frozen_models_and_models_with_constants():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.table = torch.arange(4.0, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.linear(x) * self.table + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=x.dtype)
+
+    model, x = Net().eval().requires_grad_(False), torch.randn(2, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    assert_close(explain_model(x), model(x), 1e-14)
+    accounts = lrpfx.ledger(explain_model, x, torch.ones(2, 4))
+    assert accounts.unexplained <= 1e-9 and accounts.total("constants") != 0
+
+
+# --- several inputs and outputs -----------------------------------------------------------------------------------------------
+
+
+class TwoTowers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Linear(4, 3), nn.Linear(5, 3)
+        self.eval()
+
+    def forward(self, batch, scale=1.0):
+        image, text = self.image(batch["image"]), self.text(batch["texts"][0])
+        return {"image": image, "text": text, "similarity": (image * text).sum(-1) * scale}
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_nested_inputs_and_dictionaries_of_outputs(capture):
+    model = TwoTowers()
+    inputs = ({"image": torch.randn(3, 4), "texts": [torch.randn(3, 5)]},)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=inputs, capture=capture)
+    result = lrpfx.attribute(explain_model, inputs, lambda output: output, output="similarity")
+    assert_close(result.output, model(*inputs)["similarity"].detach(), 1e-13)
+    (relevance,) = result.relevance
+    assert relevance["image"].shape == (3, 4) and relevance["texts"][0].shape == (3, 5)
+    accounts = lrpfx.ledger(explain_model, inputs, lambda output: output, output="similarity")
+    assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+    total = relevance["image"].sum() + relevance["texts"][0].sum()
+    assert_close(torch.tensor(sum(accounts.inputs.values())), total, 1e-9)
+    image = lrpfx.attribute(explain_model, inputs, output=lambda outputs: outputs["image"], target=0)
+    assert not image.relevance[0]["texts"][0].any()
+    with pytest.raises(
+        lrpfx.InputTypeError, match="a dict with the keys 'image', 'text', 'similarity'; choose one with output="
+    ):
+        lrpfx.attribute(explain_model, inputs)
+    with pytest.raises(lrpfx.InputError, match="has no 'logits'"):
+        lrpfx.attribute(explain_model, inputs, output="logits")
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+def test_dataclasses_of_outputs():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            hidden = self.first(x).relu()
+            return Result(self.second(hidden), hidden)
+
+    x = torch.randn(3, 4)
+    explain_model = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=x)
+    assert isinstance(explain_model(x), Result)
+    result = lrpfx.attribute(explain_model, x, 1, output="logits")
+    accounts = lrpfx.ledger(explain_model, x, 1, output="logits")
+    assert accounts.unexplained <= 1e-9
+    assert_close(torch.tensor(accounts.inputs["x"]), result.relevance.sum(), 1e-12)
+    with pytest.raises(lrpfx.InputTypeError, match="a Result with logits, hidden"):
+        lrpfx.attribute(explain_model, x)
+
+
+def test_outputs_that_are_no_classes():
+    """A segmentation map: relevance of one region of one class."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(2, 3, 6, 6)
+    region = torch.zeros(2, 4, 12, 12)
+    region[:, 2, :4, :4] = 1.0
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    result = lrpfx.attribute(explain_model, x, lambda output: output * region)
+    assert result.relevance[:, :, :3, :3].any() and not result.relevance[:, :, 4:, 4:].any()
+    accounts = lrpfx.ledger(explain_model, x, lambda output: output * region)
+    assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+
+
+class TextModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(10, 8), nn.Embedding(6, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+        self.eval()
+
+    def forward(self, tokens, padding=None):
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.words(tokens) + self.positions(places)
+        return self.head(self.layer(hidden, src_key_padding_mask=padding).mean(1))
+
+
+class Embedded(nn.Module):
+    """The text model behind its word embedding."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, embedded):
+        hidden = embedded + self.model.positions(torch.arange(5))
+        return self.model.head(self.model.layer(hidden).mean(1))
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_integer_inputs_get_the_relevance_of_their_embedding(capture, frozen):
+    model = TextModel().requires_grad_(not frozen)
+    tokens = torch.randint(0, 10, (2, 5))
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=tokens, capture=capture)
+    result = lrpfx.attribute(explain_model, tokens, 1)
+    assert result.relevance.shape == (2, 5, 8) and result.relevance.abs().sum() > 0
+    accounts = lrpfx.ledger(explain_model, tokens, 1)
+    assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+    assert_close(torch.tensor(accounts.inputs["words"]), result.relevance.sum(), 1e-10)
+    assert accounts.total("constants") != 0, "the position embedding takes a share"
+    recorded = lrpfx.attribute(explain_model, tokens, 1, record=["words", "head"])
+    assert torch.equal(recorded.layers["words"], result.relevance) and recorded.layers["head"].shape == (2, 3)
+    with torch.no_grad():  # the same relevance as for a model that takes the embeddings
+        embedded = model.words(tokens)
+    expected = lrpfx.attribute(lrpfx.transform(Embedded(model).eval(), EpsilonPlus(), capture="symbolic"), embedded, 1)
+    assert_close(result.relevance, expected.relevance, 1e-8)
+
+
+def test_padding_masks_as_inputs():
+    model, tokens = TextModel(), torch.randint(0, 10, (2, 5))
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    inputs = {"tokens": tokens, "padding": padding}
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=inputs)
+    result = lrpfx.attribute(explain_model, inputs, 1)
+    assert result.relevance["padding"] is None and torch.isfinite(result.relevance["tokens"]).all()
+    assert_close(result.output, model(**inputs).detach(), 1e-11)
+    assert lrpfx.ledger(explain_model, inputs, 1).unexplained <= 1e-9
+
+
+def test_an_input_that_two_embeddings_read():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Embedding(10, 4), nn.Embedding(10, 4)
+
+        def forward(self, tokens):
+            return self.a(tokens).sum(1) + self.b(tokens).sum(1)
+
+    tokens = torch.randint(0, 10, (2, 3))
+    relevance = lrpfx.attribute(lrpfx.transform(Net().eval(), EpsilonPlus()), tokens, 0).relevance
+    assert sorted(relevance) == ["a", "b"] and all(value.shape == (2, 3, 4) for value in relevance.values())
+
+
+def test_each_sample_by_itself():
+    """Batch mates change nothing: neither their order nor their presence."""
+    for name, size in (("vit_b_32", 224), ("densenet121", 32), ("mobilenet_v3_small", 32), ("convnext_tiny", 32)):
+        model, x = family(name, size)
+        x = torch.cat([x, torch.randn_like(x[:1])])
+        explain_model = lrpfx.transform(model, EpsilonPlus())
+        target = torch.tensor([1, 2, 3])
+        together = lrpfx.attribute(explain_model, x, target).relevance
+        order = [2, 0, 1]
+        assert_close(lrpfx.attribute(explain_model, x[order], target[order]).relevance, together[order], 1e-9)
+        for index in range(3):
+            alone = lrpfx.attribute(explain_model, x[index : index + 1], target[index : index + 1]).relevance
+            assert torch.equal(torch.isfinite(alone), torch.ones_like(alone, dtype=torch.bool))
+            if together[index].any():
+                assert_close(together[index : index + 1], alone, 1e-9)
+
+
+def test_two_inputs_by_position_and_name():
+    model = Binary(lambda a, b: F.relu(a) + b)
+    a, b = torch.randn(2, 3), torch.randn(2, 3)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs={"a": a, "b": b}, capture="export")
+    by_position = lrpfx.attribute(explain_model, (a, b), torch.cos).relevance
+    by_name = lrpfx.attribute(explain_model, {"b": b, "a": a}, torch.cos).relevance
+    assert torch.equal(by_position[0], by_name["a"]) and torch.equal(by_position[1], by_name["b"])

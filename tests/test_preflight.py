@@ -1,0 +1,113 @@
+"""The report before compiling: it says what transform would do, and never fails over a model."""
+
+import json
+
+import pytest
+import torch
+from helpers import Unary, small_net, torchvision_model
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus, GuidedBackprop, LayerMapComposite, NameMapComposite
+from lrpfx.rules import Epsilon, WSquare
+
+
+def test_a_model_that_is_ready():
+    report = lrpfx.check(small_net(), EpsilonPlus(), torch.randn(2, 3, 8, 8))
+    assert report.ok and report.coverage == 1.0 and report.problems == ()
+    assert report.front_ends == {"symbolic": "works", "export": "works"}
+    uses = {use.operator: use for use in report.operators}
+    assert uses["conv2d"].count == 3 and uses["conv2d"].rules == ("ZPlus(stabilizer=1e-06)",)
+    assert uses["cat"].rules == ("neutral",) and uses["batch_norm"].rules == ("Pass()",)
+    norms = dict(report.batch_norms)
+    assert norms["bn1"] == "merged into conv1" and "max_pool2d" in norms["norm"]
+    text = str(report)
+    assert text.startswith("ResidualNet: ready, 100% of the operations covered")
+    assert "2 merged" in text and "norm: pool (max_pool2d) reads it" in text and "lrpfx.transform(model, composite" in text
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+
+
+def test_without_examples():
+    report = lrpfx.check(torchvision_model("vgg11"), EpsilonPlus())
+    assert report.ok and report.front_ends["export"] == "not tried: it needs example inputs"
+    assert any("pass example inputs" in step for step in report.next_steps)
+
+
+class Strange(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.recurrent = nn.Linear(4, 4), nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return torch.lgamma(self.recurrent(self.linear(x))[0])
+
+
+def test_gaps_are_named():
+    report = lrpfx.check(Strange().eval(), EpsilonPlus(), torch.randn(2, 5, 4))
+    assert not report.ok and report.coverage == pytest.approx(2 / 4)
+    uncovered = [name for use in report.operators for name in use.uncovered]
+    assert uncovered == ["recurrent", "lgamma"]
+    problems = "\n".join(report.problems)
+    assert "LSTM(4, 3, batch_first=True) as a whole (lrpfx.types.Recurrent)" in problems and "test_preflight.py:" in problems
+    with pytest.raises(lrpfx.UnsupportedOperationError) as caught:
+        lrpfx.transform(Strange().eval(), EpsilonPlus())
+    assert all(problem in str(caught.value) for problem in report.problems)
+    assert "unassigned" in "".join(report.next_steps)
+
+
+def test_recurrent_layers_may_keep_their_gradient():
+    model, x = Strange().eval(), torch.randn(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), unassigned="gradient")
+    assert torch.equal(explain_model(x), model(x))
+    table = lrpfx.assignment(explain_model)
+    assert table.rule_of("recurrent") == table.rule_of("lgamma") == "gradient"
+    assert lrpfx.ledger(explain_model, x, torch.cos).unexplained > 0
+    assert list(explain_model.state_dict()) == list(model.state_dict())
+
+
+def test_rules_that_do_not_fit():
+    report = lrpfx.check(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval(), NameMapComposite([(["0", "1"], Epsilon())]))
+    assert report.ok
+    report = lrpfx.check(small_net(), EpsilonPlus(layer_map=[(lrpfx.types.Sum, lrpfx.rules.Only(3))]))
+    assert not report.ok and "input 3, but the layer has 2" in report.problems[0]
+
+
+def test_entries_that_match_nothing_are_a_warning():
+    report = lrpfx.check(small_net(), EpsilonPlus(layer_map=[(nn.GELU, WSquare())]))
+    assert report.ok and "match no layer" in report.warnings[0]
+
+
+def test_composites_that_keep_gradients():
+    report = lrpfx.check(small_net(), GuidedBackprop())
+    assert report.ok and 0 < report.coverage < 1
+
+
+def test_models_that_cannot_be_followed():
+    model = Unary(lambda x: x.relu() if x.sum() > 0 else x)
+    report = lrpfx.check(model, EpsilonPlus(), torch.randn(2, 3))
+    assert not report.ok and report.operators == () and "branches on a value" in report.front_ends["symbolic"]
+    assert "torch.export cannot follow" in report.front_ends["export"]
+    assert "pass example inputs" in lrpfx.check(model, EpsilonPlus()).next_steps[0]
+    training = lrpfx.check(small_net().train(), EpsilonPlus())
+    assert not training.ok and training.next_steps == ("call model.eval()",)
+
+
+def test_exported_programs_and_named_inputs():
+    x = torch.randn(2, 3, 8, 8)
+    report = lrpfx.check(torch.export.export(small_net(), (x,)), EpsilonPlus())
+    assert report.ok and report.front_ends == {"symbolic": "not for an exported program", "export": "works"}
+    assert lrpfx.check(small_net(), EpsilonPlus(), x=x).front_ends["export"] == "works"
+
+
+def test_arguments():
+    with pytest.raises(lrpfx.InputTypeError, match="not function and EpsilonPlus"):
+        lrpfx.check(lambda x: x, EpsilonPlus())
+    with pytest.raises(lrpfx.InputTypeError, match="not both"):
+        lrpfx.check(small_net(), LayerMapComposite([]), torch.randn(2, 3, 8, 8), x=torch.randn(2, 3, 8, 8))
+
+
+def test_nothing_of_the_model_changes():
+    model = small_net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    lrpfx.check(model, EpsilonPlus(), torch.randn(2, 3, 8, 8))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())

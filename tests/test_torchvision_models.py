@@ -1,0 +1,35 @@
+"""torchvision's classifiers as they are: one of each family always, all 80 in the slow tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torchvision_sweep
+
+FAMILIES = (
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "mnasnet0_5"),
+    *("mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnext50_32x4d"),
+    *("shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11_bn", "vit_b_32"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_of_each_family(name):
+    slow = name in ("swin_t", "vit_b_32")
+    torchvision_sweep.examine(name, ("EpsilonAlpha2Beta1Flat",) if slow else tuple(torchvision_sweep.COMPOSITES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", torchvision_sweep.classifiers())
+def test_every_classifier(name):
+    """In a process of its own: the largest need more than 20 GB."""
+    script = Path(torchvision_sweep.__file__)
+    run = subprocess.run([sys.executable, script, "--one", name], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_the_table_lists_every_classifier():
+    table = torchvision_sweep.DOCUMENT.read_text()
+    for name in torchvision_sweep.classifiers():
+        assert table.count(f"| {name} | ") == len(torchvision_sweep.COMPOSITES)
