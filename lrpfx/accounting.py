@@ -117,13 +117,18 @@ class Ledger(Sequence[Entry]):
 
     def __str__(self) -> str:
         figures = ("relevance_in", "relevance_out", *PARTS, "unexplained")
+        negligible = 1e-9 * self.seed_magnitude
+
+        def shown(value: float, digits: int = 4) -> str:
+            return "0" if abs(value) <= negligible else f"{value:.{digits}g}"
+
         rows = [
-            (entry.name, entry.kind, entry.rule, *(f"{getattr(entry, part):.4g}" for part in figures)) for entry in self.entries
+            (entry.name, entry.kind, entry.rule, *(shown(getattr(entry, part)) for part in figures)) for entry in self.entries
         ]
-        totals = [f"seed {self.seed:.6g} ="]
-        totals += [f"{value:.6g} {name} +" for name, value in self.inputs.items()]
-        totals += [f"{self.total(part):.6g} {part}" + (" +" if part != PARTS[-1] else "") for part in PARTS]
-        summary = f"{' '.join(totals)}; balance {self.balance:.2g}, unexplained at most {self.unexplained:.2g} of the seed"
+        totals = [f"{shown(value, 6)} {name}" for name, value in self.inputs.items()]
+        totals += [f"{shown(self.total(part), 6)} {part}" for part in PARTS]
+        unexplained = "nothing" if self.unexplained <= 1e-9 else f"up to {self.unexplained:.2g} of the seed"
+        summary = f"seed {self.seed:.6g} = {' + '.join(totals)}; {unexplained} unexplained at any node"
         return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
 
 

@@ -76,14 +76,15 @@ def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") ->
     if failed is not None and failed.path:
         kind = type(model.get_submodule(failed.path)).__name__
         place = f"in {failed.path!r}, a {kind}" + (f", {place}" if place else "")
+    place = f" ({place})" if place else ""
     whole = "map the module around it to a rule as a whole, by its name or its class: the compiler then does not look inside"
     if "used as inputs to control flow" in str(error):
         return (
-            f"the forward of {name} branches on a value that depends on the input, so it has no single graph ({place}). "
+            f"the forward of {name} branches on a value that depends on the input, so it has no single graph{place}. "
             f"Move the branch out of forward, write it with tensor operations such as torch.where, or {whole}."
         )
     return (
-        f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error} ({place}). "
+        f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error}{place}. "
         f"Write it with tensor operations, or {whole}."
     )
 

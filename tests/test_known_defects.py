@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import Binary, Unary, assert_close, small_net
+from helpers import Binary, Unary, assert_close, randomize_batch_norm, small_net
 from reference import dense
 from torch import nn
 from torch.nn import functional as F
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat, LayerMapComposite, SpecialFirstLayerMapComposite
 from lrpfx.rules import AlphaBeta, Epsilon, Flat, Gamma, Norm, Pass, WSquare, ZBox, ZPlus
-from lrpfx.types import Activation, Linear, Sum
+from lrpfx.types import Activation, BatchNorm, Linear, Sum
 
 LRP = [(Activation, Pass()), (Linear, Epsilon()), (Sum, Norm())]
 
@@ -308,15 +308,81 @@ def test_every_rule_runs_on_every_kind_of_layer(rule):
         assert relevance.shape == x.shape and torch.isfinite(relevance).all()
 
 
-@pytest.mark.parametrize(
-    "layer, message",
-    [
-        (lambda: nn.LayerNorm(4), "1: layer_norm, which is not in the operator table"),
-        (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), "in '1', a TransformerEncoderLayer"),
-    ],
-)
-def test_operations_whose_gradient_is_not_their_relevance_are_refused(layer, message):
-    """D5 and D6: a plain gradient through these would lose or invent relevance, so they need a rule."""
-    with pytest.raises(lrpfx.LrpfxError) as caught:
-        lrpfx.transform(nn.Sequential(nn.Linear(4, 4), layer()).eval(), EpsilonPlus())
-    assert message in str(caught.value)
+@pytest.mark.parametrize("layer", [lambda: nn.LayerNorm(4), lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)])
+def test_relevance_through_normalization_and_attention_is_accounted_for(layer):
+    """D5 and D6: a plain gradient through these loses or invents relevance."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4), layer()).eval(), torch.randn(2, 3, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    seed = torch.rand(2, 3, 4)
+    accounts, result = lrpfx.ledger(explain_model, x, seed), lrpfx.attribute(explain_model, x, seed)
+    assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+    absorbed = sum(accounts.total(part) for part in ("bias", "stabilizer", "constants", "stopped"))
+    assert_close(result.relevance.sum() + absorbed, seed.sum(), 1e-9)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf), leaf, seed)
+    assert abs((gradient * x).sum() - seed.sum()) > 1e-2, "the plain gradient does not sum to it"
+
+
+def test_functional_gelu_has_the_rule_of_its_kind():
+    """D8."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.GELU(), nn.Linear(4, 2, bias=False)).eval()
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x):
+            return self.layers[2](nn.functional.gelu(self.layers[0](x)))
+
+    x, seed = torch.randn(3, 4), torch.randn(3, 2)
+    results = [lrpfx.attribute(lrpfx.transform(net.eval(), EpsilonPlus()), x, seed).relevance for net in (model, Functional())]
+    assert torch.equal(*results)
+    assert_close(results[0].sum(), seed.sum(), 1e-4)
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("dims", [(1,), (1, 2), (-1, 0), None])
+def test_means_over_several_dimensions(dims, keepdim):
+    x = torch.randn(2, 3, 4)
+    mean = (lambda x: x.mean()) if dims is None else (lambda x: x.mean(dims, keepdim=keepdim))
+    explain_model = lrpfx.transform(Unary(mean), EpsilonPlus(stabilizer=1e-12), example_inputs=x)
+    result = lrpfx.attribute(explain_model, x, torch.cos)
+    spread = mean(x) if dims is None or keepdim else x.mean(dims, keepdim=True)
+    expected = x / x.numel() * spread.numel() * (torch.cos(spread) / spread)
+    assert_close(result.relevance, expected, 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.Tanh(), nn.ReLU(), nn.Hardswish()])
+def test_activations_at_zero(activation, dtype):
+    """No division by the input: nothing becomes infinite."""
+    x = torch.tensor([[0.0, -0.0, 1.0, -1.0]], dtype=dtype)
+    relevance = lrpfx.attribute(lrpfx.transform(activation.eval(), EpsilonPlus()), x, torch.ones(1, 4, dtype=dtype)).relevance
+    assert torch.equal(relevance, torch.ones(1, 4, dtype=dtype))
+
+
+def test_batch_norm_alone_and_merged_differ_only_by_where_the_shift_goes():
+    """The shift of a batch norm takes its share by Norm; merged, it is the bias of the layer."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(2, 3, 1, bias=False), nn.BatchNorm2d(3)
+    randomize_batch_norm(nn.Sequential(norm))
+    model, x = nn.Sequential(conv, norm).eval(), torch.randn(2, 2, 4, 4)
+    composite = EpsilonPlus(layer_map=[(nn.Conv2d, Epsilon())])
+    merged = lrpfx.ledger(lrpfx.transform(model, composite), x, torch.cos)
+    assert merged.entry("0").bias != 0 and merged.unexplained <= 1e-9
+
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = conv, norm
+
+        def forward(self, x):
+            y = self.conv(x)
+            return self.norm(y) + 0.0 * y
+
+    kept_composite = EpsilonPlus(layer_map=[(nn.Conv2d, Epsilon()), (BatchNorm, Norm())])
+    kept = lrpfx.ledger(lrpfx.transform(Kept().eval(), kept_composite), x, torch.cos)
+    assert kept.unexplained <= 1e-9
+    assert kept.entry("norm").bias == pytest.approx(merged.entry("0").bias, rel=1e-3)
