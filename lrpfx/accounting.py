@@ -4,6 +4,7 @@ Each node is run by itself, and the relevance of its output is sent back through
 from that, from the rule's own formula. What is left is unexplained: rounding, or an error.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -163,11 +164,10 @@ def _total(value: torch.Tensor) -> float:
 
 def _map_result(value: Any, change: Any) -> Any:
     """A model's result with its tensors changed; a dataclass keeps its class."""
-    if hasattr(value, "__dataclass_fields__"):
-        copied = object.__new__(type(value))
-        for name in value.__dataclass_fields__:
-            object.__setattr__(copied, name, _map_result(getattr(value, name), change))
-        return copied
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(
+            **{field.name: _map_result(getattr(value, field.name), change) for field in dataclasses.fields(value)}
+        )
     return map_arguments(value, change)
 
 

@@ -196,5 +196,9 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
     """The model's output, from a copy: buffers, hooks and caches of the user's model stay as they are."""
     copied = private_copy(model, share_parameters=True)
-    with torch.no_grad():
-        return copied(**dict(zip(names, args, strict=True)))
+    try:
+        with torch.no_grad():
+            return copied(**dict(zip(names, args, strict=True)))
+    except Exception as error:
+        name = type(model).__name__
+        raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error

@@ -986,6 +986,27 @@ _row(
     methods="baddbmm",
     aten="baddbmm.default",
 )
+for _name in ("addcmul", "addcdiv"):
+    _row(
+        _name,
+        types.Product,
+        getattr(torch, _name),
+        "input tensor1 tensor2 value=1",
+        data="input tensor1 tensor2",
+        methods=_name,
+        inplace_methods=f"{_name}_",
+        aten=f"{_name}.default",
+        inplace_aten=f"{_name}_.default",
+    )
+_row(
+    "lerp",
+    types.Sum,
+    torch.lerp,
+    "input end weight",
+    data="input end weight",
+    methods="lerp",
+    aten="lerp.Tensor lerp.Scalar",
+)
 _row("glu", types.Gate, _f.glu, "input dim=-1", modules=[nn.GLU], aten="glu.default")
 _row(
     "embedding",

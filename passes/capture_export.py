@@ -20,6 +20,8 @@ from .capture_symbolic import private_copy
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from .program import Program
 
+_GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 
 
@@ -115,37 +117,70 @@ class _Reader:
         self.exported = exported
         self.root = root
         self.graph = fx.Graph()
-        self.copies: dict[str, fx.Node] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.blocks: dict[Any, list[fx.Node]] = {}  # a call of a block -> its results
         self.read()
 
     def read(self) -> None:
         signature = self.exported.graph_signature
         kinds = {getattr(spec.arg, "name", None): spec for spec in signature.input_specs}
-        self._inputs([spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT])
-        for node in self.exported.graph.nodes:
-            if node.op == "placeholder":
-                spec = kinds[node.name]
-                if spec.kind is InputKind.USER_INPUT:
-                    continue
-                if spec.target is None or spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
-                    raise CaptureError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
-                self.copies[node.name] = self._attribute(spec.target)
-            elif node.op == "call_function":
-                if any(argument.op == "get_attr" for argument in node.all_input_nodes):
-                    raise CaptureError(
-                        f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), "
-                        "such as torch.no_grad, autocast or torch.cond inside forward. Move it out of forward."
-                    )
-                self.copies[node.name] = self._call(node)
-            elif node.op == "output":
-                self.graph.output(self._outputs(node))
+        placeholders = {node.name: node for node in self.exported.graph.nodes if node.op == "placeholder"}
+        given = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        self._inputs([placeholders[name] for name in given])
+        for name, node in placeholders.items():
+            spec = kinds[name]
+            if spec.kind is InputKind.USER_INPUT:
+                continue
+            if spec.target is None or spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
+                raise CaptureError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
+            self.copies[node] = self._attribute(spec.target)
+        self._calls(self.exported.graph_module)
+        self.graph.output(self._outputs(self.exported.graph.output_node()))
+
+    def _calls(self, module: fx.GraphModule) -> None:
+        """Copy the calls of a graph, and those of the blocks in it."""
+        for node in module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if any(argument.op == "get_attr" for argument in node.all_input_nodes):
+                self._block(module, node)
+            elif not (node.target is operator.getitem and node.args[0] in self.blocks):
+                self.copies[node] = self._call(node)
+            else:
+                self.copies[node] = self.blocks[node.args[0]][node.args[1]]
+
+    def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
+        """Copy a block in place: one without gradients, whose results relevance does not go through, or one without autocast."""
+        if node.target is _GRADIENT_MODE:
+            enabled, inner, *args = node.args
+            cuts = not enabled
+        elif node.target is _AUTOCAST and not node.args[2]:
+            inner, args, cuts = node.args[4], list(node.args[5:]), False
+        else:
+            raise CaptureError(
+                f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such as "
+                "autocast or torch.cond inside forward. Move it out of forward."
+            )
+        assert isinstance(inner, fx.Node)
+        block = getattr(module, str(inner.target))
+        placeholders = [argument for argument in block.graph.nodes if argument.op == "placeholder"]
+        for placeholder, argument in zip(placeholders, args, strict=True):
+            if isinstance(argument, fx.Node):
+                self.copies[placeholder] = self.copies[argument]
+        self._calls(block)
+        results = [self.copies[value] for value in pytree.tree_leaves(block.graph.output_node().args[0])]
+        if cuts:
+            results = [self.graph.call_function(torch.ops.aten.detach.default, (value,)) for value in results]
+            for value in results:
+                value.meta.update(node.meta)
+        self.blocks[node] = results
 
     def _call(self, node: fx.Node) -> fx.Node:
         aten = torch.ops.aten
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and node.target is operator.getitem and source.target is _FUNCTIONAL_BATCH_NORM:
-            return self.copies[source.name]  # the result; the other two are statistics for training
-        copied = self.graph.node_copy(node, lambda argument: self.copies[argument.name])
+            return self.copies[source]  # the result; the other two are statistics for training
+        copied = self.graph.node_copy(node, self.copies.__getitem__)
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
@@ -160,7 +195,7 @@ class _Reader:
             holder.register_buffer(leaf, constant.detach().clone(), persistent=False)
         return self.graph.get_attr(name)
 
-    def _inputs(self, flat: Sequence[str]) -> None:
+    def _inputs(self, flat: Sequence[fx.Node]) -> None:
         """Placeholders for the arguments of forward, and look-ups for the tensors in them."""
         numbers = iter(range(len(flat)))
         spec = self.exported.call_spec.in_spec
@@ -181,7 +216,7 @@ class _Reader:
         values: list[Any] = []
         for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
             if spec.kind is OutputKind.USER_OUTPUT:
-                values.append(self.copies[value.name] if isinstance(value, fx.Node) else value)
+                values.append(self.copies[value] if isinstance(value, fx.Node) else value)
         assert self.exported.call_spec.out_spec is not None
         return self._rebuilt(pytree.tree_unflatten(values, self.exported.call_spec.out_spec))
 

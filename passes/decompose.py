@@ -180,6 +180,18 @@ def _sum_and_product(first: str, second: str) -> Callable[[_Builder], fx.Node]:
     return decompose
 
 
+def _with_product(build: _Builder) -> fx.Node:
+    """input + value * tensor1 * tensor2, or the quotient of the two."""
+    what = "mul" if build.info.operator == "addcmul" else "div"
+    product = _scaled(build, build.call(what, build["tensor1"], build["tensor2"]), build["value"])
+    return build.call("add", build["input"], product)
+
+
+def _interpolated(build: _Builder) -> fx.Node:
+    """input + weight * (end - input)."""
+    return build.call("add", build["input"], build.call("mul", build.call("sub", build["end"], build["input"]), build["weight"]))
+
+
 def _dense(build: _Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:
     """A dense layer in place of a product with the matrix `weight`."""
     transposed = build.call("transpose", weight, 0, 1, target=torch.transpose)
@@ -211,6 +223,9 @@ decompositions: dict[str, Callable[[_Builder], fx.Node | None]] = {
     "scaled_dot_product_attention": _attention,
     "addmm": _sum_and_product("mat1", "mat2"),
     "baddbmm": _sum_and_product("batch1", "batch2"),
+    "addcmul": _with_product,
+    "addcdiv": _with_product,
+    "lerp": _interpolated,
     "matmul": _product,
     "linear": _linear,
     "glu": _gated_linear_unit,

@@ -4,7 +4,7 @@ from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.layer_view import bound_arguments
-from lrpfx.node import calls, node_info
+from lrpfx.node import Role, calls, node_info
 from lrpfx.operators import operator_named
 from lrpfx.types import Dropout
 
@@ -22,6 +22,8 @@ class RemoveDropout(Pass):
         for node in list(calls(program.graph)):
             operator = operator_named(node_info(node).operator)
             if operator is None or "training" not in operator.arguments:
+                continue
+            if node_info(node).role is Role.PARAMETER:  # the statistics of a weight, as in weight standardization
                 continue
             if bound_arguments(node, operator).get("training", operator.arguments["training"]):
                 raise CaptureError(_complaint(node))

@@ -194,6 +194,8 @@ class _Tree:
                 getattr(module, table).update(getattr(standing, table))
             for holder, key in self.places.get(standing, [(parent, leaf)]):
                 holder._modules[key] = module
+            for child in module.children():  # what stood in the scope now stands in the layer
+                self.places[child] = [(module if holder is standing else holder, key) for holder, key in self.places[child]]
             return name
         if hasattr(parent, leaf):  # a method of nn.Module, or a tensor
             leaf = free_name(parent, leaf)
