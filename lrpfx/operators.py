@@ -8,7 +8,7 @@ reads the table to normalize a graph, to build layers and to tell neutral operat
 import ast
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,28 @@ from torch.nn import functional
 
 from . import layer as layers
 from . import types
-from .errors import InputError
-
-Function = Callable[..., Any]
-Detached = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
-Adjoint = Callable[[torch.Tensor, Sequence[Any], dict[str, Any]], tuple[torch.Tensor | None, ...] | None]
+from .functions import (
+    Adjoint,
+    Detached,
+    Function,
+    addition_adjoint,
+    attention_bias,
+    conv1d_with_bias_map,
+    conv2d_with_bias_map,
+    conv3d_with_bias_map,
+    convolution_adjoint,
+    copied,
+    detached_group_norm,
+    detached_instance_norm,
+    detached_layer_norm,
+    divided_by,
+    gate,
+    linear_adjoint,
+    masked_softmax,
+    quotient,
+    require_matrix,
+    thresholded_relu,
+)
 
 
 @dataclass(frozen=True)
@@ -216,56 +233,6 @@ def _row(
         _methods[method] = Spelling(row, order, inplace=True)
 
 
-# --- adjoints: the transposed maps of operators that are linear in their data ---------------------------------------------
-
-
-def _linear_adjoint(
-    gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
-) -> tuple[torch.Tensor | None, ...]:
-    return (torch.matmul(gradient, arguments["weight"]),)
-
-
-def _per_dimension(value: Any, dimensions: int) -> list[int]:
-    return [value] * dimensions if isinstance(value, int) else list(value) * (dimensions // len(value))
-
-
-def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
-    def adjoint(
-        gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
-    ) -> tuple[torch.Tensor | None, ...] | None:
-        (input,) = inputs
-        padding = arguments["padding"]
-        if isinstance(padding, str):
-            if padding != "valid":
-                return None  # "same" may pad unevenly: the general route differentiates the forward
-            padding = 0
-        batched = input.ndim == dimensions + 2
-        result = torch.ops.aten.convolution_backward(
-            gradient if batched else gradient.unsqueeze(0),
-            input if batched else input.unsqueeze(0),
-            arguments["weight"],
-            None,
-            _per_dimension(arguments["stride"], dimensions),
-            _per_dimension(padding, dimensions),
-            _per_dimension(arguments["dilation"], dimensions),
-            transposed,
-            _per_dimension(arguments.get("output_padding", 0), dimensions),
-            arguments["groups"],
-            [True, False, False],
-        )[0]
-        return (result if batched else result.squeeze(0),)
-
-    return adjoint
-
-
-def _addition_adjoint(
-    gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
-) -> tuple[torch.Tensor | None, ...] | None:
-    if arguments["alpha"] != 1:
-        return None
-    return tuple(gradient.sum_to_size(value.shape) for value in inputs)
-
-
 # --- linear layers ---------------------------------------------------------------------------------------------------------
 
 _row(
@@ -276,7 +243,7 @@ _row(
     parameters="weight bias",
     modules=[nn.Linear],
     aten="linear.default",
-    adjoint=_linear_adjoint,
+    adjoint=linear_adjoint,
 )
 _convolutions: list[tuple[int, Function, Function, type, type]] = [
     (1, torch.conv1d, torch.conv_transpose1d, nn.Conv1d, nn.ConvTranspose1d),
@@ -292,7 +259,7 @@ for _dimensions, _convolution, _transposed, _module, _transposed_module in _conv
         parameters="weight bias",
         modules=[_module],
         aten=f"conv{_dimensions}d.default conv{_dimensions}d.padding",
-        adjoint=_convolution_adjoint(_dimensions, transposed=False),
+        adjoint=convolution_adjoint(_dimensions, transposed=False),
     )
     _suffix = "default" if _dimensions == 1 else "input"
     _row(
@@ -303,23 +270,10 @@ for _dimensions, _convolution, _transposed, _module, _transposed_module in _conv
         parameters="weight bias",
         modules=[_transposed_module],
         aten=f"conv_transpose{_dimensions}d.{_suffix}",
-        adjoint=_convolution_adjoint(_dimensions, transposed=True),
+        adjoint=convolution_adjoint(_dimensions, transposed=True),
     )
 
 
-def _with_bias_map(convolution: Function) -> Function:
-    def convolve(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        result: torch.Tensor = convolution(input, weight, None, **options)
-        return result if bias is None else result + bias
-
-    convolve.__name__ = convolve.__qualname__ = f"{convolution.__name__}_with_bias_map"
-    convolve.__doc__ = "A convolution whose bias depends on the position. Shape (1, channels, ...)."
-    return convolve
-
-
-conv1d_with_bias_map = _with_bias_map(torch.conv1d)
-conv2d_with_bias_map = _with_bias_map(torch.conv2d)
-conv3d_with_bias_map = _with_bias_map(torch.conv3d)
 for _dimensions, _mapped, _module in [
     (1, conv1d_with_bias_map, nn.Conv1d),
     (2, conv2d_with_bias_map, nn.Conv2d),
@@ -332,7 +286,7 @@ for _dimensions, _mapped, _module in [
         "input weight bias=None stride=1 padding=0 dilation=1 groups=1",
         parameters="weight bias",
         modules=[_module],
-        adjoint=_convolution_adjoint(_dimensions, transposed=False),
+        adjoint=convolution_adjoint(_dimensions, transposed=False),
     )
 
 # --- batch normalization ---------------------------------------------------------------------------------------------------
@@ -576,18 +530,6 @@ _activation(
 )
 
 
-def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The input where scale * input + shift > 0, and otherwise the value at which that is zero.
-
-    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. A scale of 0 gives 0.
-    """
-    shape = (1, -1, *[1] * (input.ndim - 2))
-    factor, offset = scale.reshape(shape), shift.reshape(shape)
-    threshold = -offset / torch.where(factor == 0, torch.ones_like(factor), factor)
-    result = torch.where(factor * input + offset > 0, input, threshold)
-    return torch.where(factor == 0, torch.zeros_like(result), result)
-
-
 _activation("thresholded_relu", thresholded_relu, "input scale shift", modules=[nn.ReLU], buffers="scale shift")
 
 # --- pooling ---------------------------------------------------------------------------------------------------------------
@@ -697,7 +639,7 @@ _row(
     inplace_methods="add_ __iadd__",
     aten="add.Tensor add.Scalar",
     inplace_aten="add_.Tensor add_.Scalar",
-    adjoint=_addition_adjoint,
+    adjoint=addition_adjoint,
     reflected="add",
 )
 _row(
@@ -800,22 +742,6 @@ _row(
 )
 
 
-def divided_by(input: torch.Tensor, other: Any) -> torch.Tensor:
-    """Other / input."""
-    result: torch.Tensor = other / input
-    return result
-
-
-def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Input * other, where `other` scales the signal `input`."""
-    return input * other
-
-
-def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Input / other, where both depend on the model's input."""
-    return input / other
-
-
 _row("divided_by", types.Activation, divided_by, "input other", methods="__rtruediv__")
 _row(
     "neg", types.Product, torch.neg, "input", functions=[operator.neg], inplace=[torch.neg_], methods="neg", aten="neg.default"
@@ -837,42 +763,6 @@ _row("einsum", types.MatMul, functions=[torch.einsum], aten="einsum.default")
 # --- normalization with the sample's own statistics ----------------------------------------------------------------------
 
 
-def _detached_layer_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
-    dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
-    variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
-    result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
-    return _affine(result, arguments["weight"], arguments["bias"])
-
-
-def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    result = input if weight is None else input * weight
-    return result if bias is None else result + bias
-
-
-def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
-    return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
-
-
-def _detached_group_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
-    grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
-    variance = grouped.var(2, unbiased=False, keepdim=True).detach()
-    result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
-    weight, bias = _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input)
-    return _affine(result.reshape(input.shape), weight, bias)
-
-
-def _detached_instance_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
-    if arguments["use_input_stats"]:
-        mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
-        shape = (*mean.shape, *[1] * (input.ndim - 2))
-        mean, variance = mean.reshape(shape), variance.reshape(shape)
-    else:
-        shape = (1, -1, *[1] * (input.ndim - 2))
-        mean, variance = arguments["running_mean"].reshape(shape), arguments["running_var"].reshape(shape)
-    result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
-    return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
-
-
 _row(
     "layer_norm",
     types.LayerNorm,
@@ -884,7 +774,7 @@ _row(
         (torch.layer_norm, "input normalized_shape weight bias eps cudnn_enable"),
         (torch.ops.aten.layer_norm.default, "input normalized_shape weight bias eps cudnn_enable"),
     ],
-    detached=_detached_layer_norm,
+    detached=detached_layer_norm,
 )
 _row(
     "group_norm",
@@ -897,7 +787,7 @@ _row(
         (torch.group_norm, "input num_groups weight bias eps cudnn_enabled"),
         (torch.ops.aten.group_norm.default, "input num_groups weight bias eps cudnn_enabled"),
     ],
-    detached=_detached_group_norm,
+    detached=detached_group_norm,
 )
 _native_instance_norm = "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled"
 _row(
@@ -912,7 +802,7 @@ _row(
         (torch.instance_norm, _native_instance_norm),
         (torch.ops.aten.instance_norm.default, _native_instance_norm),
     ],
-    detached=_detached_instance_norm,
+    detached=detached_instance_norm,
 )
 _row(
     "rms_norm",
@@ -938,19 +828,14 @@ _row(
 _row(
     "softmax",
     types.Softmax,
-    torch.softmax,
-    "input dim dtype=None",
+    _f.softmax,  # which, unlike torch.softmax, takes no dimension for the one that it always took
+    "input dim=None dtype=None",
     modules=[nn.Softmax],
+    functions=[torch.softmax],
     methods="softmax",
     aten="softmax.int",
     reordered=[(_f.softmax, "input dim _stacklevel dtype")],
 )
-
-
-def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
-    """Softmax over `dim` that is 0 where all entries are -inf, as in fused attention."""
-    empty = (input == -torch.inf).all(dim, keepdim=True)
-    return torch.softmax(input.masked_fill(empty, 0.0), dim).masked_fill(empty, 0.0)
 
 
 _row(
@@ -1173,11 +1058,6 @@ _neutral("index_put", [torch.index_put], aten="index_put.default", view=False)
 _neutral("scatter", [torch.scatter], aten="scatter.src scatter.value", view=False)
 
 
-def copied(input: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """`source` in the shape and dtype of `input`, which it overwrites."""
-    return source.to(input.dtype).expand_as(input)
-
-
 _row("copy", types.Neutral, copied, "input source non_blocking=False", aten="copy.default")
 _neutral("fill", [torch.fill], methods="", aten="fill.Tensor fill.Scalar", view=False)
 _neutral("tril", [torch.tril], aten="tril.default", view=False)
@@ -1209,24 +1089,7 @@ _neutral("bitwise_or", [operator.or_, torch.bitwise_or], methods="__or__", aten=
 _neutral("invert", [operator.invert], methods="__invert__", view=False)
 
 
-def require_matrix(input: torch.Tensor) -> torch.Tensor:
-    """`input`, which must have two dimensions: where the compiler could not prove what it relied on."""
-    if input.ndim != 2:
-        raise InputError(
-            f"a batch norm was merged into a dense layer on the assumption that its input has shape (batch, features), but it "
-            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform, so that the compiler knows the shapes."
-        )
-    return input
-
-
 _neutral("require_matrix", [require_matrix], methods="")
-
-
-def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of attention as what is added to the scores: -inf where a boolean mask is False."""
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
-    return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
 
 
 _neutral("attention_bias", [attention_bias], methods="", view=False)

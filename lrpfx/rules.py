@@ -5,10 +5,11 @@ negative parts of a, st a stabilizer, and products with R and x are element-wise
 transpose stand for the layer and for its vector-Jacobian product at x.
 """
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .errors import InputError, RuleError
 from .hooks import (
@@ -35,6 +36,7 @@ from .modifiers import (
     Unchanged,
     zero_bias,
 )
+from .operators import lookup
 from .propagation import LayerCall
 from .stabilizer import Stabilizer, StabilizerFunction
 from .types import Softmax as SoftmaxKind
@@ -383,17 +385,34 @@ class SoftmaxTaylor(Hook):
             raise RuleError("it is for a softmax alone")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        input, output = call.inputs[0], call.own_output()
-        dimension = call.arguments()["dim"]
+        input, output, dimension = call.inputs[0], call.own_output(), _softmax_dimension(call)
         result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         """The softmax is not linear: its Taylor expansion at x has a constant term, which takes the rest like a bias."""
         input = torch.where(torch.isinf(call.inputs[0]), torch.zeros_like(call.inputs[0]), call.inputs[0])
-        output, dimension = call.own_output(), call.arguments()["dim"]
+        output, dimension = call.own_output(), _softmax_dimension(call)
         weighted = (output * input).sum(dimension, keepdim=True)
         return {"bias": (relevance * (1.0 - input + weighted)).sum()}
+
+
+def _softmax_dimension(call: LayerCall) -> int:
+    dimension = call.arguments()["dim"]
+    if dimension is None:  # what torch takes where a softmax is not told
+        return 0 if call.inputs[0].ndim in (0, 1, 3) else 1
+    return int(dimension)
+
+
+class _ConstantScales(TorchFunctionMode):
+    """While it is entered, normalization operators have a constant scale."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        spelling = lookup(func)
+        if spelling is None or spelling.operator.detached is None:
+            return func(*args, **(kwargs or {}))
+        given = {**dict(zip(spelling.arguments, args, strict=False)), **(kwargs or {})}
+        return spelling.operator.detached(given["input"], {**spelling.operator.arguments, **given})
 
 
 class NormalizationEpsilon(Hook):
@@ -423,19 +442,27 @@ class NormalizationEpsilon(Hook):
             raise RuleError("it is for layer, group and instance norm alone")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        operator = call.operation.operator
-        if operator is None or operator.detached is None:
-            raise RuleError(f"{self} is for layer, group and instance norm alone")
-        detached, arguments = operator.detached, call.arguments()
-        pull = torch.func.vjp(lambda input: detached(input, arguments), call.inputs[0])[1]
+        pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
         return (call.inputs[0] * pull(relevance / self.epsilon(call.own_output()))[0],)
 
+    @staticmethod
+    def _with_constant_scale(call: LayerCall) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The layer as a function of its input whose derivative takes the scale for a constant."""
+        operator = call.operation.operator
+        if operator is not None and operator.detached is not None:
+            detached, arguments = operator.detached, call.arguments()
+            return lambda input: detached(input, arguments)
+
+        def run(input: torch.Tensor) -> torch.Tensor:  # a module that normalizes somewhere inside
+            with _ConstantScales():
+                result: torch.Tensor = call.operation(call.values((input, *call.inputs[1:]), call.parameters))
+            return result
+
+        return run
+
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        operator, arguments, output = call.operation.operator, call.arguments(), call.own_output()
-        assert operator is not None and operator.detached is not None
-        detached = operator.detached
-        # With a constant scale the operator is linear up to what it makes of zero. That needs the scale of the actual input.
-        pull = torch.func.vjp(lambda input: detached(input, arguments), call.inputs[0])[1]
+        output = call.own_output()
+        pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
         linear = torch.func.vjp(pull, torch.zeros_like(output))[1]((call.inputs[0],))[0]
         return {
             "stabilizer": held_by_stabilizer(relevance, output, self.epsilon),

@@ -145,7 +145,7 @@ class MatMul(Kind):
 class Softmax(Kind):
     """Softmax over a dimension."""
 
-    __subclass__ = (nn.Softmax, nn.Softmax2d, nn.Softmin)
+    __subclass__ = (nn.Softmax,)
 
 
 class LayerNorm(Kind):

@@ -150,7 +150,7 @@ class _Reader:
                 self.copies[node] = self.blocks[node.args[0]][node.args[1]]
 
     def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
-        """Copy a block in place: one without gradients, whose results relevance does not go through, or one without autocast."""
+        """Copy a block in place: one without gradients, which relevance does not go through, or one without autocast."""
         if node.target is _GRADIENT_MODE:
             enabled, inner, *args = node.args
             cuts = not enabled

@@ -12,9 +12,10 @@ import torch
 from torch import fx
 
 from lrpfx.errors import CaptureError
+from lrpfx.functions import attention_bias, gate, masked_softmax
 from lrpfx.layer_view import bound_arguments
 from lrpfx.node import NodeInfo, Role, calls, node_info
-from lrpfx.operators import attention_bias, gate, masked_softmax, operator_named
+from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -181,15 +182,16 @@ def _sum_and_product(first: str, second: str) -> Callable[[_Builder], fx.Node]:
 
 
 def _with_product(build: _Builder) -> fx.Node:
-    """input + value * tensor1 * tensor2, or the quotient of the two."""
+    """Input + value * tensor1 * tensor2, or the quotient of the two."""
     what = "mul" if build.info.operator == "addcmul" else "div"
     product = _scaled(build, build.call(what, build["tensor1"], build["tensor2"]), build["value"])
     return build.call("add", build["input"], product)
 
 
 def _interpolated(build: _Builder) -> fx.Node:
-    """input + weight * (end - input)."""
-    return build.call("add", build["input"], build.call("mul", build.call("sub", build["end"], build["input"]), build["weight"]))
+    """`input` + weight * (end - input)."""
+    difference = build.call("sub", build["end"], build["input"])
+    return build.call("add", build["input"], build.call("mul", difference, build["weight"]))
 
 
 def _dense(build: _Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:

@@ -2,9 +2,10 @@
 
 from torch import fx
 
+from lrpfx.functions import gate, quotient
 from lrpfx.layer_view import bound_arguments
 from lrpfx.node import Role, calls, node_info, update_info
-from lrpfx.operators import gate, is_neutral, operator_named, quotient
+from lrpfx.operators import is_neutral, operator_named
 from lrpfx.types import Product, Sum
 
 from .program import Pass, PassResult, Program

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.functions import require_matrix
 from lrpfx.layer_view import bound_arguments
 from lrpfx.node import NodeInfo, Role, calls, node_info, update_info
-from lrpfx.operators import operator_named, require_matrix
+from lrpfx.operators import operator_named
 from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
 
 from .program import Pass, PassResult, Program, insert_call

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.functions import thresholded_relu
 from lrpfx.layer_view import bound_arguments
 from lrpfx.node import NodeInfo, Role, calls, node_info, update_info
-from lrpfx.operators import Operator, operator_named, thresholded_relu
+from lrpfx.operators import Operator, operator_named
 from lrpfx.types import AvgPool, BatchNorm, Product, Sum
 
 from .merge_batch_norm import batch_norm_scale, is_matrix, move_up

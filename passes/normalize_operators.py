@@ -144,7 +144,8 @@ def _set_canonical(node: fx.Node, operator: Operator, bound: dict[str, Any]) -> 
         if name not in operator.tensors:
             break
         positional.append(bound.pop(name, default))
-    while positional and positional[-1] is None:
+    defaults = list(operator.arguments.values())
+    while positional and positional[-1] is None and defaults[len(positional) - 1] is None:
         positional.pop()
     node.op = "call_function"
     node.target = operator.function or node.target

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx.operators import attention_bias
+from lrpfx.functions import attention_bias
 
 
 def make_traceable(root: nn.Module) -> None:

@@ -177,6 +177,32 @@ def test_layer_norm(shape):
     assert_close(relevance, expected, 1e-10)
 
 
+def test_modules_that_normalize_inside():
+    """torchvision's LayerNorm2d derives from LayerNorm and permutes; its rule in module mode is that of the graph."""
+    from torchvision.models.convnext import LayerNorm2d
+
+    layer, x, seed = LayerNorm2d(4), torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    expected = explain(layer, x, seed).relevance
+    with EpsilonPlus().context(layer):
+        leaf = x.clone().requires_grad_()
+        (relevance,) = torch.autograd.grad(layer(leaf), leaf, seed)
+    assert_close(relevance, expected, 1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_softmax_without_a_dimension():
+    x, seed = torch.randn(2, 3), torch.randn(2, 3)
+    expected = explain(nn.Softmax(1), x, seed).relevance
+    assert torch.equal(explain(nn.Softmax(), x, seed).relevance, expected)
+    handles = rules.SoftmaxTaylor().register(layer := nn.Softmax())
+    leaf = x.clone().requires_grad_()
+    (relevance,) = torch.autograd.grad(layer(leaf), leaf, seed)
+    handles.remove()
+    assert_close(relevance, expected, 1e-12)
+
+
 def test_layer_norm_conserves_up_to_its_bias():
     layer, x = nn.LayerNorm(8, elementwise_affine=False), torch.randn(3, 8)
     seed = torch.randn(3, 8)

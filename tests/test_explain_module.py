@@ -290,3 +290,50 @@ def test_pickle_needs_no_class_of_the_user():
 
     Recording(io.BytesIO(pickle.dumps(lrpfx.transform(small_net(), EpsilonPlus())))).load()
     assert Recording.modules <= {"lrpfx", "torch", "collections", "builtins", "copyreg"}
+
+
+class NormAct(nn.BatchNorm2d):
+    """A batch norm with its activation as a child, as in several libraries."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.act = nn.SiLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+def test_layers_inside_a_layer():
+    """The rule of the child finds its place in the layer that took its parent's."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.conv = NormAct(3), nn.Conv2d(3, 2, 1)
+
+        def forward(self, x):
+            return self.conv(self.norm(x))
+
+    torch.manual_seed(0)
+    model, x = randomize_batch_norm(Net()).eval(), torch.randn(2, 3, 4, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert_close(explain_model(x), model(x), 1e-14)
+    assert {"norm", "norm.act", "conv"} <= {row.name for row in lrpfx.assignment(explain_model)}
+    assert_close(copy.deepcopy(explain_model)(x), model(x), 1e-14)
+    assert list(explain_model.state_dict()) == list(model.state_dict())
+
+
+def test_weight_standardization():
+    """Weights normalized by a batch norm of their own statistics depend on no sample."""
+
+    class Standardized(nn.Conv2d):
+        def forward(self, x):
+            weight = nn.functional.batch_norm(
+                self.weight.reshape(1, self.out_channels, -1), None, None, training=True, momentum=0.0
+            ).reshape_as(self.weight)
+            return nn.functional.conv2d(x, weight, self.bias)
+
+    model, x = nn.Sequential(Standardized(3, 4, 2), nn.ReLU()).eval(), torch.randn(2, 3, 5, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert_close(explain_model(x), model(x), 1e-14)
+    assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9

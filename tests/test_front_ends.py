@@ -349,3 +349,42 @@ def test_two_inputs_by_position_and_name():
     by_position = lrpfx.attribute(explain_model, (a, b), torch.cos).relevance
     by_name = lrpfx.attribute(explain_model, {"b": b, "a": a}, torch.cos).relevance
     assert torch.equal(by_position[0], by_name["a"]) and torch.equal(by_position[1], by_name["b"])
+
+
+def test_blocks_without_gradients_are_part_of_the_graph():
+    """What a block makes of sizes and parameters is a constant; what it makes of the input is cut off, which needs a rule."""
+
+    class Rotary(nn.Module):
+        def __init__(self, cut):
+            super().__init__()
+            self.linear, self.cut = nn.Linear(4, 4), cut
+
+        def forward(self, x):
+            with torch.no_grad():
+                angles = torch.arange(x.shape[1], dtype=x.dtype) * 0.1
+                scale = x.abs().mean() if self.cut else angles.mean()
+            with torch.autocast("cpu", enabled=False):
+                return self.linear(x * torch.cos(angles)) * scale
+
+    x = torch.randn(2, 4)
+    model = Rotary(False).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    assert_close(explain_model(x), model(x).detach(), 1e-14)
+    assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
+    with pytest.raises(lrpfx.UnsupportedOperationError, match=r"detach \(lrpfx.types.Detach\)"):
+        lrpfx.transform(Rotary(True).eval(), EpsilonPlus(), example_inputs=x, capture="export")
+
+
+def test_autocast_inside_a_model_is_refused():
+    class Casting(nn.Module):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return x @ x.T
+
+    with pytest.raises(lrpfx.CaptureError, match="autocast"):
+        lrpfx.transform(Casting().eval(), EpsilonPlus(), example_inputs=torch.randn(2, 3), capture="export")
+
+
+def test_models_that_fail_on_their_examples():
+    with pytest.raises(lrpfx.InputError, match="ResidualNet itself fails on the example inputs: RuntimeError"):
+        lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(2, 5, 8, 8))

@@ -64,6 +64,13 @@ SPELLINGS = {
         lambda x: x / (x.flip(0) + 9), lambda x: torch.div(x, x.flip(0) + 9), lambda x: x.true_divide(x.flip(0) + 9),
         lambda x: x.div_(x.flip(0) + 9), lambda x: aten.div.Tensor(x, x.flip(0) + 9),
     ],
+    "addcmul": [
+        lambda x: x + 2 * (x.flip(0) * x.flip(1)), lambda x: torch.addcmul(x, x.flip(0), x.flip(1), value=2),
+        lambda x: x.addcmul_(x.flip(0), x.flip(1), value=2), lambda x: aten.addcmul.default(x, x.flip(0), x.flip(1), value=2),
+    ],
+    "lerp": [
+        lambda x: x + 0.3 * (x.flip(0) - x), lambda x: torch.lerp(x, x.flip(0), 0.3), lambda x: x.lerp(x.flip(0), 0.3),
+    ],
     "matmul": [
         lambda x: x @ x.mT, lambda x: torch.matmul(x, x.mT), lambda x: x.matmul(x.transpose(-1, -2)),
         lambda x: torch.einsum("abij,abkj->abik", x, x), lambda x: aten.matmul.default(x, x.mT),

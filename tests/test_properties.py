@@ -98,8 +98,10 @@ def test_random_networks(plan, seed):
 
 
 more = st.sampled_from(
-    ["linear", "shared", "relu", "relu_", "sum", "iadd", "view", "cat"]
-    + ["product", "gate", "softmax", "norm", "attention", "offset", "pad"]
+    [
+        *("linear", "shared", "relu", "relu_", "sum", "iadd", "view", "cat"),
+        *("product", "gate", "softmax", "norm", "attention", "offset", "pad"),
+    ]
 )
 larger_plans = st.lists(st.tuples(more, st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=8)
 

@@ -106,8 +106,8 @@ images of the smallest size that the model takes, float64. For every model and c
 equals the model's (1e-9 relative), relevance is finite, no node is without a rule, and nothing in the ledger is unexplained (at
 most 1e-9 of the seed at every node). `make sweep` writes this page.
 
-The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases, and
-a share may exceed 1 where another is negative.
+The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases,
+and a share may exceed 1 where another is negative.
 
 """
 COLUMNS = (

@@ -1,0 +1,172 @@
+"""What operators compute where torch has no function of that name, and what rules need of them besides the forward."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .errors import InputError
+
+Function = Callable[..., Any]
+Adjoint = Callable[[torch.Tensor, Sequence[Any], dict[str, Any]], tuple[torch.Tensor | None, ...] | None]
+Detached = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
+
+# --- adjoints: the transposed maps of operators that are linear in their data ---------------------------------------------
+
+
+def linear_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]) -> tuple[torch.Tensor | None, ...]:
+    return (torch.matmul(gradient, arguments["weight"]),)
+
+
+def _per_dimension(value: Any, dimensions: int) -> list[int]:
+    return [value] * dimensions if isinstance(value, int) else list(value) * (dimensions // len(value))
+
+
+def convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
+    def adjoint(
+        gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
+    ) -> tuple[torch.Tensor | None, ...] | None:
+        (input,) = inputs
+        padding = arguments["padding"]
+        if isinstance(padding, str):
+            if padding != "valid":
+                return None  # "same" may pad unevenly: the general route differentiates the forward
+            padding = 0
+        batched = input.ndim == dimensions + 2
+        result = torch.ops.aten.convolution_backward(
+            gradient if batched else gradient.unsqueeze(0),
+            input if batched else input.unsqueeze(0),
+            arguments["weight"],
+            None,
+            _per_dimension(arguments["stride"], dimensions),
+            _per_dimension(padding, dimensions),
+            _per_dimension(arguments["dilation"], dimensions),
+            transposed,
+            _per_dimension(arguments.get("output_padding", 0), dimensions),
+            arguments["groups"],
+            [True, False, False],
+        )[0]
+        return (result if batched else result.squeeze(0),)
+
+    return adjoint
+
+
+def addition_adjoint(
+    gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
+) -> tuple[torch.Tensor | None, ...] | None:
+    if arguments["alpha"] != 1:
+        return None
+    return tuple(gradient.sum_to_size(value.shape) for value in inputs)
+
+
+# --- normalization with its scale held constant ---------------------------------------------------------------------------
+
+
+def detached_layer_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
+    variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
+    result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, arguments["weight"], arguments["bias"])
+
+
+def detached_group_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
+    variance = grouped.var(2, unbiased=False, keepdim=True).detach()
+    result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    weight, bias = _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input)
+    return _affine(result.reshape(input.shape), weight, bias)
+
+
+def detached_instance_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    if arguments["use_input_stats"]:
+        mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
+        shape = (*mean.shape, *[1] * (input.ndim - 2))
+        mean, variance = mean.reshape(shape), variance.reshape(shape)
+    else:
+        shape = (1, -1, *[1] * (input.ndim - 2))
+        mean, variance = arguments["running_mean"].reshape(shape), arguments["running_var"].reshape(shape)
+    result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
+
+
+def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    result = input if weight is None else input * weight
+    return result if bias is None else result + bias
+
+
+def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
+
+
+# --- forwards --------------------------------------------------------------------------------------------------------------
+
+
+def _with_bias_map(convolution: Function) -> Function:
+    def convolve(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        result: torch.Tensor = convolution(input, weight, None, **options)
+        return result if bias is None else result + bias
+
+    convolve.__name__ = convolve.__qualname__ = f"{convolution.__name__}_with_bias_map"
+    convolve.__doc__ = "A convolution whose bias depends on the position. Shape (1, channels, ...)."
+    return convolve
+
+
+conv1d_with_bias_map = _with_bias_map(torch.conv1d)
+conv2d_with_bias_map = _with_bias_map(torch.conv2d)
+conv3d_with_bias_map = _with_bias_map(torch.conv3d)
+
+
+def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The input where scale * input + shift > 0, and otherwise the value at which that is zero.
+
+    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. A scale of 0 gives 0.
+    """
+    shape = (1, -1, *[1] * (input.ndim - 2))
+    factor, offset = scale.reshape(shape), shift.reshape(shape)
+    threshold = -offset / torch.where(factor == 0, torch.ones_like(factor), factor)
+    result = torch.where(factor * input + offset > 0, input, threshold)
+    return torch.where(factor == 0, torch.zeros_like(result), result)
+
+
+def divided_by(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """`other` / `input`."""
+    result: torch.Tensor = other / input
+    return result
+
+
+def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` * `other`, where `other` scales the signal `input`."""
+    return input * other
+
+
+def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` / `other`, where both depend on the model's input."""
+    return input / other
+
+
+def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
+    """Softmax over `dim` that is 0 where all entries are -inf, as in fused attention."""
+    empty = (input == -torch.inf).all(dim, keepdim=True)
+    return torch.softmax(input.masked_fill(empty, 0.0), dim).masked_fill(empty, 0.0)
+
+
+def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of attention as what is added to the scores: -inf where a boolean mask is False."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+    return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
+
+
+def copied(input: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`source` in the shape and dtype of `input`, which it overwrites."""
+    return source.to(input.dtype).expand_as(input)
+
+
+def require_matrix(input: torch.Tensor) -> torch.Tensor:
+    """`input`, which must have two dimensions: where the compiler could not prove what it relied on."""
+    if input.ndim != 2:
+        raise InputError(
+            f"a batch norm was merged into a dense layer on the assumption that its input has shape (batch, features), but it "
+            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform, so that the compiler knows the shapes."
+        )
+    return input
