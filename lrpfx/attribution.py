@@ -80,6 +80,7 @@ def attribute(
     module = explainable(explain_model, "attribute")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
+        arguments.check_ranges(module.graph)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         runner = explain_model if not names else _recorder(module, names, bool(embeddings))
@@ -145,6 +146,18 @@ class Arguments:
             raise InputError(f"{what} has values that are not finite")
         self.leaves.append((value.clone() if value.is_inference() else value.detach()).requires_grad_())
         return self.leaves[-1]
+
+    def check_ranges(self, graph: fx.Graph) -> None:
+        """`InputError` for inputs outside the range that the compiler was told."""
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        for number, node in enumerate(placeholders):
+            limits = node_info(node).value_range
+            for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):
+                if limits is not None and tensor.numel() and not (limits[0] <= tensor.min() and tensor.max() <= limits[1]):
+                    raise InputError(
+                        f"the values of input {str(node.target)!r} go from {tensor.min():g} to {tensor.max():g}, but "
+                        f"input_range={limits} was given to lrpfx.transform"
+                    )
 
     def call(self, module: Callable[..., Any]) -> Any:
         """The result of `module` for these inputs."""

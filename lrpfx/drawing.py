@@ -39,7 +39,7 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
     """The graph that relevance flows through, from inputs to "output".
 
     Nodes are qualified names with the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`, `shape` and
-    `source`; an edge stands for one use of a value (`x + x` has two), and its `shape` is that of the value.
+    `source`; an edge stands for one use of a value (`x + x` has two), and its `shape` and `sign` are those of the value.
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
@@ -67,13 +67,14 @@ def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:
         "merged": info.merged,
         "shape": info.shape,
         "source": info.source,
+        "sign": info.sign.value,
     }
 
 
 def _add_edge(graph: "nx.MultiDiGraph[str]", argument: fx.Node, target: str) -> None:
     info = node_info(argument)
     if info.name in graph:
-        graph.add_edge(info.name, target, shape=info.shape)
+        graph.add_edge(info.name, target, shape=info.shape, sign=info.sign.value)
 
 
 def draw(
@@ -107,8 +108,9 @@ def draw(
     _draw_clusters(picture, graph, "", colors)
     largest = max((abs(data.get("relevance", 0.0)) for _, _, data in graph.edges(data=True)), default=0.0)
     for source, target, data in graph.edges(data=True):
-        shape = data["shape"]
+        shape, sign = data["shape"], data["sign"]
         lines = [] if shape is None else ["×".join(map(str, shape))]
+        lines += [sign] if sign else []
         style = {}
         if "relevance" in data:
             lines.append(f"R {data['relevance']:.3g}")

@@ -15,7 +15,8 @@ from torch import nn
 
 from .errors import InputTypeError, RuleError
 from .layer_view import Layer
-from .modifiers import NoMod, ParamMod, Unchanged, describe_value
+from .modifiers import Clamp, NoMod, ParamMod, Unchanged, describe_value
+from .node import Sign
 from .propagation import Gate, LayerCall
 from .registration import (
     Forward,
@@ -161,6 +162,10 @@ class Hook:
         """
         return None
 
+    def simplified(self, layer: Layer, signs: Sequence[Sign]) -> "Hook":
+        """The rule with less to compute and the same results, where the inputs of `layer` are known to have these signs."""
+        return self
+
     def check(self, layer: Layer) -> None:
         """`RuleError` if the rule cannot be applied to `layer` in a graph."""
         for name in ("pre_forward", "post_forward"):
@@ -294,6 +299,32 @@ class BasicHook(Hook):
         parts[call.remainder_key] = parts.get(call.remainder_key, 0.0) + sum(added)
         return parts
 
+    def simplified(self, layer: Layer, signs: Sequence[Sign]) -> "Hook":
+        """Without the branches whose input and bias are zero: they have no output and no relevance."""
+        parts = (self.gradient_mapper, self.reducer)
+        if self.has_code or not all(hasattr(part, "for_branches") for part in parts):
+            return self
+        kept = [branch for branch in range(len(self.input_modifiers)) if not self._is_zero(branch, layer, signs)]
+        if not kept:
+            return self
+        rule = self.copy()
+        rule.input_modifiers = [_unchanged_for(self.input_modifiers[branch], signs) for branch in kept]
+        rule.param_modifiers = [self.param_modifiers[branch] for branch in kept]
+        rule.output_modifiers = [self.output_modifiers[branch] for branch in kept]
+        rule.gradient_mapper, rule.reducer = (part.for_branches(kept) for part in parts)  # type: ignore[union-attr]
+        return rule
+
+    def _is_zero(self, branch: int, layer: Layer, signs: Sequence[Sign]) -> bool:
+        """Whether a branch of a linear layer gets zeros and adds no bias."""
+        modify, modifier = self.input_modifiers[branch], self.parameter_modifiers[branch]
+        if not (isinstance(modify, Clamp) and isinstance(self.output_modifiers[branch], Unchanged)):
+            return False
+        if not (layer.operation.has_adjoint and "weight" in layer.parameters):
+            return False
+        gone = {(None, 0.0): Sign.NONNEGATIVE, (0.0, None): Sign.NONPOSITIVE}.get((modify.min, modify.max))
+        no_bias = layer.parameters.get("bias") is None or (modifier.selects("bias") and modifier.zeroes("bias"))
+        return no_bias and gone is not None and all(sign is gone for sign in signs)
+
     def _branch_function(self, branch: int, call: LayerCall) -> Callable[..., torch.Tensor]:
         parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
         return lambda *inputs: modify_output(call.operation(call.values(inputs, parameters)))
@@ -319,6 +350,14 @@ class BasicHook(Hook):
 # --- gradient mappers and reducers of the built-in rules -------------------------------------------------------------------
 
 
+def _unchanged_for(modify: InputFunction, signs: Sequence[Sign]) -> InputFunction:
+    """The modifier, or none where it changes nothing of inputs with these signs."""
+    if not isinstance(modify, Clamp):
+        return modify
+    needless = {(0.0, None): Sign.NONNEGATIVE, (None, 0.0): Sign.NONPOSITIVE}.get((modify.min, modify.max))
+    return Unchanged() if needless is not None and all(sign is needless for sign in signs) else modify
+
+
 class OwnRatios:
     """Each branch: relevance over its own stabilized output."""
 
@@ -327,6 +366,10 @@ class OwnRatios:
 
     def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor]:
         return [relevance / self.stabilizer(output) for output in outputs]
+
+    def for_branches(self, kept: Sequence[int]) -> Self:
+        """The mapper for some of the branches; the others have no output."""
+        return self
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
         """What the stabilizer takes, and what branches hold back that do not weigh 1 together."""
@@ -355,6 +398,12 @@ class SharedRatios:
             for branch in group:
                 gradients[branch] = ratio
         return gradients
+
+    def for_branches(self, kept: Sequence[int]) -> "SharedRatios":
+        """The mapper for some of the branches; the others have no output."""
+        places = {branch: place for place, branch in enumerate(kept)}
+        groups = [{places[branch]: sign for branch, sign in group.items() if branch in places} for group in self.groups]
+        return SharedRatios(self.stabilizer, [group for group in groups if group])
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
         """What the stabilizer takes, and what groups hold back that do not weigh 1 together."""
@@ -405,6 +454,10 @@ class WeightedProducts:
         """The weight of each of `count` branches."""
         return self.weights or (1.0,) * count
 
+    def for_branches(self, kept: Sequence[int]) -> "WeightedProducts":
+        """The reducer for some of the branches."""
+        return WeightedProducts(None if self.weights is None else [self.weights[branch] for branch in kept])
+
 
 class FirstGradient:
     """The pulled-back gradient of the first branch alone, without the input as a factor."""
@@ -416,3 +469,7 @@ class FirstGradient:
     def branch_weights(self, count: int) -> Sequence[float]:
         """The weight of each of `count` branches; the input of the first one is taken as 1."""
         return (1.0, *(0.0,) * (count - 1))
+
+    def for_branches(self, kept: Sequence[int]) -> Self:
+        """The reducer for some of the branches, which the first must be among."""
+        return self

@@ -31,12 +31,13 @@ class Assigned:
     description: str
     merged: tuple[str, ...]
     source: str
+    sign: str = ""  # what is known of its values: "≥ 0", "≤ 0" or nothing
 
 
 class Assignment(Sequence[Assigned]):
     """The table node → kind → rule → why, in the order of execution. Prints as a table."""
 
-    columns = ("name", "kind", "rule", "chosen by", "merged")
+    columns = ("name", "kind", "rule", "sign", "chosen by", "merged")
 
     def __init__(self, rows: Sequence[Assigned]) -> None:
         self.rows = tuple(rows)
@@ -62,7 +63,7 @@ class Assignment(Sequence[Assigned]):
         return [asdict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        rows = [(row.name, row.kind, row.rule, row.chosen_by, ", ".join(row.merged)) for row in self.rows]
+        rows = [(row.name, row.kind, row.rule, row.sign, row.chosen_by, ", ".join(row.merged)) for row in self.rows]
         return format_table(self.columns, rows)
 
 
@@ -79,6 +80,7 @@ def assignment(explain_model: nn.Module) -> Assignment:
                 info.description,
                 info.merged,
                 info.source,
+                info.sign.value,
             )
             for name, node in named_nodes(module.graph)
             for info in [node_info(node)]

@@ -20,6 +20,14 @@ class Role(enum.Enum):
     METADATA = "metadata"  # shapes, dtypes and devices of the inputs: a host value, or a tensor made from such
 
 
+class Sign(enum.Enum):
+    """What is known of the sign of all values of a tensor."""
+
+    UNKNOWN = ""
+    NONNEGATIVE = "≥ 0"
+    NONPOSITIVE = "≤ 0"
+
+
 @dataclass(frozen=True)
 class NodeInfo:
     """The compiler's knowledge of one node. Immutable, so that copies of a graph can share it."""
@@ -33,6 +41,8 @@ class NodeInfo:
     description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
     shape: tuple[int, ...] | None = None  # of the value, where example inputs were given
     dtype: torch.dtype | None = None  # of the value, likewise
+    sign: Sign = Sign.UNKNOWN
+    value_range: tuple[float, float] | None = None  # of an input, where the user gave it
     merged: tuple[str, ...] = ()  # names of the layers that were merged into this one
     rule: Any = None  # the rule (a Hook), until the rewrite; afterwards its text
     chosen_by: str = ""  # which entry of the composite chose the rule

@@ -4,6 +4,7 @@ A pass has a name, a stage and a result that says how many places it matched and
 graph of a `Program` and nothing else: the driver lints, records the history, verifies and dumps.
 """
 
+from .analyze_signs import AnalyzeSigns
 from .assign import Assign
 from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
@@ -22,6 +23,7 @@ from .rewrite import Rewrite
 from .validate import Validate
 
 __all__ = [
+    "AnalyzeSigns",
     "Assign",
     "Decompose",
     "FindGates",

@@ -10,7 +10,7 @@ from lrpfx.explain_module import TABLES, ParameterModifier, RuleModule, Scope, s
 from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
-from lrpfx.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.node import NodeInfo, Role, Sign, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.propagation import ABSENT, Gate, RuledOperation
 
 from .program import Pass, PassResult, Program, insert_call
@@ -35,6 +35,10 @@ class Rewrite(Pass):
         layers = [layer_of_node(node, program.root) for node in ruled]
         tree = _Tree(program.root)
         for node, layer in zip(ruled, layers, strict=True):
+            signs = [node_info(value).sign if isinstance(value, fx.Node) else Sign.UNKNOWN for value in layer.inputs]
+            simplified = node_info(node).rule.simplified(layer, signs)
+            if simplified is not node_info(node).rule:
+                update_info(node, rule=simplified)
             _RewrittenCall(program.graph, tree, node, layer, self.gate).rewrite()
             result.matches += 1
         for node in program.graph.nodes:
@@ -192,10 +196,11 @@ class _Tree:
         if type(standing) is Scope:
             for table in TABLES:
                 getattr(module, table).update(getattr(standing, table))
-            for holder, key in self.places.get(standing, [(parent, leaf)]):
+            for holder, key in self.places.get(standing) or [(parent, leaf)]:
                 holder._modules[key] = module
             for child in module.children():  # what stood in the scope now stands in the layer
-                self.places[child] = [(module if holder is standing else holder, key) for holder, key in self.places[child]]
+                held = self.places.get(child, [])
+                self.places[child] = [(module if holder is standing else holder, key) for holder, key in held]
             return name
         if hasattr(parent, leaf):  # a method of nn.Module, or a tensor
             leaf = free_name(parent, leaf)

@@ -69,6 +69,7 @@ def test_golden_code():
         "merge_batch_norm_right",
         "assign",
         "validate",
+        "analyze_signs",
         "rewrite",
         "fold",
     ]
