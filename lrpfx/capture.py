@@ -33,6 +33,7 @@ from .passes.driver import Verification, record
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
 
+_GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
 
 
@@ -190,6 +191,12 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
             bound = signature.bind(*example_inputs)
     except TypeError as error:
         raise InputError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
+    gathered = [name for name in bound.arguments if signature.parameters[name].kind in (_GATHERED, _GATHERED_BY_NAME)]
+    if gathered:
+        raise InputError(
+            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so that the inputs of the graph "
+            "have no names. Wrap the model in a module whose forward names them."
+        )
     return tuple(bound.arguments.values()), list(bound.arguments)
 
 

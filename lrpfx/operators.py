@@ -892,6 +892,15 @@ _row(
     methods="lerp",
     aten="lerp.Tensor lerp.Scalar",
 )
+_row(
+    "cosine_similarity",
+    types.Product,
+    _f.cosine_similarity,
+    "x1 x2 dim=1 eps=1e-08",
+    data="x1 x2",
+    modules=[nn.CosineSimilarity],
+    aten="cosine_similarity.default",
+)
 _row("glu", types.Gate, _f.glu, "input dim=-1", modules=[nn.GLU], aten="glu.default")
 _row(
     "embedding",
@@ -1103,4 +1112,5 @@ _row(
     aten="pad.default constant_pad_nd.default",
 )
 _neutral("pixel_shuffle", [_f.pixel_shuffle], methods="", aten="pixel_shuffle.default", view=False)
+_neutral("max_unpool", [_f.max_unpool1d, _f.max_unpool2d, _f.max_unpool3d], methods="", aten="max_unpool2d.default", view=False)
 _neutral("pixel_unshuffle", [_f.pixel_unshuffle], methods="", aten="pixel_unshuffle.default", view=False)

@@ -354,10 +354,8 @@ class AbsoluteRatio(Hook):
         return {"stabilizer": held_by_stabilizer(relevance, sum_of([input.abs() for input in call.inputs]), self.stabilizer)}
 
 
-class UniformEpsilon(Hook):
-    """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
-    https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
-    """
+class _EpsilonRule(Hook):
+    """Base of the rules that divide by the layer's own stabilized output."""
 
     shown = ("epsilon",)
 
@@ -371,6 +369,12 @@ class UniformEpsilon(Hook):
     @property
     def saves_output(self) -> bool:
         return True
+
+
+class UniformEpsilon(_EpsilonRule):
+    """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
+    https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
+    """
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ratio = relevance / self.epsilon(len(call.inputs) * call.own_output())
@@ -439,25 +443,12 @@ class _ConstantScales(TorchFunctionMode):
         return spelling.operator.detached(given["input"], {**spelling.operator.arguments, **given})
 
 
-class NormalizationEpsilon(Hook):
+class NormalizationEpsilon(_EpsilonRule):
     """For layer, group and instance norm: Epsilon with the scale held constant, so that what is left is linear.
 
     R' = x Jᵀ (R / st(y)), J being the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,
     https://proceedings.mlr.press/v162/ali22a.html, section 3.2; here with the bias and the mean in the denominator).
     """
-
-    shown = ("epsilon",)
-
-    def __init__(self, epsilon: Stabilization = 1e-6) -> None:
-        super().__init__()
-        self.epsilon = Stabilizer.ensure(epsilon)
-
-    def copy(self) -> Self:
-        return type(self)(self.epsilon)
-
-    @property
-    def saves_output(self) -> bool:
-        return True
 
     def check(self, layer: Layer) -> None:
         super().check(layer)

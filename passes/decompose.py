@@ -194,6 +194,13 @@ def _interpolated(build: _Builder) -> fx.Node:
     return build.call("add", build["input"], build.call("mul", difference, build["weight"]))
 
 
+def _cosine(build: _Builder) -> fx.Node:
+    """The sum of the products of two normalized vectors."""
+    dimension, eps = build["dim"], build["eps"]
+    first, second = (build.call("normalize", build[name], 2.0, dimension, eps) for name in ("x1", "x2"))
+    return build.call("sum", build.call("mul", first, second), dimension)
+
+
 def _dense(build: _Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:
     """A dense layer in place of a product with the matrix `weight`."""
     transposed = build.call("transpose", weight, 0, 1, target=torch.transpose)
@@ -228,6 +235,7 @@ decompositions: dict[str, Callable[[_Builder], fx.Node | None]] = {
     "addcmul": _with_product,
     "addcdiv": _with_product,
     "lerp": _interpolated,
+    "cosine_similarity": _cosine,
     "matmul": _product,
     "linear": _linear,
     "glu": _gated_linear_unit,

@@ -385,6 +385,15 @@ def test_autocast_inside_a_model_is_refused():
         lrpfx.transform(Casting().eval(), EpsilonPlus(), example_inputs=torch.randn(2, 3), capture="export")
 
 
+def test_forwards_without_names_for_their_arguments():
+    class Gathers(nn.Module):
+        def forward(self, *tensors):
+            return tensors[0] + tensors[1]
+
+    with pytest.raises(lrpfx.InputError, match="gathers arguments in 'tensors'"):
+        lrpfx.transform(Gathers().eval(), EpsilonPlus(), example_inputs=(torch.randn(2), torch.randn(2)))
+
+
 def test_models_that_fail_on_their_examples():
     with pytest.raises(lrpfx.InputError, match="ResidualNet itself fails on the example inputs: RuntimeError"):
         lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(2, 5, 8, 8))

@@ -68,6 +68,10 @@ SPELLINGS = {
         lambda x: x + 2 * (x.flip(0) * x.flip(1)), lambda x: torch.addcmul(x, x.flip(0), x.flip(1), value=2),
         lambda x: x.addcmul_(x.flip(0), x.flip(1), value=2), lambda x: aten.addcmul.default(x, x.flip(0), x.flip(1), value=2),
     ],
+    "cosine": [
+        lambda x: F.cosine_similarity(x, x.flip(0), -1), lambda x: torch.cosine_similarity(x, x.flip(0), dim=-1),
+        lambda x: (F.normalize(x, dim=-1) * F.normalize(x.flip(0), dim=-1)).sum(-1),
+    ],
     "lerp": [
         lambda x: x + 0.3 * (x.flip(0) - x), lambda x: torch.lerp(x, x.flip(0), 0.3), lambda x: x.lerp(x.flip(0), 0.3),
     ],

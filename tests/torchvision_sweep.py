@@ -46,9 +46,10 @@ def random_model(name):
 
 
 def smallest_input(model):
-    """The smallest square batch that the model takes, up to 224."""
+    """The smallest square batch that the model takes, up to 224: two images, one for models beyond 400 million parameters."""
+    images = 1 if sum(parameter.numel() for parameter in model.parameters()) > 400_000_000 else 2
     for size in SIZES:
-        x = torch.randn(2, 3, size, size, dtype=torch.float64).clamp(-3, 3)
+        x = torch.randn(images, 3, size, size, dtype=torch.float64).clamp(-3, 3)
         try:
             with torch.no_grad():
                 return x, model(x)
@@ -101,10 +102,10 @@ def examine(name, composites=tuple(COMPOSITES)):
 
 HEADER = """# torchvision's classifiers
 
-All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics, two
-images of the smallest size that the model takes, float64. For every model and composite `lrpfx.transform` succeeds, the output
-equals the model's (1e-9 relative), relevance is finite, no node is without a rule, and nothing in the ledger is unexplained (at
-most 1e-9 of the seed at every node). `make sweep` writes this page.
+All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics,
+float64, two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For every
+model and composite `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, no node is
+without a rule, and nothing in the ledger is unexplained (at most 1e-9 of the seed at every node). `make sweep` writes this page.
 
 The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases,
 and a share may exceed 1 where another is negative.
