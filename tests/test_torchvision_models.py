@@ -1,9 +1,5 @@
 """torchvision's classifiers as they are: one of each family always, all 80 in the slow tests."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torchvision_sweep
 
@@ -21,11 +17,10 @@ def test_one_of_each_family(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("composite", torchvision_sweep.COMPOSITES)
 @pytest.mark.parametrize("name", torchvision_sweep.classifiers())
-def test_every_classifier(name):
-    """In a process of its own: the largest need more than 20 GB."""
-    script = Path(torchvision_sweep.__file__)
-    run = subprocess.run([sys.executable, script, "--one", name], capture_output=True, text=True, check=False)
+def test_every_classifier(name, composite):
+    run = torchvision_sweep.examine_apart(name, composite)
     assert run.returncode == 0, run.stderr[-3000:]
 
 

@@ -1,8 +1,9 @@
 """All classifiers of torchvision under three composites: transform, forward, relevance and ledger, as a table.
 
-Run as a program, it examines each model in a process of its own and writes docs/torchvision.md.
+Run as a program, it examines each model and composite in a process of its own and writes docs/torchvision.md.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -103,9 +104,10 @@ def examine(name, composites=tuple(COMPOSITES)):
 HEADER = """# torchvision's classifiers
 
 All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics,
-float64, two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For every
-model and composite `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, no node is
-without a rule, and nothing in the ledger is unexplained (at most 1e-9 of the seed at every node). `make sweep` writes this page.
+float64, two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For
+every model and composite `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, no
+node is without a rule, and nothing in the ledger is unexplained (at most 1e-9 of the seed at every node). `make sweep` writes
+this page.
 
 The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases,
 and a share may exceed 1 where another is negative.
@@ -126,17 +128,22 @@ def line(row):
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
+def examine_apart(name, composite):
+    """`examine` in a process of its own: the largest model needs some 30 GB."""
+    command = [sys.executable, __file__, "--one", name, composite]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def main(names):
     rows, failed = [], []
-    for name in names:
-        run = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, check=False)
+    for name, composite in itertools.product(names, COMPOSITES):
+        run = examine_apart(name, composite)
         if run.returncode:
             failed.append(name)
             print(f"{name}: FAILED\n{run.stderr[-2000:]}", flush=True)
             continue
-        found = json.loads(run.stdout.splitlines()[-1])
-        rows += found
-        print("\n".join(map(line, found)), flush=True)
+        rows.append(json.loads(run.stdout.splitlines()[-1]))
+        print(line(rows[-1]), flush=True)
     if not failed and len(names) == len(classifiers()):
         header = HEADER.format(count=len(names), version=torchvision.__version__.partition("+")[0])
         lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS), *map(line, rows)]
@@ -146,6 +153,6 @@ def main(names):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(examine(sys.argv[2])))
+        print(json.dumps(examine(sys.argv[2], (sys.argv[3],))[0]))
     else:
         sys.exit(bool(main(sys.argv[1:] or classifiers())))
