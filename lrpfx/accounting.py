@@ -16,7 +16,7 @@ from torch import fx, nn
 from .attribution import Arguments, Inputs, OutputSelector, Target, relevance_of_output, select_output
 from .explain_module import ExplainModule, RuleModule
 from .inspection import OUTPUT, explainable, rule_label
-from .node import Role, floating_tensors, is_floating, map_arguments, node_info
+from .node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from .operators import is_neutral
 from .propagation import LayerCall
 from .table import format_table
@@ -205,8 +205,7 @@ class _Sweep:
                 value = keywords.get(str(node.target), default) if keywords else next(given, default)
                 self._keep(node, map_arguments(value, _detached))
             elif node.op == "get_attr":
-                *path, leaf = str(node.target).split(".")
-                self.values[node] = getattr(self.module.get_submodule(".".join(path)), leaf)
+                self.values[node] = attribute_of(node, self.module)
             elif node.op == "output":
                 result = map_arguments(node.args[0], self._value)
             else:

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from . import types
 from .callables import dotted_path, resolve_path
-from .node import Role, map_arguments, node_info, nodes_in
+from .node import Role, is_data, map_arguments, node_info, nodes_in
 from .operators import Operator, operator_named
 
 
@@ -168,11 +168,6 @@ def carries_relevance(argument: Any) -> bool:
     return isinstance(argument, fx.Node) and node_info(argument).role is not Role.METADATA
 
 
-def _is_data(argument: Any) -> bool:
-    """Whether an argument is a node that depends on the values of the model's inputs."""
-    return isinstance(argument, fx.Node) and node_info(argument).role is Role.DATA
-
-
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     """The layer that `node`, of a normalized graph over the modules of `root`, stands for."""
     info = node_info(node)
@@ -183,7 +178,7 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     by_name = operator is not None and bool(operator.arguments)
     if operator is not None and by_name:
         bound = bound_arguments(node, operator)
-        takes_share = carries_relevance if operator.shares_with_constants else _is_data
+        takes_share = carries_relevance if operator.shares_with_constants else is_data
         inputs = [bound[name] for name in operator.data if takes_share(bound.get(name))]
         parameters = {name: bound.get(name) for name in operator.parameters}
     else:

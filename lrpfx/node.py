@@ -2,12 +2,12 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 _KEY = "lrpfx"
 
@@ -87,6 +87,25 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     map_arguments(arguments, lambda leaf: found.append(leaf) if isinstance(leaf, fx.Node) else None)
     return found
+
+
+def is_data(argument: Any) -> bool:
+    """Whether an argument is a node that depends on the values of the model's inputs."""
+    return isinstance(argument, fx.Node) and node_info(argument).role is Role.DATA
+
+
+def role_from(arguments: Iterable[Any]) -> Role:
+    """What the value of a call depends on, from what its arguments depend on."""
+    roles = {node_info(argument).role for argument in arguments if isinstance(argument, fx.Node)}
+    if Role.DATA in roles:
+        return Role.DATA
+    return Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
+
+
+def attribute_of(node: fx.Node, root: nn.Module) -> Any:
+    """The parameter, buffer or constant of `root` that a `get_attr` node reads."""
+    path, _, leaf = str(node.target).rpartition(".")
+    return getattr(root.get_submodule(path), leaf)
 
 
 def is_floating(value: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import fx
 from lrpfx.errors import CaptureError
 from lrpfx.functions import attention_bias, gate, masked_softmax
 from lrpfx.layer_view import bound_arguments
-from lrpfx.node import NodeInfo, Role, calls, node_info
+from lrpfx.node import NodeInfo, Role, attribute_of, calls, node_info, role_from
 from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, insert_call
@@ -90,8 +90,7 @@ class _Builder:
         self.made[what] = self.made.get(what, -1) + 1
         suffix = f"{what}_{self.made[what]}" if self.made[what] else what
         if role is None:
-            roles = {node_info(argument).role for argument in args if isinstance(argument, fx.Node)}
-            role = Role.DATA if Role.DATA in roles else Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
+            role = role_from(args)
         name = f"{self.info.name}.{suffix}"
         info = NodeInfo(name, source=self.info.source, operator=operator, kind=kind, role=role, description=what)
         return insert_call(self.program.graph, self.node, function, args, info)
@@ -116,8 +115,7 @@ def _evaluate(program: Program, node: fx.Node) -> Any:
     while pending:
         current = pending[-1]
         if current.op == "get_attr":
-            *path, leaf = str(current.target).split(".")
-            values[current] = getattr(program.root.get_submodule(".".join(path)), leaf)
+            values[current] = attribute_of(current, program.root)
         missing = [argument for argument in current.all_input_nodes if argument not in values]
         if missing:
             pending += missing

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.node import data_calls, floating_tensors, has_info, node_info, update_info
+from lrpfx.node import attribute_of, data_calls, floating_tensors, has_info, node_info, update_info
 from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, Stage
@@ -84,8 +84,7 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
         weight = node.args[1]
         if not isinstance(weight, fx.Node) or weight.op != "get_attr":
             return None
-        *path, leaf = str(weight.target).split(".")
-        tensor = getattr(root.get_submodule(".".join(path)), leaf)
+        tensor = attribute_of(weight, root)
         return tensor, int(node.kwargs.get("groups", 1)), tensor.ndim - 2  # type: ignore[arg-type]
     return None
 

@@ -4,7 +4,7 @@ from torch import fx
 
 from lrpfx.functions import gate, quotient
 from lrpfx.layer_view import bound_arguments
-from lrpfx.node import Role, calls, node_info, update_info
+from lrpfx.node import Role, calls, is_data, node_info, update_info
 from lrpfx.operators import is_neutral, operator_named
 from lrpfx.types import Product, Sum
 
@@ -31,7 +31,7 @@ class FindGates(Pass):
         result = PassResult()
         for node in calls(program.graph):
             operator = node_info(node).operator
-            if operator not in ("mul", "div") or not all(_is_data(argument) for argument in node.args[:2]):
+            if operator not in ("mul", "div") or not all(is_data(argument) for argument in node.args[:2]):
                 continue
             first, second = node.args[:2]
             assert isinstance(first, fx.Node) and isinstance(second, fx.Node)
@@ -50,10 +50,6 @@ class FindGates(Pass):
             result.matches += 1
             result.details.append((node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}"))
         return result
-
-
-def _is_data(argument: object) -> bool:
-    return isinstance(argument, fx.Node) and node_info(argument).role is Role.DATA
 
 
 def _certainty(value: fx.Node) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.node import Role, node_info, update_info
+from lrpfx.node import Role, role_from, update_info
 from lrpfx.operators import (
     METADATA_ATTRIBUTES,
     METADATA_FUNCTIONS,
@@ -84,12 +84,7 @@ class NormalizeOperators(Pass):
 
 def _role(node: fx.Node) -> Role:
     """What the value of a call depends on, from what its arguments depend on."""
-    roles = {node_info(argument).role for argument in node.all_input_nodes}
-    if _reads_metadata(node):
-        return Role.METADATA
-    if Role.DATA in roles:
-        return Role.DATA
-    return Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
+    return Role.METADATA if _reads_metadata(node) else role_from(node.all_input_nodes)
 
 
 def _reads_metadata(node: fx.Node) -> bool:
