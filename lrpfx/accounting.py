@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from torch import fx, nn
 
-from .attribution import Arguments, Inputs, OutputSelector, Target, relevance_of_output, select_output
+from .attribution import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
 from .explain_module import ExplainModule, RuleModule
 from .inspection import OUTPUT, explainable, rule_label
 from .node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
@@ -133,7 +133,7 @@ class Ledger(Sequence[Entry]):
         return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
 
 
-def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None) -> Ledger:
+def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *, output: OutputSelector = None) -> Ledger:
     """Account for every unit of relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
 
     The split is exact for every built-in rule. A rule of one's own says what it absorbs by a method `absorbed`; otherwise that

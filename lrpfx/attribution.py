@@ -21,10 +21,11 @@ from .attributors import (
     occlude_independent,
 )
 from .errors import InputError, InputTypeError
-from .explain_module import ExplainModule, TreeGraphModule, copy_graph
+from .explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph
 from .inspection import explainable
 from .node import data_calls, floating_tensors, is_floating, node_info, set_info
 from .pipeline import named_nodes
+from .propagation import several_relevances
 from .types import Embedding
 
 __all__ = [
@@ -41,7 +42,8 @@ __all__ = [
 ]
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
-Target = int | torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
+OneTarget = int | torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
+Target = OneTarget | Sequence[OneTarget]
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
 
@@ -65,6 +67,7 @@ def attribute(
     *,
     record: Sequence[str] = (),
     output: OutputSelector = None,
+    chunk_size: int | None = None,
 ) -> Attribution:
     """Relevance of the inputs for the model's output.
 
@@ -75,6 +78,10 @@ def attribute(
     `lrpfx.node_names`) whose output's relevance is returned in `layers`; the path of a module stands for the last node under
     it. `output`: which output of a model with several is explained: its index, its key or attribute, or a function of them all.
 
+    A list of targets, or a tensor of relevances with one more dimension in front than the output, explains several targets
+    with one forward pass: all relevances then have a dimension for the targets in front. `chunk_size` of them go back together,
+    which bounds the memory; by default all, and on a CPU, where that is faster, one after the other.
+
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`.
     """
     module = explainable(explain_model, "attribute")
@@ -84,22 +91,75 @@ def attribute(
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         runner = explain_model if not names else _recorder(module, names, bool(embeddings))
-        result = arguments.call(runner)
+        if _may_be_several(target):  # a compiled module would go back once only
+            with several_relevances():
+                result = arguments.call(runner if names else module)
+        else:
+            result = arguments.call(runner)
         result, layers = (result[0], dict(zip(names, result[1:], strict=True))) if names else (result, {})
         explained = select_output(result, output)
-        seed = relevance_of_output(explained, target)
+        seeds = _relevances_of_targets(explained, target)
+        if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+            raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
         wanted = [*arguments.leaves, *layers.values()]
         if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs by any operation that carries relevance")
-        relevances = torch.autograd.grad(explained, wanted, seed, allow_unused=True)
-    found = [
-        torch.zeros_like(tensor) if relevance is None else relevance
-        for relevance, tensor in zip(relevances, wanted, strict=True)
-    ]
+        found: Sequence[torch.Tensor]
+        if seeds is None:
+            found = _relevances(explained, wanted, relevance_of_output(explained, target))  # type: ignore[arg-type]
+        else:
+            alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
+            found = _relevances_in_chunks(explained, wanted, seeds, 1 if alone else chunk_size or len(seeds))
     recorded = dict(zip(layers, found[len(arguments.leaves) :], strict=True))
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     relevance = arguments.in_form(found[: len(arguments.leaves)], of_integers)
     return Attribution(explained.detach(), relevance, {name: recorded[name] for name in record})
+
+
+def _may_be_several(target: Target) -> bool:
+    return isinstance(target, (list, tuple)) or (is_floating(target) and target.ndim > 2)
+
+
+def _relevances_of_targets(output: torch.Tensor, target: Any) -> torch.Tensor | None:
+    """Relevance of the output for each of several targets, in a dimension in front; None for a single target."""
+    if isinstance(target, (list, tuple)):
+        if not target:
+            raise InputError("the list of targets is empty")
+        return torch.stack([relevance_of_output(output, one) for one in target])
+    if is_floating(target) and target.ndim == output.ndim + 1 and target.shape[1:] == output.shape and len(target):
+        return torch.stack([relevance_of_output(output, one) for one in target])
+    return None
+
+
+def _relevances_in_chunks(
+    output: torch.Tensor, wanted: Sequence[torch.Tensor], seeds: torch.Tensor, chunk_size: int
+) -> list[torch.Tensor]:
+    """Relevance of the wanted tensors for each seed, in a dimension in front."""
+    parts: list[Sequence[torch.Tensor]] = []
+    for first in range(0, len(seeds), chunk_size):
+        chunk = seeds[first : first + chunk_size]
+        is_last = first + chunk_size >= len(seeds)
+        if len(chunk) == 1:
+            parts.append([relevance[None] for relevance in _relevances(output, wanted, chunk[0], not is_last)])
+        else:
+            parts.append(torch.func.vmap(lambda seed, last=is_last: _relevances(output, wanted, seed, not last))(chunk))
+    return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
+
+
+def _relevances(
+    output: torch.Tensor, wanted: Sequence[torch.Tensor], seed: torch.Tensor, retain_graph: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """Relevance of the wanted tensors, zeros for those that get none."""
+    relevances = torch.autograd.grad(output, list(wanted), seed, allow_unused=True, retain_graph=retain_graph)
+    return tuple(
+        torch.zeros_like(tensor) if relevance is None else relevance
+        for relevance, tensor in zip(relevances, wanted, strict=True)
+    )
+
+
+def _has_code(module: nn.Module) -> bool:
+    """Whether any rule is code of its own, which takes one relevance at a time."""
+    return any(isinstance(one, RuleModule) and one.ruled.rule.has_code for one in module.modules())
 
 
 class Arguments:
@@ -261,7 +321,7 @@ def _describe_output(result: Any) -> str:
     return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
 
 
-def relevance_of_output(output: torch.Tensor, target: Target) -> torch.Tensor:
+def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor:
     """Relevance of the output, of its shape and dtype."""
     output = output.detach()
     if callable(target) and not isinstance(target, torch.Tensor):

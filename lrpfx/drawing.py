@@ -12,7 +12,7 @@ from torch import fx, nn
 from .accounting import PARTS, Ledger
 from .errors import InputError, LrpfxError
 from .inspection import GRADIENT, INPUT, NEUTRAL, OUTPUT, explainable, rule_label
-from .node import NodeInfo, Role, node_info, nodes_in
+from .node import NodeInfo, Role, node_info, nodes_in, support_label
 
 MODULE = "module"  # the kind of a node that stands for everything below a module
 
@@ -39,7 +39,8 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
     """The graph that relevance flows through, from inputs to "output".
 
     Nodes are qualified names with the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`, `shape` and
-    `source`; an edge stands for one use of a value (`x + x` has two), and its `shape` and `sign` are those of the value.
+    `source`; an edge stands for one use of a value (`x + x` has two), and its `shape`, `sign` and `support` are those of the
+    value.
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
@@ -68,13 +69,14 @@ def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:
         "shape": info.shape,
         "source": info.source,
         "sign": info.sign.value,
+        "support": support_label(info),
     }
 
 
 def _add_edge(graph: "nx.MultiDiGraph[str]", argument: fx.Node, target: str) -> None:
     info = node_info(argument)
     if info.name in graph:
-        graph.add_edge(info.name, target, shape=info.shape, sign=info.sign.value)
+        graph.add_edge(info.name, target, shape=info.shape, sign=info.sign.value, support=support_label(info))
 
 
 def draw(
@@ -111,6 +113,7 @@ def draw(
         shape, sign = data["shape"], data["sign"]
         lines = [] if shape is None else ["×".join(map(str, shape))]
         lines += [sign] if sign else []
+        lines += [f"R where {data['support']}"] if data["support"] else []
         style = {}
         if "relevance" in data:
             lines.append(f"R {data['relevance']:.3g}")

@@ -32,7 +32,7 @@ class RuleModule(Scope):
     """
 
     def __init__(self, ruled: RuledOperation, description: str, merged: tuple[str, ...]) -> None:
-        super().__init__(type(ruled.rule).__name__)
+        super().__init__(ruled.rule.title)
         self.ruled = ruled
         self.description = description
         self.merged = merged

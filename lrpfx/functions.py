@@ -9,6 +9,7 @@ from .errors import InputError
 
 Function = Callable[..., Any]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], dict[str, Any]], tuple[torch.Tensor | None, ...] | None]
+Uniform = Callable[[Sequence[int], "torch.Tensor | None", dict[str, Any]], torch.Tensor]
 Detached = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
 
 # --- adjoints: the transposed maps of operators that are linear in their data ---------------------------------------------
@@ -28,10 +29,14 @@ def convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
     ) -> tuple[torch.Tensor | None, ...] | None:
         (input,) = inputs
         padding = arguments["padding"]
-        if isinstance(padding, str):
-            if padding != "valid":
-                return None  # "same" may pad unevenly: the general route differentiates the forward
+        if padding == "valid":
             padding = 0
+        elif padding == "same":
+            kernel, dilation = arguments["weight"].shape[2:], _per_dimension(arguments["dilation"], dimensions)
+            total = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
+            if any(amount % 2 for amount in total):
+                return None  # uneven padding: the general route differentiates the forward
+            padding = [amount // 2 for amount in total]
         batched = input.ndim == dimensions + 2
         result = torch.ops.aten.convolution_backward(
             gradient if batched else gradient.unsqueeze(0),
@@ -57,6 +62,36 @@ def addition_adjoint(
     if arguments["alpha"] != 1:
         return None
     return tuple(gradient.sum_to_size(value.shape) for value in inputs)
+
+
+# --- the output of a linear operator for an input that is the same everywhere ---------------------------------------------
+
+
+def linear_uniform(shape: Sequence[int], values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
+    weight, bias = arguments["weight"], arguments["bias"]
+    result: torch.Tensor = (weight if values is None else weight * values).sum(1)
+    return result if bias is None else result + bias
+
+
+def convolution_uniform(dimensions: int, transposed: bool, function: Function) -> Uniform:
+    """Since all channels are alike, their kernels are added up, and one channel of ones is convolved."""
+
+    def uniform(shape: Sequence[int], values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
+        weight, groups = arguments["weight"], arguments["groups"]
+        spatial = [1] * dimensions
+        if transposed:  # weight: (inputs, outputs of a group, ...)
+            weight = weight if values is None else weight * values.reshape(-1, 1, *spatial)
+            kernel = weight.unflatten(0, (groups, -1)).sum(1).flatten(0, 1).unsqueeze(0)
+        else:  # weight: (outputs, inputs of a group, ...)
+            if values is not None:
+                of_groups = values.reshape(groups, 1, -1, *spatial)
+                weight = (weight.unflatten(0, (groups, -1)) * of_groups).flatten(0, 1)
+            kernel = weight.sum(1, keepdim=True)
+        ones = weight.new_ones((1, 1, *shape[-dimensions:]))
+        result: torch.Tensor = function(**{**arguments, "input": ones, "weight": kernel, "groups": 1})
+        return result if len(shape) == dimensions + 2 else result.squeeze(0)
+
+    return uniform
 
 
 # --- normalization with its scale held constant ---------------------------------------------------------------------------

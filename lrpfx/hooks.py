@@ -16,7 +16,6 @@ from torch import nn
 from .errors import InputTypeError, RuleError
 from .layer_view import Layer
 from .modifiers import Clamp, NoMod, ParamMod, Unchanged, describe_value
-from .node import Sign
 from .propagation import Gate, LayerCall
 from .registration import (
     Forward,
@@ -134,6 +133,11 @@ class Hook:
         return call_with_rule(self, self.parameter_modifiers, self.gate, module, forward, args, kwargs)
 
     @property
+    def title(self) -> str:
+        """The rule's name."""
+        return type(self).__name__
+
+    @property
     def propagates(self) -> bool:
         """Whether the rule says how relevance propagates."""
         return type(self).propagate is not Hook.propagate
@@ -162,10 +166,6 @@ class Hook:
         """
         return None
 
-    def simplified(self, layer: Layer, signs: Sequence[Sign]) -> "Hook":
-        """The rule with less to compute and the same results, where the inputs of `layer` are known to have these signs."""
-        return self
-
     def check(self, layer: Layer) -> None:
         """`RuleError` if the rule cannot be applied to `layer` in a graph."""
         for name in ("pre_forward", "post_forward"):
@@ -179,7 +179,7 @@ class Hook:
     def __repr__(self) -> str:
         settings = [(name, getattr(self, name)) for name in self.shown]
         shown = ", ".join(f"{name}={describe_value(value)}" for name, value in settings if value is not None)
-        return f"{type(self).__name__}({shown})"
+        return f"{self.title}({shown})"
 
 
 def _overrides_code(rule: type[Hook]) -> bool:
@@ -247,6 +247,12 @@ class BasicHook(Hook):
     def saves_output(self) -> bool:
         return any(self._is_forward(branch) for branch in range(len(self.input_modifiers)))
 
+    @property
+    def is_proportional(self) -> bool:
+        """Whether relevance of an input is known to be the input times something, so that there is none where it is 0."""
+        as_written = type(self).propagate is BasicHook.propagate and not self.has_code
+        return as_written and type(self.reducer) is WeightedProducts and all(map(_keeps_zero, self.input_modifiers))
+
     def check(self, layer: Layer) -> None:
         super().check(layer)
         for modifier in self.parameter_modifiers:
@@ -299,32 +305,6 @@ class BasicHook(Hook):
         parts[call.remainder_key] = parts.get(call.remainder_key, 0.0) + sum(added)
         return parts
 
-    def simplified(self, layer: Layer, signs: Sequence[Sign]) -> "Hook":
-        """Without the branches whose input and bias are zero: they have no output and no relevance."""
-        parts = (self.gradient_mapper, self.reducer)
-        if self.has_code or not all(hasattr(part, "for_branches") for part in parts):
-            return self
-        kept = [branch for branch in range(len(self.input_modifiers)) if not self._is_zero(branch, layer, signs)]
-        if not kept:
-            return self
-        rule = self.copy()
-        rule.input_modifiers = [_unchanged_for(self.input_modifiers[branch], signs) for branch in kept]
-        rule.param_modifiers = [self.param_modifiers[branch] for branch in kept]
-        rule.output_modifiers = [self.output_modifiers[branch] for branch in kept]
-        rule.gradient_mapper, rule.reducer = (part.for_branches(kept) for part in parts)  # type: ignore[union-attr]
-        return rule
-
-    def _is_zero(self, branch: int, layer: Layer, signs: Sequence[Sign]) -> bool:
-        """Whether a branch of a linear layer gets zeros and adds no bias."""
-        modify, modifier = self.input_modifiers[branch], self.parameter_modifiers[branch]
-        if not (isinstance(modify, Clamp) and isinstance(self.output_modifiers[branch], Unchanged)):
-            return False
-        if not (layer.operation.has_adjoint and "weight" in layer.parameters):
-            return False
-        gone = {(None, 0.0): Sign.NONNEGATIVE, (0.0, None): Sign.NONPOSITIVE}.get((modify.min, modify.max))
-        no_bias = layer.parameters.get("bias") is None or (modifier.selects("bias") and modifier.zeroes("bias"))
-        return no_bias and gone is not None and all(sign is gone for sign in signs)
-
     def _branch_function(self, branch: int, call: LayerCall) -> Callable[..., torch.Tensor]:
         parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
         return lambda *inputs: modify_output(call.operation(call.values(inputs, parameters)))
@@ -350,12 +330,10 @@ class BasicHook(Hook):
 # --- gradient mappers and reducers of the built-in rules -------------------------------------------------------------------
 
 
-def _unchanged_for(modify: InputFunction, signs: Sequence[Sign]) -> InputFunction:
-    """The modifier, or none where it changes nothing of inputs with these signs."""
-    if not isinstance(modify, Clamp):
-        return modify
-    needless = {(0.0, None): Sign.NONNEGATIVE, (None, 0.0): Sign.NONPOSITIVE}.get((modify.min, modify.max))
-    return Unchanged() if needless is not None and all(sign is needless for sign in signs) else modify
+def _keeps_zero(modify: InputFunction) -> bool:
+    if isinstance(modify, Clamp):
+        return (modify.min is None or modify.min <= 0) and (modify.max is None or modify.max >= 0)
+    return isinstance(modify, Unchanged)
 
 
 class OwnRatios:
@@ -366,10 +344,6 @@ class OwnRatios:
 
     def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor]:
         return [relevance / self.stabilizer(output) for output in outputs]
-
-    def for_branches(self, kept: Sequence[int]) -> Self:
-        """The mapper for some of the branches; the others have no output."""
-        return self
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
         """What the stabilizer takes, and what branches hold back that do not weigh 1 together."""
@@ -398,12 +372,6 @@ class SharedRatios:
             for branch in group:
                 gradients[branch] = ratio
         return gradients
-
-    def for_branches(self, kept: Sequence[int]) -> "SharedRatios":
-        """The mapper for some of the branches; the others have no output."""
-        places = {branch: place for place, branch in enumerate(kept)}
-        groups = [{places[branch]: sign for branch, sign in group.items() if branch in places} for group in self.groups]
-        return SharedRatios(self.stabilizer, [group for group in groups if group])
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
         """What the stabilizer takes, and what groups hold back that do not weigh 1 together."""
@@ -454,10 +422,6 @@ class WeightedProducts:
         """The weight of each of `count` branches."""
         return self.weights or (1.0,) * count
 
-    def for_branches(self, kept: Sequence[int]) -> "WeightedProducts":
-        """The reducer for some of the branches."""
-        return WeightedProducts(None if self.weights is None else [self.weights[branch] for branch in kept])
-
 
 class FirstGradient:
     """The pulled-back gradient of the first branch alone, without the input as a factor."""
@@ -469,7 +433,3 @@ class FirstGradient:
     def branch_weights(self, count: int) -> Sequence[float]:
         """The weight of each of `count` branches; the input of the first one is taken as 1."""
         return (1.0, *(0.0,) * (count - 1))
-
-    def for_branches(self, kept: Sequence[int]) -> Self:
-        """The reducer for some of the branches, which the first must be among."""
-        return self

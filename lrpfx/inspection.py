@@ -8,7 +8,7 @@ from torch import nn
 
 from .errors import InputTypeError
 from .explain_module import ExplainModule
-from .node import NodeInfo, node_info
+from .node import NodeInfo, node_info, support_label
 from .operators import is_neutral
 from .passes.program import Stage
 from .pipeline import named_nodes
@@ -32,12 +32,13 @@ class Assigned:
     merged: tuple[str, ...]
     source: str
     sign: str = ""  # what is known of its values: "≥ 0", "≤ 0" or nothing
+    support: str = ""  # "> 0" where relevance is known to be zero wherever the value is not positive
 
 
 class Assignment(Sequence[Assigned]):
     """The table node → kind → rule → why, in the order of execution. Prints as a table."""
 
-    columns = ("name", "kind", "rule", "sign", "chosen by", "merged")
+    columns = ("name", "kind", "rule", "sign", "support", "chosen by", "merged")
 
     def __init__(self, rows: Sequence[Assigned]) -> None:
         self.rows = tuple(rows)
@@ -63,7 +64,9 @@ class Assignment(Sequence[Assigned]):
         return [asdict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        rows = [(row.name, row.kind, row.rule, row.sign, row.chosen_by, ", ".join(row.merged)) for row in self.rows]
+        rows = [
+            (row.name, row.kind, row.rule, row.sign, row.support, row.chosen_by, ", ".join(row.merged)) for row in self.rows
+        ]
         return format_table(self.columns, rows)
 
 
@@ -81,6 +84,7 @@ def assignment(explain_model: nn.Module) -> Assignment:
                 info.merged,
                 info.source,
                 info.sign.value,
+                support_label(info),
             )
             for name, node in named_nodes(module.graph)
             for info in [node_info(node)]

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -29,6 +29,14 @@ class Sign(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What the compiler knows of one call of a layer."""
+
+    signs: tuple[Sign, ...] = ()  # of the inputs
+    relevant_where_positive: bool = False  # the output's relevance is zero wherever the output is not positive
+
+
+@dataclass(frozen=True)
 class NodeInfo:
     """The compiler's knowledge of one node. Immutable, so that copies of a graph can share it."""
 
@@ -42,6 +50,7 @@ class NodeInfo:
     shape: tuple[int, ...] | None = None  # of the value, where example inputs were given
     dtype: torch.dtype | None = None  # of the value, likewise
     sign: Sign = Sign.UNKNOWN
+    relevant_where_positive: bool = False  # the value's relevance is zero wherever the value is not positive
     value_range: tuple[float, float] | None = None  # of an input, where the user gave it
     merged: tuple[str, ...] = ()  # names of the layers that were merged into this one
     rule: Any = None  # the rule (a Hook), until the rewrite; afterwards its text
@@ -54,6 +63,11 @@ def node_info(node: fx.Node) -> NodeInfo:
     info = node.meta[_KEY]
     assert isinstance(info, NodeInfo)
     return info
+
+
+def support_label(info: NodeInfo) -> str:
+    """Where a value has relevance: "> 0" for only where it is positive, or nothing."""
+    return "> 0" if info.relevant_where_positive else ""
 
 
 def has_info(node: fx.Node) -> bool:
@@ -108,7 +122,7 @@ def attribute_of(node: fx.Node, root: nn.Module) -> Any:
     return getattr(root.get_submodule(path), leaf)
 
 
-def is_floating(value: Any) -> bool:
+def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a floating-point tensor, which a gradient or relevance can belong to."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 

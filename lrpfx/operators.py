@@ -22,12 +22,14 @@ from .functions import (
     Adjoint,
     Detached,
     Function,
+    Uniform,
     addition_adjoint,
     attention_bias,
     conv1d_with_bias_map,
     conv2d_with_bias_map,
     conv3d_with_bias_map,
     convolution_adjoint,
+    convolution_uniform,
     copied,
     detached_group_norm,
     detached_instance_norm,
@@ -35,6 +37,7 @@ from .functions import (
     divided_by,
     gate,
     linear_adjoint,
+    linear_uniform,
     masked_softmax,
     quotient,
     require_matrix,
@@ -56,6 +59,7 @@ class Operator:
     modules: tuple[type, ...] = ()  # torch.nn classes that are spellings of this operator
     view: bool = False  # the result may share memory with the first argument
     adjoint: Adjoint | None = None  # the transposed map, where the operator is linear in its data
+    uniform: Uniform | None = None  # its output for an input that is the same everywhere, likewise
     reflected: str = ""  # the row for a call whose first argument is a number: 1 - x is rsub(x, 1)
     detached: Detached | None = None  # the operator with its scale held constant, where it normalizes
 
@@ -193,6 +197,7 @@ def _row(
     reordered: Sequence[tuple[Function, str]] = (),
     view: bool = False,
     adjoint: Adjoint | None = None,
+    uniform: Uniform | None = None,
     reflected: str = "",
     detached: Detached | None = None,
     foreign: str = "",
@@ -214,6 +219,7 @@ def _row(
         tuple(modules),
         view,
         adjoint,
+        uniform,
         reflected,
         detached,
     )
@@ -244,6 +250,7 @@ _row(
     modules=[nn.Linear],
     aten="linear.default",
     adjoint=linear_adjoint,
+    uniform=linear_uniform,
 )
 _convolutions: list[tuple[int, Function, Function, type, type]] = [
     (1, torch.conv1d, torch.conv_transpose1d, nn.Conv1d, nn.ConvTranspose1d),
@@ -260,6 +267,7 @@ for _dimensions, _convolution, _transposed, _module, _transposed_module in _conv
         modules=[_module],
         aten=f"conv{_dimensions}d.default conv{_dimensions}d.padding",
         adjoint=convolution_adjoint(_dimensions, transposed=False),
+        uniform=convolution_uniform(_dimensions, transposed=False, function=_convolution),
     )
     _suffix = "default" if _dimensions == 1 else "input"
     _row(
@@ -271,6 +279,7 @@ for _dimensions, _convolution, _transposed, _module, _transposed_module in _conv
         modules=[_transposed_module],
         aten=f"conv_transpose{_dimensions}d.{_suffix}",
         adjoint=convolution_adjoint(_dimensions, transposed=True),
+        uniform=convolution_uniform(_dimensions, transposed=True, function=_transposed),
     )
 
 
@@ -287,6 +296,7 @@ for _dimensions, _mapped, _module in [
         parameters="weight bias",
         modules=[_module],
         adjoint=convolution_adjoint(_dimensions, transposed=False),
+        uniform=convolution_uniform(_dimensions, transposed=False, function=_mapped),
     )
 
 # --- batch normalization ---------------------------------------------------------------------------------------------------

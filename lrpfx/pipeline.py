@@ -15,6 +15,7 @@ from .explain_module import ExplainModule
 from .node import Role, data_calls, node_info
 from .passes import (
     AnalyzeSigns,
+    AnalyzeSupport,
     Assign,
     Fold,
     MergeBatchNorm,
@@ -41,6 +42,7 @@ def transform(
     unassigned: str = "error",
     input_range: InputRange = None,
     fold: bool = True,
+    optimize: bool = True,
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
@@ -51,7 +53,9 @@ def transform(
     `unassigned`: "error", or "gradient" to let operations without a rule keep their plain gradient. `input_range`: the lowest
     and the highest value that inputs take, for all or by name in a dict; it makes rules cheaper. `fold=False` leaves merged
     and modified weights as live computations, and makes relevance differentiable with respect to inputs and parameters: take
-    such derivatives inside `with explain_model.inactive()`.
+    such derivatives inside `with explain_model.inactive()`. `optimize=False` evaluates every rule as it is written, without the
+    shortcuts that give the same relevance with less work; it is for comparison, and for relevance that is put in anywhere but
+    at the output.
 
     Errors: `CaptureError` for models that cannot be traced or are in training mode, `UnsupportedOperationError` for
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
@@ -72,7 +76,7 @@ def transform(
     for step in canonization(program, composite):
         verification = verification or random_verification(program)
         run_pass(program, step, verification)
-    for step in _rules(composite, keep_gradient, fold, _ranges(program, input_range)):
+    for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
         for message in run_pass(program, step, verification).warnings:
             warnings.warn(message, LrpfxWarning, stacklevel=2)
     return ExplainModule(
@@ -106,13 +110,14 @@ def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple
 
 
 def _rules(
-    composite: Composite, keep_gradient: bool, fold: bool, ranges: dict[str | None, tuple[float, float]]
+    composite: Composite, keep_gradient: bool, fold: bool, optimize: bool, ranges: dict[str | None, tuple[float, float]]
 ) -> Iterator[Pass]:
     """The stages from ASSIGN on, in order."""
     yield Assign(composite)
     yield Validate(keep_gradient)
     yield AnalyzeSigns(ranges)
-    yield Rewrite(differentiable=not fold)
+    yield AnalyzeSupport()
+    yield Rewrite(differentiable=not fold, optimize=optimize)
     if fold:
         yield Fold()
 

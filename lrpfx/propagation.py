@@ -1,7 +1,9 @@
 """The autograd Function that puts a rule in place of a layer's gradient."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -10,6 +12,7 @@ from torch import nn
 
 from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
+from .modifiers import ParamMod
 from .node import is_floating, map_arguments
 from .types import Sum
 
@@ -29,6 +32,7 @@ class LayerCall:
         branches: tuple[tuple[Any, ...], ...],
         extras: tuple[Any, ...],
         output: Any,
+        kept: dict[str, Any] | None = None,
     ) -> None:
         self.operation = operation
         self.inputs = inputs
@@ -36,11 +40,26 @@ class LayerCall:
         self.branches = branches
         self.extras = extras
         self.output = output
+        self.kept = kept
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, which does not depend on the relevance: kept while several relevances go back."""
+        if self.kept is None:
+            return compute()
+        if name not in self.kept:
+            self.kept[name] = compute()
+        return self.kept[name]
 
     def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """All values of the operation, in the order of its slots; buffers as copies, for training changes them in place."""
         extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
         return (*inputs, *parameters, *extras)
+
+    def with_modified(self, modifiers: Sequence[ParamMod]) -> "LayerCall":
+        """The same call with a branch for each of the modifiers."""
+        named = tuple(zip(self.operation.parameters, self.parameters, strict=True))
+        branches = tuple(tuple(modifier.apply(value, name) for name, value in named) for modifier in modifiers)
+        return LayerCall(self.operation, self.inputs, self.parameters, branches, self.extras, self.output)
 
     def own_values(self) -> tuple[Any, ...]:
         """All values of the operation as the forward had them."""
@@ -75,6 +94,28 @@ class LayerCall:
         """Gradients of the inputs, each multiplied by its input."""
         pairs = zip(self.inputs, gradients, strict=True)
         return tuple(gradient if gradient is None else input * gradient for input, gradient in pairs)
+
+    def run_branch(self, branch: int, input: torch.Tensor) -> torch.Tensor:
+        """The layer's output for another input, with the parameters of a branch."""
+        output: torch.Tensor = self.operation(self.values((input,), self.branches[branch]))
+        return output
+
+    def named_branch(self, branch: int) -> dict[str, Any]:
+        """The parameters of a branch by name."""
+        return dict(zip(self.operation.parameters, self.branches[branch], strict=True))
+
+    def pull_back_branch(self, branch: int, gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        """A layer's gradient with the parameters of a branch, for its one input; new memory."""
+        return self.pull_back_with(gradient, self.branches[branch], input)
+
+    def pull_back_with(self, gradient: torch.Tensor, parameters: Sequence[Any], input: torch.Tensor) -> torch.Tensor:
+        """A layer's gradient with other parameters, for its one input; new memory."""
+        result = self.operation.adjoint(gradient, self.values((input,), parameters))
+        if result is None:
+            result = torch.func.vjp(lambda value: self.operation(self.values((value,), parameters)), input)[1](gradient)
+        (relevance,) = result
+        assert relevance is not None
+        return relevance
 
     def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The layer's ordinary gradient with respect to each input."""
@@ -115,6 +156,9 @@ class Rule(Protocol):
     gate: Gate
 
     @property
+    def title(self) -> str: ...
+
+    @property
     def saves_output(self) -> bool: ...
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
@@ -153,6 +197,19 @@ class RuledOperation:
         branches = tuple(tuple(None if at == ABSENT else values[at] for at in branch) for branch in self.branches)
         parameters = tuple(values[at] for at in self.parameters)
         return values[: self.operation.inputs], parameters, branches, values[self.first_extra :]
+
+
+_several: ContextVar[bool] = ContextVar("several", default=False)
+
+
+@contextmanager
+def several_relevances() -> Iterator[None]:
+    """A context for forward passes through which more than one relevance will go back: what these share is kept."""
+    token = _several.set(True)
+    try:
+        yield
+    finally:
+        _several.reset(token)
 
 
 class CodeOfCall:
@@ -213,6 +270,7 @@ class PropagateRelevance(torch.autograd.Function):
         ruled, module, *values = inputs
         ctx.ruled = ruled
         ctx.module = module
+        ctx.kept = {} if not torch.compiler.is_compiling() and _several.get() else None
         device = output.device.type
         ctx.autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         kept: list[torch.Tensor] = []
@@ -244,7 +302,7 @@ class PropagateRelevance(torch.autograd.Function):
         if ctx.autocast:  # the forward ran in the precision of its output, whatever its inputs had
             values = tuple(_cast(value, relevance.dtype) for value in values)
         inputs, parameters, branches, extras = ruled.split(values)
-        call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output)
+        call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output, ctx.kept)
         gradients: list[torch.Tensor | None] = [None] * len(values)
         if ruled.gate is not None:
             wanted = [at for at in ruled.parameters if ctx.needs_input_grad[at + 2]]

@@ -152,47 +152,23 @@ class AlphaBeta(BasicHook):
 
 
 class GammaRatios:
-    """Relevance of positive outputs to the first two branches, of negative ones to the next two, decided by the fifth.
+    """Relevance of positive outputs to the first two branches, of negative ones to the next two, decided by the fifth."""
 
-    `positive`, `negative` and `decides` are the places of these branches where not all are there.
-    """
-
-    def __init__(
-        self,
-        stabilizer: StabilizerFunction,
-        positive: Sequence[int] = (0, 1),
-        negative: Sequence[int] = (2, 3),
-        decides: int = 4,
-    ) -> None:
+    def __init__(self, stabilizer: StabilizerFunction) -> None:
         self.stabilizer = stabilizer
-        self.positive = tuple(positive)
-        self.negative = tuple(negative)
-        self.decides = decides
 
     def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor | None]:
-        output = outputs[self.decides]
-        gradients: list[torch.Tensor | None] = [None] * len(outputs)
-        for places, decided in ((self.positive, output > 0), (self.negative, output < 0)):
-            ratio = decided * relevance / self.stabilizer(sum_of([outputs[place] for place in places]))
-            for place in places:
-                gradients[place] = ratio
-        return gradients
-
-    def for_branches(self, kept: Sequence[int]) -> "GammaRatios":
-        """The mapper for some of the branches; the others have no output."""
-        positive, negative = (
-            [kept.index(place) for place in places if place in kept] for places in (self.positive, self.negative)
-        )
-        return GammaRatios(self.stabilizer, positive, negative, kept.index(self.decides))
+        output = outputs[4]
+        positive = (output > 0) * relevance / self.stabilizer(outputs[0] + outputs[1])
+        negative = (output < 0) * relevance / self.stabilizer(outputs[2] + outputs[3])
+        return [positive, positive, negative, negative, None]
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
         """What the stabilizers take; relevance of outputs that are 0 stops."""
-        output = outputs[self.decides]
-        taken = [
-            held_by_stabilizer(decided * relevance, sum_of([outputs[place] for place in places]), self.stabilizer)
-            for places, decided in ((self.positive, output > 0), (self.negative, output < 0))
-        ]
-        return {"stabilizer": sum(taken), "stopped": ((output == 0) * relevance).sum()}
+        output = outputs[4]
+        positive = held_by_stabilizer((output > 0) * relevance, outputs[0] + outputs[1], self.stabilizer)
+        negative = held_by_stabilizer((output < 0) * relevance, outputs[2] + outputs[3], self.stabilizer)
+        return {"stabilizer": positive + negative, "stopped": ((output == 0) * relevance).sum()}
 
 
 class Gamma(BasicHook):

@@ -22,14 +22,21 @@ def stabilize(
     With `clip`, magnitudes below `epsilon` are raised to it and the others stay. With `norm_scale`, `epsilon` is a fraction
     of the root mean square of `input` over `dim` (default: all dimensions but the first).
     """
-    scale: float | torch.Tensor = epsilon
+    epsilon = effective_epsilon(epsilon, input.dtype)
     if norm_scale:
         dim = tuple(range(1, input.ndim)) if dim is None else tuple(dim)
         scale = epsilon * input.square().mean(dim=dim, keepdim=True).sqrt()
-    sign = torch.where(input >= 0, 1.0, -1.0).to(input)
+    else:
+        scale = torch.full((), epsilon, dtype=input.dtype, device=input.device)
     if clip:
+        sign = torch.where(input >= 0, 1.0, -1.0).to(input)
         return sign * torch.clamp(input.abs(), min=scale)
-    return input + sign * scale
+    return input + torch.where(input >= 0, scale, -scale)
+
+
+def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
+    """`epsilon`, in a 16-bit dtype at least its relative precision: a smaller one would vanish, or quotients overflow."""
+    return max(epsilon, torch.finfo(dtype).eps) if torch.finfo(dtype).bits == 16 else epsilon
 
 
 class Stabilizer:
@@ -45,6 +52,18 @@ class Stabilizer:
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         return stabilize(input, self.epsilon, self.clip, self.norm_scale, self.dim)
+
+    def of_sign(self, input: torch.Tensor, sign: int) -> torch.Tensor:
+        """The stabilized `input`, whose values are known not to be below zero (`sign` 1), or not above it (-1).
+
+        Written over `input` where no gradient is recorded. Values of the other sign are rounding errors and count as zero.
+        """
+        if self.clip or self.norm_scale:
+            return self(input.clamp(min=0.0) if sign > 0 else -(-input).clamp(min=0.0))
+        epsilon = effective_epsilon(self.epsilon, input.dtype)
+        if torch.is_grad_enabled():
+            return input.clamp(min=0.0) + epsilon if sign > 0 else input.clamp(max=0.0) - epsilon
+        return input.clamp_(min=0.0).add_(epsilon) if sign > 0 else input.clamp_(max=0.0).sub_(epsilon)
 
     @staticmethod
     def ensure(value: Any) -> StabilizerFunction:

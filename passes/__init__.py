@@ -5,6 +5,7 @@ graph of a `Program` and nothing else: the driver lints, records the history, ve
 """
 
 from .analyze_signs import AnalyzeSigns
+from .analyze_support import AnalyzeSupport
 from .assign import Assign
 from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
@@ -24,6 +25,7 @@ from .validate import Validate
 
 __all__ = [
     "AnalyzeSigns",
+    "AnalyzeSupport",
     "Assign",
     "Decompose",
     "FindGates",

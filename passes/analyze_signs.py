@@ -94,7 +94,7 @@ _NEVER_NEGATIVE = frozenset({
     "norm", "std", "var",
 })
 #: Functions f with f(x) >= 0 for x >= 0 and f(x) <= 0 for x <= 0.
-_KEEPING = frozenset({
+KEEPS_SIGN = frozenset({
     "silu", "gelu", "mish", "hardswish", "tanh", "tanhshrink", "softsign", "softshrink", "hardshrink", "erf", "atan", "selu",
     "reciprocal", "expm1", "log1p", "normalize", "sum", "cumsum", "fold", "col2im",
 })
@@ -122,7 +122,7 @@ def _sign_of_call(node: fx.Node) -> Sign:
     if special is not None:
         return special(bound)
     first = bound.get("input", node.args[0] if node.args else None)
-    if operator.name in _KEEPING:
+    if operator.name in KEEPS_SIGN:
         return _sign_of(first)
     if operator.name in _COMBINING:
         return _of_combination(operator.name, node)

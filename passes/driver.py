@@ -1,5 +1,6 @@
 """The driver: runs a pass, checks what it left, and records it."""
 
+import math
 import os
 import re
 from pathlib import Path
@@ -25,8 +26,11 @@ class Verification:
         self.records = records
         self.args = args
         self.expected = expected
-        double = any(tensor.dtype == torch.float64 for tensor in floating_tensors(expected))
-        self.rtol, self.atol = (1e-9, 1e-9) if double else (1e-3, 1e-4)
+        tensors = floating_tensors(expected)
+        double = any(tensor.dtype == torch.float64 for tensor in tensors)
+        largest = max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0)
+        scale = largest if 1.0 < largest < math.inf else 1.0
+        self.rtol, self.atol = (1e-9, 1e-9 * scale) if double else (1e-3, 1e-4 * scale)
 
     def check(self, program: Program, name: str) -> None:
         """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes."""

@@ -10,8 +10,9 @@ from lrpfx.explain_module import TABLES, ParameterModifier, RuleModule, Scope, s
 from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
-from lrpfx.node import NodeInfo, Role, Sign, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.node import Facts, NodeInfo, Role, Sign, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.propagation import ABSENT, Gate, RuledOperation
+from lrpfx.shortcuts import shortcut_for
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -25,8 +26,12 @@ class Rewrite(Pass):
     name = "rewrite"
     stage = "rewrite"
 
-    def __init__(self, differentiable: bool = False) -> None:
-        """`differentiable`: rules that can be switched off together, for derivatives of relevance. It costs memory."""
+    def __init__(self, differentiable: bool = False, optimize: bool = True) -> None:
+        """`differentiable`: rules that can be switched off together, for derivatives of relevance. It costs memory.
+
+        `optimize`: put shortcuts in the place of rules where there are any.
+        """
+        self.optimize = optimize
         self.gate = Gate() if differentiable else None
 
     def run(self, program: Program) -> PassResult:
@@ -35,10 +40,8 @@ class Rewrite(Pass):
         layers = [layer_of_node(node, program.root) for node in ruled]
         tree = _Tree(program.root)
         for node, layer in zip(ruled, layers, strict=True):
-            signs = [node_info(value).sign if isinstance(value, fx.Node) else Sign.UNKNOWN for value in layer.inputs]
-            simplified = node_info(node).rule.simplified(layer, signs)
-            if simplified is not node_info(node).rule:
-                update_info(node, rule=simplified)
+            if self.optimize:
+                update_info(node, rule=shortcut_for(node_info(node).rule, layer, _facts(node, layer)))
             _RewrittenCall(program.graph, tree, node, layer, self.gate).rewrite()
             result.matches += 1
         for node in program.graph.nodes:
@@ -48,6 +51,11 @@ class Rewrite(Pass):
         for node in program.graph.nodes:
             node.meta.pop("nn_module_stack", None)  # holds the user's classes, which a pickle must not need
         return result
+
+
+def _facts(node: fx.Node, layer: Layer) -> Facts:
+    signs = tuple(node_info(value).sign if isinstance(value, fx.Node) else Sign.UNKNOWN for value in layer.inputs)
+    return Facts(signs, node_info(node).relevant_where_positive)
 
 
 class _RewrittenCall:

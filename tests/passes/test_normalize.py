@@ -70,6 +70,7 @@ def test_golden_code():
         "assign",
         "validate",
         "analyze_signs",
+        "analyze_support",
         "rewrite",
         "fold",
     ]

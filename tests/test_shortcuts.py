@@ -1,0 +1,447 @@
+"""Shortcuts give the relevance of the rules that they stand for, and run as few operations as they promise."""
+
+import pytest
+import torch
+from helpers import NETWORKS, Unary, assert_close, relative_difference, small_net, torchvision_model
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lrpfx
+from lrpfx import rules
+from lrpfx.composites import (
+    Composite,
+    EpsilonAlpha2Beta1Flat,
+    EpsilonGammaBox,
+    EpsilonPlus,
+    EpsilonPlusFlat,
+    LayerMapComposite,
+    layer_map_base,
+)
+from lrpfx.explain_module import RuleModule
+from lrpfx.shortcuts import (
+    BoundedInput,
+    ConstantTotal,
+    EvenSpread,
+    PositiveAndNegativeTotals,
+    PositiveTotal,
+    ShareOfSum,
+    Shortcut,
+    TotalOfOwnSign,
+)
+from lrpfx.stabilizer import Stabilizer
+
+LAYERS = {
+    "linear": (lambda bias: nn.Linear(6, 5, bias=bias), (3, 6)),
+    "linear in three dimensions": (lambda bias: nn.Linear(6, 5, bias=bias), (2, 4, 6)),
+    "conv1d": (lambda bias: nn.Conv1d(4, 6, 3, stride=2, padding=1, bias=bias), (2, 4, 9)),
+    "conv2d": (lambda bias: nn.Conv2d(4, 6, 3, padding=1, bias=bias), (2, 4, 7, 6)),
+    "conv2d, strided": (lambda bias: nn.Conv2d(4, 6, (3, 2), stride=(2, 3), padding=(1, 0), bias=bias), (2, 4, 8, 9)),
+    "conv2d, groups": (lambda bias: nn.Conv2d(4, 6, 3, groups=2, dilation=2, bias=bias), (2, 4, 8, 7)),
+    "conv2d, depthwise": (lambda bias: nn.Conv2d(4, 4, 3, groups=4, padding=1, bias=bias), (2, 4, 6, 6)),
+    "conv2d, same": (lambda bias: nn.Conv2d(4, 6, 3, padding="same", dilation=2, bias=bias), (2, 4, 6, 6)),
+    "conv2d, unevenly padded": (lambda bias: nn.Conv2d(4, 6, 4, padding="same", bias=bias), (2, 4, 6, 6)),
+    "conv2d, valid": (lambda bias: nn.Conv2d(4, 6, 3, padding="valid", bias=bias), (2, 4, 6, 6)),
+    "conv3d": (lambda bias: nn.Conv3d(2, 4, 2, padding=1, bias=bias), (2, 2, 4, 3, 5)),
+    "conv_transpose1d": (lambda bias: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1, bias=bias), (2, 4, 5)),
+    "conv_transpose2d": (lambda bias: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2, bias=bias), (2, 4, 4, 5)),
+    "conv_transpose3d": (lambda bias: nn.ConvTranspose3d(2, 4, 2, dilation=2, bias=bias), (2, 2, 3, 4, 3)),
+}
+RULES = {
+    "Epsilon": rules.Epsilon(),
+    "ZPlus": rules.ZPlus(),
+    "ZPlus without bias": rules.ZPlus(zero_params="bias"),
+    "AlphaBeta": rules.AlphaBeta(),
+    "AlphaBeta without bias": rules.AlphaBeta(3.0, 2.0, zero_params="bias"),
+    "Gamma": rules.Gamma(0.5),
+    "Gamma without bias": rules.Gamma(0.5, zero_params="bias"),
+    "Gamma, clipped": rules.Gamma(0.5, stabilizer=Stabilizer(1e-3, clip=True)),
+    "ZPlus, scaled": rules.ZPlus(stabilizer=Stabilizer(1e-2, norm_scale=True)),
+    "Gamma, scaled": rules.Gamma(stabilizer=Stabilizer(1e-2, norm_scale=True)),
+    "ZPlus, own stabilizer": rules.ZPlus(stabilizer=lambda z: z + 0.1),
+    "Flat": rules.Flat(),
+    "Flat, scaled": rules.Flat(stabilizer=Stabilizer(1e-2, norm_scale=True)),
+    "Flat, own stabilizer": rules.Flat(stabilizer=lambda z: z + z.shape[1]),
+    "WSquare": rules.WSquare(),
+    "WSquare, clipped": rules.WSquare(stabilizer=Stabilizer(0.5, clip=True)),
+    "ZBox": rules.ZBox(-2.0, 2.0),
+    "ZBox without bias": rules.ZBox(-2.0, 2.0, zero_params="bias"),
+}
+RANGES = {"any": (-2.0, 2.0), "positive": (0.0, 2.0), "negative": (-2.0, 0.0)}
+
+
+class Followed(nn.Module):
+    """A layer, and behind it a ReLU or nothing, and a sum of everything for each sample."""
+
+    def __init__(self, layer, relu):
+        super().__init__()
+        self.layer, self.relu = layer, relu
+        self.eval()
+
+    def forward(self, x):
+        x = self.layer(x)
+        return (F.relu(x) if self.relu else x).flatten(1)
+
+
+class OneRule(Composite):
+    """A rule for the layers that are called `name` (default: for all linear ones), the usual rules for the rest."""
+
+    def __init__(self, rule, name=None):
+        usual = LayerMapComposite([*layer_map_base(), (lrpfx.types.Linear, rules.Epsilon())])
+
+        def choose(ctx, path, layer):
+            has_it = isinstance(layer, lrpfx.types.Linear) if name is None else path == name
+            return rule if has_it else usual.module_map({}, path, layer)
+
+        super().__init__(choose)
+
+
+def both(model, composite, **options):
+    """The module with shortcuts, and the one that evaluates the rules as they are written."""
+    return [lrpfx.transform(model, composite, optimize=optimize, **options) for optimize in (True, False)]
+
+
+def shortcuts_of(explain_model):
+    found = {name: module.rule for name, module in explain_model.named_modules() if isinstance(module, RuleModule)}
+    return {name: type(rule) for name, rule in found.items() if isinstance(rule, Shortcut)}
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers(layer, rule):
+    make, shape = LAYERS[layer]
+    for bias in (True, False):
+        for relu in (True, False):
+            model = Followed(make(bias), relu)
+            for limits in RANGES.values():
+                x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
+                x = x * (torch.rand_like(x) > 0.3)
+                fast, direct = both(model, OneRule(RULES[rule]), input_range=limits)
+                output = model(x)
+                seed = output * torch.randn_like(output) if relu else torch.randn_like(output)
+                expected = lrpfx.attribute(direct, x, seed)
+                result = lrpfx.attribute(fast, x, seed)
+                assert_close(result.relevance, expected.relevance, 1e-10)
+                assert torch.equal(result.output, expected.output)
+
+
+class Behind(nn.Module):
+    """A layer whose relevance is where its output is positive: behind the ReLU there is a dense layer."""
+
+    def __init__(self, layer, x):
+        super().__init__()
+        self.layer = layer
+        self.last = nn.Linear(layer(x).flatten(1).shape[1], 3)
+        self.eval()
+
+    def forward(self, x):
+        return self.last(F.relu(self.layer(x)).flatten(1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "linear in three dimensions"])
+def test_layers_behind_which_relevance_has_support(layer, rule):
+    make, shape = LAYERS[layer]
+    for bias in (True, False):
+        for limits in RANGES.values():
+            x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
+            model = Behind(make(bias), x)
+            fast, direct = both(model, OneRule(RULES[rule], "layer"), input_range=limits)
+            for target in (0, [1, 2]):
+                expected = lrpfx.attribute(direct, x, target).relevance
+                assert_close(lrpfx.attribute(fast, x, target).relevance, expected, 1e-10)
+            assert lrpfx.ledger(fast, x, 1).unexplained <= 1e-9
+
+
+BOUNDS = {
+    "numbers": (-2.0, 2.0),
+    "one tensor": (torch.tensor(-2.0), torch.tensor(2.0)),
+    "channels": (-2.0 - torch.rand(1, 4, 1, 1), 2.0 + torch.rand(1, 4, 1, 1)),
+    "batch and channels": (-2.0 - torch.rand(2, 4, 1, 1), 2.0),
+    "pixels": (-2.0 - torch.rand(1, 4, 7, 6), 2.0 + torch.rand(1, 4, 7, 6)),
+    "samples": (-2.0 - torch.rand(5, 4, 7, 6), 2.0 + torch.rand(1, 4, 7, 1)),
+}
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_bounds_of_any_shape(bounds, groups):
+    low, high = BOUNDS[bounds]
+    model = Followed(nn.Conv2d(4, 6, 3, padding=1, groups=groups), False)
+    x = torch.rand(2, 4, 7, 6) * 4 - 2
+    fast, direct = both(model, OneRule(rules.ZBox(low, high)))
+    assert shortcuts_of(fast) == {"layer": BoundedInput}
+    seed = torch.randn_like(model(x))
+    assert_close(lrpfx.attribute(fast, x, seed).relevance, lrpfx.attribute(direct, x, seed).relevance, 1e-10)
+    assert lrpfx.ledger(fast, x, seed).unexplained <= 1e-9
+
+
+def test_what_is_chosen():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).eval()
+    flat = shortcuts_of(lrpfx.transform(net, EpsilonPlusFlat()))
+    assert flat == {"0": EvenSpread, "2": PositiveTotal}
+    box = lrpfx.transform(net, EpsilonGammaBox(0.0, 1.0))
+    assert shortcuts_of(box) == {"0": BoundedInput, "2": PositiveTotal}
+    assert shortcuts_of(lrpfx.transform(net, EpsilonAlpha2Beta1Flat())) == {"0": EvenSpread, "2": PositiveAndNegativeTotals}
+    assert shortcuts_of(lrpfx.transform(net, EpsilonAlpha2Beta1Flat(), optimize=False)) == {}
+    assert "(2): Gamma" in str(box) and lrpfx.assignment(box).rule_of("2").startswith("Gamma(")
+    assert set(shortcuts_of(lrpfx.transform(net, OneRule(rules.WSquare()))).values()) == {ConstantTotal}
+
+    class MyGamma(rules.Gamma):
+        """A rule that derives from a built-in one may do anything."""
+
+    assert shortcuts_of(lrpfx.transform(net, OneRule(MyGamma()))) == {}
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.inner = nn.Conv2d(8, 8, 3, padding=1)
+        self.outer = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+        self.eval()
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.stem(x)), 2)
+        x = F.relu(x + self.outer(F.relu(self.inner(x))))
+        return self.head(x.mean((2, 3)))
+
+
+def test_support_stops_at_a_sum():
+    """The last convolution of a residual block feeds a sum: its relevance is anywhere."""
+    explain_model = lrpfx.transform(Residual(), EpsilonGammaBox(-3.0, 3.0))
+    assert shortcuts_of(explain_model) == {
+        "stem": BoundedInput,
+        "inner": PositiveTotal,
+        "outer": TotalOfOwnSign,
+        "add": ShareOfSum,
+    }
+    stage = next(stage for stage in lrpfx.history(explain_model) if stage.name == "analyze_support")
+    names = [name for name, _ in stage.details]
+    assert "inner" in names and "add" in names and "stem" in names and "outer" not in names
+    table = {row.name: row.support for row in lrpfx.assignment(explain_model)}
+    assert table["inner"] == "> 0" and table["outer"] == ""
+
+
+def claims_of_support_hold(explain_model, x):
+    """Every node of which it is claimed has no relevance where its value is not positive."""
+    claimed = [
+        row.name for row in lrpfx.assignment(explain_model) if row.support and row.name in dict(_values(explain_model, x))
+    ]
+    layers = lrpfx.attribute(explain_model, x, 1, record=claimed).layers
+    values = dict(_values(explain_model, x))
+    for name in claimed:
+        assert (layers[name][values[name] <= 0] == 0).all(), name
+    return len(claimed)
+
+
+def _values(explain_model, x):
+    class Keeping(torch.fx.Interpreter):
+        def run_node(self, n):
+            value = super().run_node(n)
+            if n.op != "output" and isinstance(value, torch.Tensor):
+                found.append((lrpfx.node.node_info(n).name, value.detach()))
+            return value
+
+    found = []
+    Keeping(explain_model, graph=explain_model.graph).run(x)
+    return found
+
+
+COMPOSITES = {
+    "plus_flat": EpsilonPlusFlat(),
+    "plus": EpsilonPlus(),
+    "alpha_beta_flat": EpsilonAlpha2Beta1Flat(),
+    "gamma_box": EpsilonGammaBox(-3.0, 3.0),
+}
+
+
+@pytest.mark.parametrize("composite", ["alpha_beta_flat", "gamma_box"])
+@pytest.mark.parametrize("name", ["small", "alexnet", "vgg11_bn"])
+def test_networks(name, composite):
+    model, x = NETWORKS[name]()
+    x = x.double().clamp(-3.0, 3.0)
+    fast, direct = both(model.double(), COMPOSITES[composite], input_range=(-3.0, 3.0))
+    expected = lrpfx.attribute(direct, x, 1)
+    assert_close(lrpfx.attribute(fast, x, 1).relevance, expected.relevance, 1e-10)
+    claims_of_support_hold(direct, x)
+
+
+@pytest.mark.parametrize(
+    "name, composite",
+    [
+        ("resnet18", "alpha_beta_flat"),
+        ("densenet121", "gamma_box"),
+        ("googlenet", "plus_flat"),
+        ("mobilenet_v3_small", "gamma_box"),
+        ("efficientnet_b0", "alpha_beta_flat"),
+        ("regnet_y_400mf", "gamma_box"),
+    ],
+)
+def test_classifiers(name, composite):
+    model = torchvision_model(name)
+    x = torch.rand(2, 3, 64, 64)
+    fast, direct = both(model, COMPOSITES[composite], input_range=(-3.0, 3.0))
+    expected = lrpfx.attribute(direct, x, [1, 2]).relevance
+    assert_close(lrpfx.attribute(fast, x, [1, 2]).relevance, expected, 1e-10)
+    claimed = claims_of_support_hold(direct, x)
+    assert claimed > 10 or name in ("densenet121", "mobilenet_v3_small", "efficientnet_b0")
+
+
+# --- precision ---------------------------------------------------------------------------------------------------------------
+
+
+def _errors(model, composite, x):
+    """Relative error in float32 of both forms, against float64."""
+    exact = lrpfx.attribute(lrpfx.transform(model.double(), composite, optimize=False), x.double(), 1).relevance
+    single = both(model.float(), composite, input_range=(0.0, 1.0))
+    return [relative_difference(lrpfx.attribute(one, x.float(), 1).relevance.double(), exact) for one in single]
+
+
+def _lopsided(model):
+    """Weights among which those of one sign are tiny: what a difference of totals would lose."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            weight = module.weight.data
+            negative = torch.rand_like(weight) < 0.5
+            module.weight.data = torch.where(negative, -1e-5 * weight.abs(), weight.abs())
+    return model
+
+
+@pytest.mark.parametrize("change", [lambda model: model, _lopsided])
+@pytest.mark.parametrize("composite", COMPOSITES)
+@pytest.mark.parametrize("name", ["resnet18", "residual"])
+def test_single_precision_loses_nothing(name, composite, change):
+    model = change(Residual() if name == "residual" else torchvision_model(name))
+    errors = [_errors(model, COMPOSITES[composite], torch.rand(2, 3, 48, 48)) for _ in range(3)]
+    fast, direct = (sum(error) / len(errors) for error in zip(*errors, strict=True))
+    assert fast <= 1.5 * direct + 1e-7
+
+
+# --- what runs ---------------------------------------------------------------------------------------------------------------
+
+
+class Convolutions(TorchDispatchMode):
+    """Counts convolutions, forward and transposed, of whole layers: those of one channel do not count."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default:
+            self.count += args[1].shape[0] > 1 and args[1].shape[1] > 1
+        if func is torch.ops.aten.convolution_backward.default:
+            self.count += args[2].shape[0] > 1 and args[2].shape[1] > 1
+        return func(*args, **(kwargs or {}))
+
+
+def convolutions(run):
+    with Convolutions() as counted:
+        run()
+    return counted.count
+
+
+def chain(depth):
+    blocks = [nn.Sequential(nn.Conv2d(3 if not i else 4, 4, 3, padding=1), nn.ReLU()) for i in range(depth)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(4 * 36, 3)).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "composite, expected, further",
+    [(EpsilonPlusFlat(), 5 + 4 + 4, 4), (EpsilonGammaBox(0.0, 1.0), 5 + 4 + 6, 6), (EpsilonAlpha2Beta1Flat(), 5 + 4 + 8, 8)],
+)
+def test_no_convolution_more_than_needed(composite, expected, further):
+    """Five layers: the forward has five convolutions. Flat needs none in the backward pass, ZBox two transposed ones."""
+    x = torch.rand(2, 3, 6, 6)
+    explain_model = lrpfx.transform(chain(5), composite, input_range=(0.0, 1.0))
+    assert convolutions(lambda: lrpfx.attribute(explain_model, x, 1)) == expected
+    several = convolutions(lambda: lrpfx.attribute(explain_model, x, [0, 1, 2, 1]))
+    assert several == expected + 3 * further
+    assert convolutions(lambda: lrpfx.attribute(explain_model, x, [0, 1, 2, 1], chunk_size=2)) == expected + further
+
+
+def test_what_is_not_read_is_not_saved():
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    explain_model = lrpfx.transform(chain(2), EpsilonPlusFlat())
+    x = torch.rand(2, 3, 6, 6, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        explain_model(x)
+    activation = 2 * 4 * 36
+    assert sizes.count(activation) == 2  # the input of the second convolution, and that of the dense layer
+
+
+# --- several targets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2, 10])
+def test_several_targets(chunk_size):
+    model = small_net().double()
+    explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1Flat())
+    x = torch.rand(2, 3, 8, 8)
+    classes = model(x).shape[1]
+    targets = [0, torch.tensor([1, 0]), None, torch.randn(2, classes), lambda output: output.abs()]
+    result = lrpfx.attribute(explain_model, x, targets, record=["conv1"], chunk_size=chunk_size)
+    assert result.relevance.shape == (5, *x.shape) and result.output.shape == (2, classes)
+    for number, target in enumerate(targets):
+        alone = lrpfx.attribute(explain_model, x, target, record=["conv1"])
+        assert_close(result.relevance[number], alone.relevance, 1e-12)
+        assert_close(result.layers["conv1"][number], alone.layers["conv1"], 1e-12)
+    seeds = torch.randn(3, 2, classes)
+    of_seeds = lrpfx.attribute(explain_model, x, seeds, chunk_size=chunk_size).relevance
+    assert_close(of_seeds[2], lrpfx.attribute(explain_model, x, seeds[2]).relevance, 1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_take_several_relevances(rule):
+    model = Followed(nn.Conv2d(4, 6, 3, padding=1), True)
+    x = torch.rand(2, 4, 7, 6) - 0.5
+    seeds = torch.randn(3, *model(x).shape)
+    for optimize in (True, False):
+        explain_model = lrpfx.transform(model, OneRule(RULES[rule]), optimize=optimize)
+        together = lrpfx.attribute(explain_model, x, seeds, chunk_size=3).relevance
+        assert_close(together, torch.stack([lrpfx.attribute(explain_model, x, seed).relevance for seed in seeds]), 1e-12)
+
+
+def test_several_targets_with_code_of_ones_own():
+    class Halved(rules.Hook):
+        def backward(self, module, grad_input, grad_output):
+            return [gradient / 2 for gradient in grad_input]
+
+    composite = LayerMapComposite([(nn.ReLU, Halved())])
+    explain_model = lrpfx.transform(chain(2), composite, unassigned="gradient")
+    x = torch.rand(2, 3, 6, 6)
+    result = lrpfx.attribute(explain_model, x, [0, 2], chunk_size=2).relevance
+    assert_close(result[1], lrpfx.attribute(explain_model, x, 2).relevance, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "target, chunk_size, message", [([], None, "empty"), ([0], 0, "positive"), ([0, 99], None, "out of range")]
+)
+def test_several_targets_that_are_none(target, chunk_size, message):
+    explain_model = lrpfx.transform(chain(2), EpsilonPlus())
+    with pytest.raises(lrpfx.InputError, match=message):
+        lrpfx.attribute(explain_model, torch.rand(2, 3, 6, 6), target, chunk_size=chunk_size)
+
+
+def test_sums_that_broadcast():
+    model = Unary(lambda x: torch.relu(x + x.mean(1, keepdim=True)).flatten(1))
+    x = torch.randn(2, 3, 4)
+    fast, direct = both(model, OneRule(rules.Norm()))
+    seed = torch.randn(2, 12)
+    assert ShareOfSum in shortcuts_of(fast).values()
+    assert_close(lrpfx.attribute(fast, x, seed).relevance, lrpfx.attribute(direct, x, seed).relevance, 1e-10)
