@@ -5,7 +5,7 @@ form. Each is tested against the rule that it stands for; `transform(..., optimi
 them all out. Notation as in `lrpfx.rules`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -111,16 +111,23 @@ class _Split(Shortcut):
         return self.kept.index(2 * pair + part)
 
     def send_back(
-        self, call: LayerCall, parts: dict[int, torch.Tensor], ratios: Sequence[tuple[float, torch.Tensor]]
+        self, call: LayerCall, parts: dict[int, torch.Tensor], ratios: Iterable[tuple[float, torch.Tensor]]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Relevance of the input: each part times what comes back to it, of one weighted ratio for each pair."""
-        relevances: list[torch.Tensor] = []
-        for part, input in parts.items():
-            pulled: list[torch.Tensor] = []
-            for pair, (weight, ratio) in enumerate(ratios):
-                gradient = call.pull_back_branch(self._place(pair, part), ratio, input)
-                pulled = [_added(pulled[0], gradient, weight)] if pulled else [_multiplied(gradient, weight)]
-            relevances.append(_multiplied(pulled[0], input))
+        """Relevance of the input: each part times what comes back to it, of one weighted ratio for each pair.
+
+        The ratios are asked for one after the other, so that only one of them need exist.
+        """
+        gradients: dict[int, torch.Tensor] = {}
+        for pair, (weight, ratio) in enumerate(ratios):
+            for part, input in parts.items():
+                pulled = call.pull_back_branch(self._place(pair, part), ratio, input)
+                if part in gradients:
+                    gradients[part] = _added(gradients[part], pulled, weight)
+                else:
+                    gradients[part] = _multiplied(pulled, weight) if weight != 1.0 else pulled
+                del pulled
+            del ratio
+        relevances = [_multiplied(gradients.pop(part), input) for part, input in parts.items()]
         return (relevances[0] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)
 
 
@@ -150,10 +157,9 @@ class PositiveAndNegativeTotals(_Split):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
-        positive, negative = call.once("divisors", lambda: self._divisors(call, parts))
-        ratios = [(self.rule.alpha, relevance / positive), (-self.rule.beta, relevance / negative)]
-        del positive, negative
-        return self.send_back(call, parts, ratios)
+        divisors = list(call.once("divisors", lambda: self._divisors(call, parts)))
+        weights = (self.rule.alpha, -self.rule.beta)
+        return self.send_back(call, parts, ((weight, relevance / divisors.pop(0)) for weight in weights))
 
     def _divisors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         negative = self.total(call, 1, parts)
@@ -180,16 +186,15 @@ class TotalOfOwnSign(_Split):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
-        positive, negative = call.once("factors", lambda: self._factors(call, parts))
-        ratios = [(1.0, relevance * positive), (1.0, relevance * negative)]
-        del positive, negative
-        return self.send_back(call, parts, ratios)
+        factors = list(call.once("factors", lambda: self._factors(call, parts)))
+        return self.send_back(call, parts, ((1.0, relevance * factors.pop(0)) for _ in range(self.pairs)))
 
     def _factors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """What relevance of positive, and of negative outputs is multiplied with."""
         output = call.own_output()
         total = _added(self.total(call, 0, parts), output.clamp(max=0.0), -2.0 - self.rule.gamma)
-        factor = output.sign() / _divisor(self.rule, total, 1)
+        divisor = _divisor(self.rule, total, 1)
+        factor = output.sign() / divisor if torch.is_grad_enabled() else output.sign().div_(divisor)
         return factor.clamp(min=0.0), factor.clamp(max=0.0)
 
 
