@@ -152,9 +152,19 @@ def _relevances(
     """Relevance of the wanted tensors, zeros for those that get none."""
     relevances = torch.autograd.grad(output, list(wanted), seed, allow_unused=True, retain_graph=retain_graph)
     return tuple(
-        torch.zeros_like(tensor) if relevance is None else relevance
+        torch.zeros_like(tensor) if relevance is None else _in_format_of(tensor, relevance)
         for relevance, tensor in zip(relevances, wanted, strict=True)
     )
+
+
+def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """Relevance of a tensor in its memory format."""
+    if tensor.is_contiguous():
+        return relevance.contiguous()
+    for memory_format, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if tensor.ndim == relevance.ndim == dimensions and tensor.is_contiguous(memory_format=memory_format):
+            return relevance.contiguous(memory_format=memory_format)
+    return relevance
 
 
 def _has_code(module: nn.Module) -> bool:

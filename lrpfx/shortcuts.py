@@ -65,9 +65,10 @@ def _multiplied(own: torch.Tensor, factor: "torch.Tensor | float") -> torch.Tens
     return own * factor if torch.is_grad_enabled() else own.mul_(factor)
 
 
-def _added(own: torch.Tensor, other: torch.Tensor, weight: float = 1.0) -> torch.Tensor:
+def _added(own: torch.Tensor, other: torch.Tensor, weight: float | None = None) -> torch.Tensor:
     """`own` + `weight` * `other`, written over `own` where no gradient is recorded."""
-    return own.add(other, alpha=weight) if torch.is_grad_enabled() else own.add_(other, alpha=weight)
+    alpha = 1 if weight is None else weight
+    return own.add(other, alpha=alpha) if torch.is_grad_enabled() else own.add_(other, alpha=alpha)
 
 
 # --- rules that treat positive and negative inputs apart ----------------------------------------------------------------------
@@ -111,9 +112,9 @@ class _Split(Shortcut):
         return self.kept.index(2 * pair + part)
 
     def send_back(
-        self, call: LayerCall, parts: dict[int, torch.Tensor], ratios: Iterable[tuple[float, torch.Tensor]]
+        self, call: LayerCall, parts: dict[int, torch.Tensor], ratios: Iterable[tuple[float | None, torch.Tensor]]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Relevance of the input: each part times what comes back to it, of one weighted ratio for each pair.
+        """Relevance of the input: each part times what comes back to it, of one weighted ratio for each pair (None: weight 1).
 
         The ratios are asked for one after the other, so that only one of them need exist.
         """
@@ -121,10 +122,9 @@ class _Split(Shortcut):
         for pair, (weight, ratio) in enumerate(ratios):
             for part, input in parts.items():
                 pulled = call.pull_back_branch(self._place(pair, part), ratio, input)
-                if part in gradients:
-                    gradients[part] = _added(gradients[part], pulled, weight)
-                else:
-                    gradients[part] = _multiplied(pulled, weight) if weight != 1.0 else pulled
+                if weight is not None and part not in gradients:
+                    pulled = _multiplied(pulled, weight)
+                gradients[part] = pulled if part not in gradients else _added(gradients[part], pulled, weight)
                 del pulled
             del ratio
         relevances = [_multiplied(gradients.pop(part), input) for part, input in parts.items()]
@@ -139,7 +139,7 @@ class PositiveTotal(_Split):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
         divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 1))
-        return self.send_back(call, parts, [(1.0, relevance / divisor)])
+        return self.send_back(call, parts, [(None, relevance / divisor)])
 
 
 class PositiveAndNegativeTotals(_Split):
@@ -151,6 +151,10 @@ class PositiveAndNegativeTotals(_Split):
     rule: AlphaBeta
     pairs = 2
 
+    def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
+        super().__init__(rule, layer, facts)
+        self.weights = (self.rule.alpha, -self.rule.beta)
+
     @property
     def saves_output(self) -> bool:
         return self.facts.relevant_where_positive and not self.rule.zero_params and _is_element_wise(self.rule.stabilizer)
@@ -158,8 +162,7 @@ class PositiveAndNegativeTotals(_Split):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
         divisors = list(call.once("divisors", lambda: self._divisors(call, parts)))
-        weights = (self.rule.alpha, -self.rule.beta)
-        return self.send_back(call, parts, ((weight, relevance / divisors.pop(0)) for weight in weights))
+        return self.send_back(call, parts, ((weight, relevance / divisors.pop(0)) for weight in self.weights))
 
     def _divisors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         negative = self.total(call, 1, parts)
@@ -180,6 +183,10 @@ class TotalOfOwnSign(_Split):
     rule: Gamma
     pairs = 2
 
+    def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
+        super().__init__(rule, layer, facts)
+        self.weight = -2.0 - self.rule.gamma
+
     @property
     def saves_output(self) -> bool:
         return True
@@ -187,12 +194,12 @@ class TotalOfOwnSign(_Split):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
         factors = list(call.once("factors", lambda: self._factors(call, parts)))
-        return self.send_back(call, parts, ((1.0, relevance * factors.pop(0)) for _ in range(self.pairs)))
+        return self.send_back(call, parts, ((None, relevance * factors.pop(0)) for _ in range(self.pairs)))
 
     def _factors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """What relevance of positive, and of negative outputs is multiplied with."""
         output = call.own_output()
-        total = _added(self.total(call, 0, parts), output.clamp(max=0.0), -2.0 - self.rule.gamma)
+        total = _added(self.total(call, 0, parts), output.clamp(max=0.0), self.weight)
         divisor = _divisor(self.rule, total, 1)
         factor = output.sign() / divisor if torch.is_grad_enabled() else output.sign().div_(divisor)
         return factor.clamp(min=0.0), factor.clamp(max=0.0)

@@ -106,14 +106,6 @@ def shortcuts_of(explain_model):
     return {name: type(rule) for name, rule in found.items() if isinstance(rule, Shortcut)}
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers(layer, rule):
