@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-slow sweep lint format clean
+.PHONY: demo test test-slow sweep bench lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch.
@@ -28,6 +28,12 @@ test-slow: $(VENV)/installed
 # All classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
 sweep: $(VENV)/installed
 	$(BIN)/python tests/torchvision_sweep.py
+
+# Speed, memory and compilation time beside the plain gradient, Zennit and Captum, in about half an hour; writes
+# docs/benchmarks.md. Captum comes without its dependencies, for it asks for an older numpy.
+bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps captum
+	$(BIN)/python benchmarks/run.py
 
 # mypy reads packages as directories: it gets the layout that an installation has.
 lint: $(VENV)/installed

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from .accounting import PARTS, Ledger
 from .errors import InputError, LrpfxError
+from .explain_module import RuleModule
 from .inspection import GRADIENT, INPUT, NEUTRAL, OUTPUT, explainable, rule_label
 from .node import NodeInfo, Role, node_info, nodes_in, support_label
 
@@ -52,9 +53,17 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
         elif node.op != "get_attr" and node_info(node).role is Role.DATA:
             info = node_info(node)
             graph.add_node(info.name, **_attributes(node, info))
-            for argument in nodes_in((node.args, node.kwargs)):
+            for argument in nodes_in((_operands(node, module), node.kwargs)):
                 _add_edge(graph, argument, info.name)
     return graph
+
+
+def _operands(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
+    """The arguments of a call that it computes with, without those that a rule recomputes its inputs from."""
+    module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if isinstance(module, RuleModule) and module.ruled.recomputed:
+        return node.args[: module.ruled.first_extra]
+    return node.args
 
 
 def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:

@@ -164,6 +164,7 @@ class Rule(Protocol):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
 
 
+_POSITIVE = "_lrpfx_positive"  # attribute of an output: its positive part, and the output's version of which it is that
 ABSENT = -1  # the place of a parameter that a branch leaves out, such as a bias taken as zero
 
 
@@ -184,6 +185,18 @@ class RuledOperation:
     #: For layers whose rule can be switched off, and whose parameters get their ordinary gradient. It costs memory: all inputs
     #: are saved, whatever the rule reads.
     gate: Gate | None = None
+    #: Inputs that are not saved but computed again: which, the operation that made it, and where its values stand.
+    recomputed: tuple[tuple[int, Operation, tuple[int, ...]], ...] = ()
+    #: Whether the positive part of the output is all that the rule reads of it, and what the ReLU behind it returns.
+    hands_on_positive: bool = False
+    takes_positive: bool = False
+
+    def with_recomputed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values with the inputs that were not saved."""
+        changed = list(values)
+        for place, operation, places in self.recomputed:
+            changed[place] = operation([values[at] for at in places])
+        return tuple(changed)
 
     def with_inputs(self, inputs: Sequence[Any], values: tuple[Any, ...]) -> Any:
         """The operation's result for other inputs, with the parameters and extras among `values`."""
@@ -260,6 +273,10 @@ class PropagateRelevance(torch.autograd.Function):
 
     @staticmethod
     def forward(ruled: RuledOperation, module: nn.Module | None, *values: Any) -> Any:
+        if ruled.takes_positive:
+            positive, version = getattr(values[0], _POSITIVE, (None, None))
+            if positive is not None and values[0]._version == version:
+                return positive.detach()
         output = ruled.with_inputs(values[: ruled.operation.inputs], values)
         if not isinstance(output, torch.Tensor):
             raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
@@ -284,10 +301,18 @@ class PropagateRelevance(torch.autograd.Function):
             ctx.buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in buffers]
         elif not (ruled.rule.saves_inputs or ruled.rule.has_code):
             values = [None] * len(values)
+        if ruled.gate is None:
+            for place, _, _ in ruled.recomputed:
+                values[place] = None
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
         # Where the rule can be switched off, the output is computed again: the next module may overwrite it.
         saves_output = ruled.rule.saves_output and ruled.gate is None
+        if saves_output and ruled.hands_on_positive and not torch.compiler.is_compiling():
+            # One tensor instead of two: the ReLU returns it, the next layer keeps it, and so does this one.
+            positive = output.clamp(min=0.0)
+            setattr(output, _POSITIVE, (positive, output._version))
+            output = positive
         ctx.save_for_backward(*tensors, output if saves_output else None, *kept)
 
     @staticmethod
@@ -301,6 +326,8 @@ class PropagateRelevance(torch.autograd.Function):
         dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
         if ctx.autocast:  # the forward ran in the precision of its output, whatever its inputs had
             values = tuple(_cast(value, relevance.dtype) for value in values)
+        if ruled.gate is None:
+            values = ruled.with_recomputed(values)
         inputs, parameters, branches, extras = ruled.split(values)
         call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output, ctx.kept)
         gradients: list[torch.Tensor | None] = [None] * len(values)

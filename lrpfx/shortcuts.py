@@ -186,10 +186,11 @@ class TotalOfOwnSign(_Split):
     def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
         super().__init__(rule, layer, facts)
         self.weight = -2.0 - self.rule.gamma
+        self.recomputes_output = False
 
     @property
     def saves_output(self) -> bool:
-        return True
+        return not self.recomputes_output
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)

@@ -1,6 +1,7 @@
 """REWRITE: every node with a rule becomes a call of a rule module. Reads the metadata and knows no composite."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from lrpfx.explain_module import TABLES, ParameterModifier, RuleModule, Scope, s
 from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
-from lrpfx.node import Facts, NodeInfo, Role, Sign, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.node import Facts, NodeInfo, Role, Sign, attribute_of, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.propagation import ABSENT, Gate, RuledOperation
-from lrpfx.shortcuts import shortcut_for
+from lrpfx.rules import Pass as PassRule
+from lrpfx.shortcuts import PositiveAndNegativeTotals, ShareOfSum, TotalOfOwnSign, shortcut_for
+from lrpfx.types import Convolution
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -48,9 +51,66 @@ class Rewrite(Pass):
             if node.op == "call_module" and node_info(node).keeps_gradient:  # a module as a whole that keeps its gradient
                 node.target = tree.place(node_info(node).name, program.root.get_submodule(str(node.target)))
         program.root = tree.root
+        if self.optimize and self.gate is None:
+            for node in data_calls(program.graph):
+                _save_less(node, program.root)
         for node in program.graph.nodes:
             node.meta.pop("nn_module_stack", None)  # holds the user's classes, which a pickle must not need
         return result
+
+
+# --- what is saved for the way back -----------------------------------------------------------------------------------------
+
+
+def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
+    """The rule module that a node calls, if it calls one."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    module = root.get_submodule(str(node.target))
+    return module if isinstance(module, RuleModule) else None
+
+
+def _save_less(node: fx.Node, root: nn.Module) -> None:
+    """Let the rules at `node` share what they save, or compute it again where that is cheap."""
+    module = _rule_module(node, root)
+    if module is None:
+        return
+    if isinstance(module.rule, ShareOfSum):
+        for place in range(2):
+            _recompute_input(node, place, module, root)
+    elif isinstance(module.rule, PositiveAndNegativeTotals) and module.rule.saves_output and len(node.users) == 1:
+        behind = _rule_module(next(iter(node.users)), root)
+        operator = behind and behind.ruled.operation.operator
+        if behind is not None and operator is not None and operator.name == "relu" and type(behind.rule) is PassRule:
+            module.ruled = replace(module.ruled, hands_on_positive=True)
+            behind.ruled = replace(behind.ruled, takes_positive=True)
+
+
+def _recompute_input(node: fx.Node, place: int, module: RuleModule, root: nn.Module) -> None:
+    """Do not save the term of a sum that a convolution over single positions made for it alone: its own input is saved."""
+    term = node.args[place]
+    maker = _rule_module(term, root)
+    if maker is None or not isinstance(term, fx.Node) or len(term.users) != 1:
+        return
+    ruled = maker.ruled
+    is_convolution = ruled.operation.operator is not None and issubclass(ruled.operation.operator.kind, Convolution)
+    if not is_convolution or ruled.operation.inputs != 1 or ruled.first_extra < len(term.args):
+        return
+    weight: Any = term.args[ruled.parameters[ruled.operation.parameters.index("weight")]]
+    while isinstance(weight, fx.Node) and weight.op != "get_attr":  # merged or modified: of the same shape
+        weight = weight.args[0]
+    if not isinstance(weight, fx.Node) or attribute_of(weight, root).shape[2:].numel() > 1:
+        return
+    made_from = [term.args[0], *(term.args[at] for at in ruled.parameters)]
+    args = list(node.args)
+    for value in made_from:
+        if value not in args:
+            args.append(value)
+    node.args = tuple(args)
+    recomputed = (place, ruled.operation, tuple(args.index(value) for value in made_from))
+    module.ruled = replace(module.ruled, recomputed=(*module.ruled.recomputed, recomputed))
+    if isinstance(maker.rule, TotalOfOwnSign):
+        maker.rule.recomputes_output = True
 
 
 def _facts(node: fx.Node, layer: Layer) -> Facts:

@@ -437,3 +437,72 @@ def test_sums_that_broadcast():
     seed = torch.randn(2, 12)
     assert ShareOfSum in shortcuts_of(fast).values()
     assert_close(lrpfx.attribute(fast, x, seed).relevance, lrpfx.attribute(direct, x, seed).relevance, 1e-10)
+
+
+class Bottleneck(nn.Module):
+    """A residual block that ends in a convolution over single positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.inner = nn.Conv2d(8, 4, 3, padding=1)
+        self.outer = nn.Conv2d(4, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+        self.eval()
+
+    def forward(self, x):
+        x = F.relu(self.stem(x))
+        x = F.relu(self.norm(self.outer(F.relu(self.inner(x)))) + x)
+        return self.head(x.mean((2, 3)))
+
+
+def saved_sizes(run):
+    """Storages that a forward pass keeps, with how many numbers each holds."""
+    found = {}
+
+    def pack(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = run()
+    del output
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("composite", ["plus_flat", "alpha_beta_flat", "gamma_box"])
+def test_what_the_rules_share(composite):
+    """Activations are kept once: the input of each layer, for ZBox its output too, and none for the term of a sum."""
+    model = Bottleneck().requires_grad_(False)
+    fast, direct = both(model, COMPOSITES[composite], input_range=(-3.0, 3.0))
+    x = torch.rand(7, 3, 6, 6, requires_grad=True)
+    wide, narrow = 7 * 8 * 36, 7 * 4 * 36
+    sizes = saved_sizes(lambda: fast(x))
+    assert sizes.count(narrow) == 1
+    # the block's input and output; for ZBox the output of the first layer
+    assert sizes.count(wide) == (3 if composite == "gamma_box" else 2)
+    expected = lrpfx.attribute(direct, x, [0, 1]).relevance
+    assert_close(lrpfx.attribute(fast, x, [0, 1]).relevance, expected, 1e-10)
+    assert_close(lrpfx.attribute(fast, x, [0, 1], chunk_size=2).relevance, expected, 1e-10)
+    assert lrpfx.ledger(fast, x, 1).unexplained <= 1e-9
+    edges = lrpfx.to_networkx(fast).in_edges("add")
+    assert sorted(source for source, _ in edges) == ["outer", "relu"]
+    recorded = lrpfx.attribute(fast, x, 1, record=["outer", "inner"]).layers
+    for name, relevance in lrpfx.attribute(direct, x, 1, record=["outer", "inner"]).layers.items():
+        assert_close(recorded[name], relevance, 1e-10)
+
+
+def test_shared_tensors_and_hooks():
+    """A hook that replaces or overwrites what a layer returns is heard by the ReLU behind it."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)).eval()
+    explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1Flat())
+    x = torch.rand(2, 3, 6, 6)
+    seen = []
+    handle = explain_model.get_submodule("2").register_forward_hook(lambda module, args, output: seen.append(output.clone()))
+    lrpfx.attribute(explain_model, x, 1)
+    handle.remove()
+    assert (seen[0] < 0).any()  # the hook sees the layer's own output
+    explain_model.get_submodule("2").register_forward_hook(lambda module, args, output: 2 * output)
+    expected = model[5](model[4](F.relu(2 * model[2](model[1](model[0](x))))))
+    torch.testing.assert_close(explain_model(x.requires_grad_()), expected)

@@ -1,0 +1,90 @@
+"""Who is measured: the same attribution by lrpfx, Zennit and Captum, and the plain gradient that it is held against."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import captum.attr
+import torch
+import torchvision
+import zennit.canonizers
+import zennit.composites
+import zennit.torchvision
+from torch import nn
+from torch.fx.experimental import optimization
+
+import lrpfx
+from lrpfx import composites
+
+RANGE = (0.0, 1.0)  # of the inputs: images
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CompositeOf:
+    """One composite in both libraries."""
+
+    lrpfx: composites.Composite
+    zennit: Callable[..., zennit.core.Composite]
+
+
+COMPOSITES = {
+    "EpsilonPlusFlat": CompositeOf(composites.EpsilonPlusFlat(), zennit.composites.EpsilonPlusFlat),
+    "EpsilonGammaBox": CompositeOf(
+        composites.EpsilonGammaBox(*RANGE),
+        lambda canonizers: zennit.composites.EpsilonGammaBox(low=RANGE[0], high=RANGE[1], canonizers=canonizers),
+    ),
+    "EpsilonAlpha2Beta1Flat": CompositeOf(composites.EpsilonAlpha2Beta1Flat(), zennit.composites.EpsilonAlpha2Beta1Flat),
+}
+
+
+def network(name: str) -> nn.Module:
+    """An untrained classifier of torchvision whose parameters need no gradient."""
+    torch.manual_seed(0)
+    model: nn.Module = getattr(torchvision.models, name)()
+    return model.eval().requires_grad_(False)
+
+
+def merged(model: nn.Module) -> nn.Module:
+    """The network with batch norm merged by torch itself: what the plain gradient is taken of."""
+    return optimization.fuse(model)
+
+
+def gradient_of(model: nn.Module, target: int = 0) -> Run:
+    def run(images: torch.Tensor) -> torch.Tensor:
+        leaf = images.clone().requires_grad_()
+        return torch.autograd.grad(model(leaf)[:, target].sum(), leaf)[0]
+
+    return run
+
+
+def zennit_of(model: nn.Module, composite: str, target: int = 0) -> Run:
+    """Zennit's relevance; it hooks into `model`, which then belongs to it. The seed is the class's output, as in lrpfx."""
+    canonizer = zennit.torchvision.ResNetCanonizer if hasattr(model, "layer1") else zennit.torchvision.VGGCanonizer
+    COMPOSITES[composite].zennit(canonizers=[canonizer()]).register(model)
+
+    def run(images: torch.Tensor) -> torch.Tensor:
+        leaf = images.clone().requires_grad_()
+        output = model(leaf)
+        seed = torch.zeros_like(output)
+        seed[:, target] = output[:, target].detach()
+        return torch.autograd.grad(output, leaf, seed)[0]
+
+    return run
+
+
+def captum_of(model: nn.Module, target: int = 0) -> Run:
+    """Captum's LRP with its default rules (Epsilon), for the networks that it can explain; the others raise."""
+
+    def run(images: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            relevance = captum.attr.LRP(model).attribute(images.clone().requires_grad_(), target=target)
+        return relevance.detach()
+
+    return run
+
+
+def lrpfx_of(explain_model: nn.Module, target: int = 0) -> Run:
+    return lambda images: lrpfx.attribute(explain_model, images, target).relevance

@@ -1,0 +1,78 @@
+"""Peak memory of one attribution above what is there before it, each contender in a process of its own."""
+
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PLAIN = "plain gradient"
+
+
+def _status(field: str) -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def _resident() -> float:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return _status("VmRSS")
+
+
+def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
+    """Mebibytes that one attribution of four images takes at its peak, and those that the module holds all the time."""
+    import torch
+    from contenders import COMPOSITES, RANGE, gradient_of, lrpfx_of, merged, network, zennit_of
+
+    import lrpfx
+
+    torch.set_num_threads(2)
+    images = torch.rand(4, 3, 224, 224)
+    model = network(name)
+    if contender == PLAIN:
+        model = merged(model)
+        run = gradient_of(model)
+    elif contender == "Zennit":
+        run = zennit_of(model, composite)
+    else:
+        model = lrpfx.transform(model, COMPOSITES[composite].lrpfx, input_range=RANGE)
+        run = lrpfx_of(model)
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    run(images[:1, :, :64, :64])  # what is set up once
+    before = _resident()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    run(images)
+    return {"peak": _status("VmHWM") - before, "held": sum(tensors.values()) / 2**20}
+
+
+def measure(networks: list[str], composites: list[str]) -> list[dict[str, Any]]:
+    """One record for each network, composite and contender. Linux only."""
+    # Blocks go back to the system at once, so that the peak is that of what is in use.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
+    records = []
+    for name in networks:
+        for composite in composites:
+            peaks = {}
+            for contender in (PLAIN, "Zennit", "lrpfx"):
+                command = [sys.executable, __file__, name, composite, contender]
+                answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+                peaks[contender] = json.loads(answer.splitlines()[-1])
+            for contender, peak in peaks.items():
+                shares = {
+                    "to_gradient": peak["peak"] / peaks[PLAIN]["peak"],
+                    "to_zennit": peak["peak"] / peaks["Zennit"]["peak"],
+                }
+                records.append({"network": name, "composite": composite, "contender": contender, **peak, **shares})
+                print(records[-1], flush=True)
+    return records
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import torchvision_cpu  # noqa: F401
+
+    print(json.dumps(_peak(*sys.argv[1:])))

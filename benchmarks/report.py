@@ -1,0 +1,114 @@
+"""The measurements as docs/benchmarks.md, with a plot."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+DOCS = Path(__file__).parents[1] / "docs"
+FURTHER = "each further target"
+
+
+def _table(columns: list[str], rows: list[list[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_shown(cell) for cell in line) + " |" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _plot(records: list[dict[str, Any]]) -> None:
+    bars = [record for record in records if "milliseconds" in record and "plain" not in record["contender"]]
+    groups = list(dict.fromkeys((record["network"], record["composite"]) for record in bars))
+    contenders = list(dict.fromkeys(record["contender"] for record in bars))
+    figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
+    width = 0.8 / len(contenders)
+    for number, contender in enumerate(contenders):
+        found = {(one["network"], one["composite"]): one["to_gradient"] for one in bars if one["contender"] == contender}
+        places = [place for place, group in enumerate(groups) if group in found]
+        heights = [found[groups[place]] for place in places]
+        axes.bar([place + number * width for place in places], heights, width, label=contender)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(
+        [place + 0.4 - width / 2 for place in range(len(groups))], ["\n".join(group) for group in groups], fontsize=7
+    )
+    axes.set_ylabel("time / plain gradient")
+    axes.legend(fontsize=8)
+    figure.savefig(DOCS / "images" / "benchmarks.png", dpi=110)
+
+
+def write(speed: list[dict[str, Any]], memory: list[dict[str, Any]], compilation: list[dict[str, Any]]) -> None:
+    """Write the document and the plot."""
+    if speed:
+        _plot(speed)
+    timed = [record for record in speed if record["contender"] != FURTHER]
+    speed_rows = [
+        [
+            one["network"],
+            one["composite"],
+            one["contender"],
+            round(one["milliseconds"]),
+            one["to_gradient"],
+            one["faster_than_zennit"],
+            one["convolutions"],
+            one["floor"],
+        ]
+        for one in timed
+    ]
+    further_rows = [[one["network"], one["composite"], one["to_gradient"]] for one in speed if one["contender"] == FURTHER]
+    memory_rows = [
+        [
+            one["network"],
+            one["composite"],
+            one["contender"],
+            round(one["peak"]),
+            one["to_gradient"],
+            one["to_zennit"],
+            round(one["held"]),
+        ]
+        for one in memory
+    ]
+    compilation_rows = [[one["network"], one["nodes"], one["seconds"], one["milliseconds_per_node"]] for one in compilation]
+    text = f"""# Benchmarks
+
+Written by `make bench`, on {platform.machine()} with torch {torch.__version__}, two threads. Batches of four images of 224×224,
+float32. Contenders take turns in one process; every ratio is a median over rounds. The plain gradient is that of the same network with batch
+norm merged; for the compiled contenders it is compiled as well.
+
+![time in plain gradients](images/benchmarks.png)
+
+## Speed
+
+"Convolutions" counts those that run, forward and transposed; "floor" is the arithmetic of convolutions and matrix products
+compared with that of the plain gradient: the ratio that would be reached if nothing else took time. Captum has its own default
+rules.
+
+{_table(["network", "composite", "contender", "ms", "/ gradient", "faster than Zennit", "convolutions", "floor"], speed_rows)}
+
+## Each further target
+
+Ten targets share one forward pass. What each one after the first costs, in plain gradients. The floor is that of the transposed
+convolutions alone: 0.5 with one for each layer; AlphaBeta needs two for each layer, and Gamma where a convolution feeds a sum.
+
+{_table(["network", "composite", "/ gradient"], further_rows)}
+
+## Memory
+
+Peak of one attribution above what is there before it, each contender in a process of its own, and the parameters and buffers
+that the network holds all the time: in lrpfx the source's, those with batch norm merged, and modified ones.
+
+{_table(["network", "composite", "contender", "peak, MiB", "/ gradient", "/ Zennit", "held, MiB"], memory_rows)}
+
+## Compilation
+
+Time of `lrpfx.transform` without example inputs.
+
+{_table(["network", "nodes", "seconds", "ms a node"], compilation_rows)}
+"""
+    (DOCS / "benchmarks.md").write_text(text)

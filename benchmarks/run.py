@@ -1,0 +1,44 @@
+"""Measure everything and write docs/benchmarks.md: `make bench`, or with names of parts."""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import torchvision_cpu  # noqa: F401, I001  before anything imports torchvision
+
+import compilation
+import memory
+import report
+import speed
+import torch
+from contenders import COMPOSITES
+
+NETWORKS = ["vgg16", "resnet50"]
+RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--networks", nargs="*", default=NETWORKS)
+    parser.add_argument("parts", nargs="*", default=["speed", "memory", "compilation"])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(2)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if "compilation" in arguments.parts:
+        results["compilation"] = compilation.measure()
+    if "memory" in arguments.parts:
+        results["memory"] = memory.measure(arguments.networks, list(COMPOSITES))
+    if "speed" in arguments.parts:
+        results["speed"] = [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)]
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1))
+    report.write(*(results.get(part, []) for part in ("speed", "memory", "compilation")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Time of one attribution, as a ratio to the plain gradient: contenders take turns in one process."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from contenders import COMPOSITES, RANGE, captum_of, gradient_of, lrpfx_of, merged, network, zennit_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import lrpfx
+
+PLAIN, COMPILED = "plain gradient", "plain gradient, compiled"
+
+
+def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round, after one that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds + 1):
+        for name, run in contenders.items():
+            started = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - started)
+    return {name: values[1:] for name, values in times.items()}
+
+
+def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
+    """The median over rounds of the ratio of two contenders."""
+    return statistics.median(one / other for one, other in zip(times[of], times[to], strict=True))
+
+
+class _Convolutions(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.count += 1
+        elif func is torch.ops.aten.convolution_backward.default:
+            self.count += sum(args[-1][:2])
+        return func(*args, **(kwargs or {}))
+
+
+def work(run: Callable[[], Any]) -> dict[str, float]:
+    """Convolutions that run, and floating-point operations of convolutions and matrix products."""
+    with _Convolutions() as counted:
+        run()
+    flops = FlopCounterMode(display=False)
+    with flops:
+        run()
+    return {"convolutions": counted.count, "flops": float(flops.get_total_flops())}
+
+
+def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dict[str, Any]]:
+    """One record for each composite and contender on the network called `name`."""
+    images = torch.rand(batch, 3, size, size)
+    plain = merged(network(name))
+    compiled = torch.compile(plain, fullgraph=True)
+    records = []
+    for title, composite in COMPOSITES.items():
+        explain_model = lrpfx.transform(network(name), composite.lrpfx, input_range=RANGE)
+        runs = {
+            PLAIN: gradient_of(plain),
+            COMPILED: gradient_of(compiled),
+            "Zennit": zennit_of(network(name), title),
+            "lrpfx": lrpfx_of(explain_model),
+            "lrpfx, compiled": lrpfx_of(torch.compile(explain_model, fullgraph=True)),
+        }
+        agreement = (runs["lrpfx"](images) - runs["Zennit"](images)).norm() / runs["Zennit"](images).norm()
+        print(f"{name} {title}: lrpfx and Zennit differ by {agreement:.1e}", flush=True)
+        if title == "EpsilonPlusFlat":
+            captum = captum_of(network(name))
+            try:
+                captum(images)
+                runs["Captum, Epsilon"] = captum
+            except Exception as error:
+                print(f"Captum cannot explain {name}: {type(error).__name__}: {error}", flush=True)
+        contenders = {key: (lambda run=run: run(images)) for key, run in runs.items()}
+        times = interleaved(contenders, rounds)
+        plain_work = work(contenders[PLAIN])
+        for key in runs:
+            reference = COMPILED if "compiled" in key else PLAIN
+            counted = {} if "compiled" in key else work(contenders[key])
+            records.append(
+                {
+                    "network": name,
+                    "composite": title,
+                    "contender": key,
+                    "milliseconds": 1e3 * statistics.median(times[key]),
+                    "to_gradient": ratio(times, key, reference),
+                    "faster_than_zennit": ratio(times, "Zennit", key),
+                    "convolutions": counted.get("convolutions"),
+                    "floor": counted["flops"] / plain_work["flops"] if counted else None,
+                }
+            )
+            print(records[-1], flush=True)
+        records += further_targets(name, title, explain_model, contenders[PLAIN], images, max(1, rounds // 2))
+    return records
+
+
+def further_targets(
+    name: str, title: str, explain_model: Any, plain: Callable[[], Any], images: torch.Tensor, rounds: int
+) -> list[dict[str, Any]]:
+    """What each of nine more targets costs, as a fraction of a plain gradient."""
+    times = interleaved(
+        {
+            "plain": plain,
+            "one": lambda: lrpfx.attribute(explain_model, images, 0),
+            "ten": lambda: lrpfx.attribute(explain_model, images, list(range(10))),
+        },
+        rounds,
+    )
+    rows = zip(times["ten"], times["one"], times["plain"], strict=True)
+    cost = statistics.median((ten - one) / 9 / plain for ten, one, plain in rows)
+    record = {"network": name, "composite": title, "contender": "each further target", "to_gradient": cost}
+    print(record, flush=True)
+    return [record]
