@@ -195,7 +195,8 @@ class RuledOperation:
         """The values with the inputs that were not saved."""
         changed = list(values)
         for place, operation, places in self.recomputed:
-            changed[place] = operation([values[at] for at in places])
+            if values[place] is None:
+                changed[place] = operation([values[at] for at in places])
         return tuple(changed)
 
     def with_inputs(self, inputs: Sequence[Any], values: tuple[Any, ...]) -> Any:
@@ -301,7 +302,7 @@ class PropagateRelevance(torch.autograd.Function):
             ctx.buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in buffers]
         elif not (ruled.rule.saves_inputs or ruled.rule.has_code):
             values = [None] * len(values)
-        if ruled.gate is None:
+        if ruled.gate is None and not torch.compiler.is_compiling():  # torch.compile decides itself what it keeps
             for place, _, _ in ruled.recomputed:
                 values[place] = None
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]

@@ -15,7 +15,7 @@ from lrpfx.node import Facts, NodeInfo, Role, Sign, attribute_of, data_calls, ha
 from lrpfx.propagation import ABSENT, Gate, RuledOperation
 from lrpfx.rules import Pass as PassRule
 from lrpfx.shortcuts import PositiveAndNegativeTotals, ShareOfSum, TotalOfOwnSign, shortcut_for
-from lrpfx.types import Convolution
+from lrpfx.types import ConvolutionStandard
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -62,6 +62,9 @@ class Rewrite(Pass):
 # --- what is saved for the way back -----------------------------------------------------------------------------------------
 
 
+CHEAP = 128  # products for one entry, up to which it is computed again rather than saved
+
+
 def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
     """The rule module that a node calls, if it calls one."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
@@ -87,19 +90,19 @@ def _save_less(node: fx.Node, root: nn.Module) -> None:
 
 
 def _recompute_input(node: fx.Node, place: int, module: RuleModule, root: nn.Module) -> None:
-    """Do not save the term of a sum that a convolution over single positions made for it alone: its own input is saved."""
+    """Do not save the term of a sum that a convolution made for it alone, if few products make one entry of the term."""
     term = node.args[place]
     maker = _rule_module(term, root)
     if maker is None or not isinstance(term, fx.Node) or len(term.users) != 1:
         return
     ruled = maker.ruled
-    is_convolution = ruled.operation.operator is not None and issubclass(ruled.operation.operator.kind, Convolution)
+    is_convolution = ruled.operation.operator is not None and issubclass(ruled.operation.operator.kind, ConvolutionStandard)
     if not is_convolution or ruled.operation.inputs != 1 or ruled.first_extra < len(term.args):
         return
     weight: Any = term.args[ruled.parameters[ruled.operation.parameters.index("weight")]]
     while isinstance(weight, fx.Node) and weight.op != "get_attr":  # merged or modified: of the same shape
         weight = weight.args[0]
-    if not isinstance(weight, fx.Node) or attribute_of(weight, root).shape[2:].numel() > 1:
+    if not isinstance(weight, fx.Node) or attribute_of(weight, root).shape[1:].numel() > CHEAP:
         return
     made_from = [term.args[0], *(term.args[at] for at in ruled.parameters)]
     args = list(node.args)
