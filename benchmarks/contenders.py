@@ -86,5 +86,18 @@ def captum_of(model: nn.Module, target: int = 0) -> Run:
     return run
 
 
+def lowered_of(explain_model: nn.Module, images: torch.Tensor, target: int = 0) -> Run:
+    """The lowered program, an inference program, under inductor."""
+    program = torch.compile(lrpfx.lower(explain_model, images, dynamic_batch=False).module(), fullgraph=True)
+    indices = torch.full((len(images),), target)
+
+    def run(images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            relevance: torch.Tensor = program(images, indices)["relevance"]
+        return relevance
+
+    return run
+
+
 def lrpfx_of(explain_model: nn.Module, target: int = 0) -> Run:
     return lambda images: lrpfx.attribute(explain_model, images, target).relevance

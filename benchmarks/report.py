@@ -78,8 +78,8 @@ def write(speed: list[dict[str, Any]], memory: list[dict[str, Any]], compilation
     text = f"""# Benchmarks
 
 Written by `make bench`, on {platform.machine()} with torch {torch.__version__}, two threads. Batches of four images of 224×224,
-float32. Contenders take turns in one process; every ratio is a median over rounds. The plain gradient is that of the same network
-with batch norm merged; for the compiled contenders it is compiled as well.
+float32. Contenders take turns in one process; every ratio is a median over rounds. The plain gradient is that of the same
+network with batch norm merged; for the compiled contenders it is compiled as well.
 
 ![time in plain gradients](images/benchmarks.png)
 

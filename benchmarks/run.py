@@ -29,14 +29,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if "compilation" in arguments.parts:
-        results["compilation"] = compilation.measure()
-    if "memory" in arguments.parts:
-        results["memory"] = memory.measure(arguments.networks, list(COMPOSITES))
-    if "speed" in arguments.parts:
-        results["speed"] = [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)]
+    measures = {
+        "compilation": compilation.measure,
+        "memory": lambda: memory.measure(arguments.networks, list(COMPOSITES)),
+        "speed": lambda: [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)],
+    }
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1))
+    for part in arguments.parts:
+        results[part] = measures[part]()
+        RESULTS.write_text(json.dumps(results, indent=1))
     report.write(*(results.get(part, []) for part in ("speed", "memory", "compilation")))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contenders import COMPOSITES, RANGE, captum_of, gradient_of, lrpfx_of, merged, network, zennit_of
+from contenders import COMPOSITES, RANGE, captum_of, gradient_of, lowered_of, lrpfx_of, merged, network, zennit_of
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 import lrpfx
 
@@ -31,27 +31,31 @@ def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
     return statistics.median(one / other for one, other in zip(times[of], times[to], strict=True))
 
 
-class _Convolutions(TorchDispatchMode):
+class _Work(TorchDispatchMode):
+    """Counts convolutions, forward and transposed, and floating-point operations of convolutions and matrix products."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.convolutions = 0
+        self.flops = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.convolution.default:
-            self.count += 1
+            self.convolutions += 1
         elif func is torch.ops.aten.convolution_backward.default:
-            self.count += sum(args[-1][:2])
-        return func(*args, **(kwargs or {}))
+            self.convolutions += sum(args[-1][:2])
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
-def work(run: Callable[[], Any]) -> dict[str, float]:
-    """Convolutions that run, and floating-point operations of convolutions and matrix products."""
-    with _Convolutions() as counted:
+def work(run: Callable[[], Any]) -> _Work:
+    """What runs."""
+    with _Work() as counted:
         run()
-    flops = FlopCounterMode(display=False)
-    with flops:
-        run()
-    return {"convolutions": counted.count, "flops": float(flops.get_total_flops())}
+    return counted
 
 
 def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dict[str, Any]]:
@@ -68,6 +72,7 @@ def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dic
             "Zennit": zennit_of(network(name), title),
             "lrpfx": lrpfx_of(explain_model),
             "lrpfx, compiled": lrpfx_of(torch.compile(explain_model, fullgraph=True)),
+            "lrpfx, lowered and compiled": lowered_of(explain_model, images),
         }
         agreement = (runs["lrpfx"](images) - runs["Zennit"](images)).norm() / runs["Zennit"](images).norm()
         print(f"{name} {title}: lrpfx and Zennit differ by {agreement:.1e}", flush=True)
@@ -83,7 +88,7 @@ def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dic
         plain_work = work(contenders[PLAIN])
         for key in runs:
             reference = COMPILED if "compiled" in key else PLAIN
-            counted = {} if "compiled" in key else work(contenders[key])
+            counted = None if "compiled" in key else work(contenders[key])
             records.append(
                 {
                     "network": name,
@@ -92,8 +97,8 @@ def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dic
                     "milliseconds": 1e3 * statistics.median(times[key]),
                     "to_gradient": ratio(times, key, reference),
                     "faster_than_zennit": ratio(times, "Zennit", key),
-                    "convolutions": counted.get("convolutions"),
-                    "floor": counted["flops"] / plain_work["flops"] if counted else None,
+                    "convolutions": counted and counted.convolutions,
+                    "floor": counted.flops / plain_work.flops if counted else None,
                 }
             )
             print(records[-1], flush=True)

@@ -90,7 +90,7 @@ def attribute(
         arguments.check_ranges(module.graph)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
-        runner = explain_model if not names else _recorder(module, names, bool(embeddings))
+        runner = explain_model if not names else recorder_of(module, names, bool(embeddings))
         if _may_be_several(target):  # a compiled module would go back once only
             with several_relevances():
                 result = arguments.call(runner if names else module)
@@ -382,7 +382,7 @@ def as_leaf(value: torch.Tensor) -> torch.Tensor:
     return value.detach().requires_grad_()
 
 
-def _recorder(module: ExplainModule, names: tuple[str, ...], leaves: bool) -> TreeGraphModule:
+def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = False) -> TreeGraphModule:
     """A module on the same tensors that also returns the named nodes; with `leaves`, gradients begin at embeddings."""
     key = (*names, "") if leaves else names
     if key not in module.recorders:

@@ -29,6 +29,14 @@ class PassError(LrpfxError):
     """A pass left a graph that is not well formed, which is a defect of the pass."""
 
 
+class LoweringError(LrpfxError):
+    """The module cannot be turned into a plain inference program, or the program computes something else."""
+
+
+class ArtefactError(LrpfxError):
+    """A file with a program cannot be written, or is damaged, or was not written by lrpfx."""
+
+
 class VerificationError(LrpfxError):
     """A captured or rewritten graph does not compute what the source model computes."""
 

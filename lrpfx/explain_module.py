@@ -190,10 +190,10 @@ class ExplainModule(TreeGraphModule):
         return (_rebuild, (self._tree(), graph_state(self.graph), self.title, self.history, fold_graph, self.derived))
 
 
-def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put `value` at the qualified name `name` as a buffer that no state_dict holds."""
+def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
+    """Put `value` at the qualified name `name` as a buffer, by default one that no state_dict holds."""
     *path, leaf = name.split(".")
-    scope_at(root, path).register_buffer(leaf, value, persistent=False)
+    scope_at(root, path).register_buffer(leaf, value, persistent=persistent)
 
 
 def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:

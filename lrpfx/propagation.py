@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
+from torch.fx import traceback as fx_traceback
 
 from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
@@ -165,6 +166,7 @@ class Rule(Protocol):
 
 
 _POSITIVE = "_lrpfx_positive"  # attribute of an output: its positive part, and the output's version of which it is that
+ORIGIN = "lrpfx"  # key under which traced operations say where they come from
 ABSENT = -1  # the place of a parameter that a branch leaves out, such as a bias taken as zero
 
 
@@ -188,6 +190,7 @@ class RuledOperation:
     #: Inputs that are not saved but computed again: which, the operation that made it, and where its values stand.
     recomputed: tuple[tuple[int, Operation, tuple[int, ...]], ...] = ()
     #: Whether the positive part of the output is all that the rule reads of it, and what the ReLU behind it returns.
+    name: str = ""  # of the node
     hands_on_positive: bool = False
     takes_positive: bool = False
 
@@ -211,6 +214,26 @@ class RuledOperation:
         branches = tuple(tuple(None if at == ABSENT else values[at] for at in branch) for branch in self.branches)
         parameters = tuple(values[at] for at in self.parameters)
         return values[: self.operation.inputs], parameters, branches, values[self.first_extra :]
+
+
+_origins: ContextVar[bool] = ContextVar("origins", default=False)
+
+
+@contextmanager
+def noting_origins() -> Iterator[None]:
+    """A context in which traced operations note the node and the rule that they come from."""
+    token = _origins.set(True)
+    try:
+        yield
+    finally:
+        _origins.reset(token)
+
+
+def origin(text: str) -> AbstractContextManager[Any]:
+    """A context for the operations of one node, while origins are noted."""
+    if torch.compiler.is_compiling() or not _origins.get():
+        return nullcontext()
+    return fx_traceback.annotate({ORIGIN: text})
 
 
 _several: ContextVar[bool] = ContextVar("several", default=False)
@@ -342,7 +365,8 @@ class PropagateRelevance(torch.autograd.Function):
         elif ruled.rule.has_code:
             relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
         else:
-            relevances = ruled.rule.propagate(call, relevance)
+            with origin(f"{ruled.name}: {ruled.rule}"):
+                relevances = ruled.rule.propagate(call, relevance)
         if len(relevances) != len(ctx.shapes):
             raise RuleError(f"{ruled.rule} returned {len(relevances)} relevances for {len(ctx.shapes)} inputs")
         for result, shape in zip(relevances, ctx.shapes, strict=True):

@@ -146,7 +146,7 @@ class _RewrittenCall:
         )
         first_extra = len(self.values)
         self.values += [self._as_node(extra) for extra in layer.extras]
-        ruled = RuledOperation(rule, _without_tensors(operation), own, branches, first_extra, self.gate)
+        ruled = RuledOperation(rule, _without_tensors(operation), own, branches, first_extra, self.gate, name=self.info.name)
         self.node.target = self.tree.place(self.info.name, RuleModule(ruled, self.info.description, self.info.merged))
         self.node.op = "call_module"
         self.node.args = tuple(self.values)

@@ -1,0 +1,350 @@
+"""Lowering: forward and relevance of an explainable module as one plain inference program.
+
+The program is an `ExportedProgram` of ATen operators without autograd and without any class of lrpfx. torch.export cannot trace
+rules that save what autograd hands back; `make_fx` can, and what it traces is then exported.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental import _config as symbolic_shapes
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .attribution import OutputSelector, attribute, recorder_of, relevance_of_output, resolve_names, select_output
+from .errors import InputError, InputTypeError, LoweringError
+from .explain_module import ExplainModule, set_derived_buffer
+from .inspection import assignment, explainable
+from .node import has_info, node_info
+from .propagation import noting_origins, origin
+
+MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata
+
+#: What the program takes as its target.
+TARGETS = ("index", "weights", "max")
+
+Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+
+
+def _as_bytes(relevance: torch.Tensor) -> torch.Tensor:
+    """Relevance summed over channels as bytes: 128 is none, 1 and 255 the largest magnitude of the sample."""
+    total = relevance.sum(1)
+    largest = total.abs().flatten(1).amax(1).reshape(-1, *[1] * (total.ndim - 1))
+    scaled = total / torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (scaled * 127.0 + 128.0).round().to(torch.uint8)
+
+
+#: What the program makes of an input's relevance.
+REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda relevance: relevance,
+    "sum": lambda relevance: relevance.sum(1),
+    "absolute": lambda relevance: relevance.abs().sum(1),
+    "bytes": _as_bytes,
+}
+
+
+def lower(
+    explain_model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    target: str = "index",
+    record: Sequence[str] = (),
+    dynamic_batch: bool = True,
+    reduce: str | None = None,
+    balance: bool = False,
+    output: OutputSelector = None,
+) -> ExportedProgram:
+    """Forward and relevance as one exported program, `(inputs, target)` to a dict of tensors.
+
+    The inputs have the names of the model's, "input" where there is one. `target`: "index" takes class indices of shape
+    (batch,) as `target`, "weights" the relevance of the output, in its shape, and "max" nothing: the largest output is
+    explained. The results are "output", then "relevance" (or "relevance.<input>" for each of several inputs), and one for each
+    of the `record`ed layers under its name. With `balance` there is a "balance" for each sample: relevance of the inputs less
+    that of the output. `reduce`: relevance of an input summed over its channels ("sum"), its magnitudes summed ("absolute"), or
+    as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the example.
+    Parameters keep the names that they have in `explain_model`; nodes say in `meta["custom"]["lrpfx"]` where they come from.
+
+    Errors: `LoweringError`, `InputError`, `InputTypeError`.
+    """
+    module = explainable(explain_model, "lower")
+    if target not in TARGETS:
+        raise InputError(f"target is one of {', '.join(map(repr, TARGETS))}, not {target!r}")
+    if reduce not in REDUCTIONS:
+        raise InputError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
+    resolve_names(module.graph, record)  # an error where there is no such node
+    inputs = _named_inputs(module, example_inputs)
+    job = _Job(module, tuple(inputs), target, tuple(dict.fromkeys(record)), reduce, balance, output)
+    tensors = list(inputs.values())
+    if not dynamic_batch:
+        program = _export(job, _trace(job, job.example(tensors)), job.example(tensors), dynamic=False)
+        _verify(job, program, tensors)
+        return _with_facts(job, program, job.example(tensors), dynamic_batch)
+    first, second, third = _batch_sizes(tensors)
+    examples = [_with_batch(tensors, size) for size in (first, second, third)]
+    graphs = [_trace(job, job.example(example)) for example in examples[:2]]
+    if _shape_of(graphs[0]) != _shape_of(graphs[1]):
+        raise LoweringError(
+            f"{module.title} computes something else for a batch of {first} than for one of {second}; lower it with "
+            "dynamic_batch=False, for one batch size"
+        )
+    program = _export(job, graphs[0], job.example(examples[0]), dynamic=True)
+    for example in examples:
+        _verify(job, program, example)
+    return _with_facts(job, program, job.example(examples[0]), dynamic_batch)
+
+
+def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tensor]:
+    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping):
+        unknown = [name for name in inputs if name not in names]
+        if unknown:
+            raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}")
+        named = {name: inputs[name] for name in names if name in inputs}
+    else:
+        if len(inputs) > len(names):
+            raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}")
+        named = dict(zip(names, inputs, strict=False))
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
+        if value.ndim == 0:
+            raise InputError(f"the example of {name!r} has no batch dimension")
+    if not any(value.is_floating_point() for value in named.values()):
+        raise InputTypeError("none of the inputs has a floating-point dtype, so none can carry relevance")
+    return named
+
+
+def _batch_sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
+    """Three batch sizes that no other dimension has, none of them 1: sizes that are equal are taken for the same."""
+    if len({len(tensor) for tensor in tensors}) > 1:
+        raise InputError(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in tensors)}")
+    others = {size for tensor in tensors for size in tensor.shape[1:]}
+    free = (size for size in itertools.count(2) if size not in others)
+    return next(free), next(free), next(free)
+
+
+def _with_batch(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """The first tensors of a batch, repeated as often as it takes."""
+    return [torch.cat([tensor] * -(-size // len(tensor)))[:size] for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the program computes."""
+
+    module: ExplainModule
+    inputs: tuple[str, ...]
+    target: str
+    record: tuple[str, ...]
+    reduce: str | None
+    balance: bool
+    output: OutputSelector
+
+    def example(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Arguments of the program: inputs, and a target where it takes one."""
+        if self.target == "max":
+            return list(tensors)
+        with torch.no_grad():
+            result = select_output(self.module(**dict(zip(self.inputs, tensors, strict=True))), self.output)
+        if self.target == "weights":
+            return [*tensors, result.clone()]
+        if result.ndim != 2:
+            raise InputError(
+                f'class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use "weights"'
+            )
+        return [*tensors, torch.arange(len(result), device=result.device) % result.shape[1]]
+
+    def names(self) -> list[str]:
+        """Names of the program's arguments."""
+        inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
+        return inputs if self.target == "max" else [*inputs, "target"]
+
+    def target_of(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        return None if self.target == "max" else arguments[-1]
+
+    def results(self, output: torch.Tensor, seed: torch.Tensor, relevances: Any, layers: dict[str, Any]) -> dict[str, Any]:
+        """The program's results, from relevance of the floating-point inputs by name and of layers by name."""
+        reduced = {name: REDUCTIONS[self.reduce](relevance) for name, relevance in relevances.items()}
+        single = len(reduced) == 1
+        found = {"output": output}
+        found.update({"relevance" if single else f"relevance.{name}": value for name, value in reduced.items()})
+        found.update(layers)
+        if self.balance:
+            total = sum(relevance.flatten(1).sum(1) for relevance in relevances.values())
+            found["balance"] = total - seed.flatten(1).sum(1)
+        return found
+
+    def run(self, *arguments: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Forward and relevance by autograd: what is traced."""
+        values = dict(zip(self.inputs, arguments, strict=False))
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
+            runner = recorder_of(self.module, self.record) if self.record else self.module
+            result = _Annotating(runner).run_with({**values, **leaves})
+            result, recorded = (result[0], result[1:]) if self.record else (result, ())
+            explained = select_output(result, self.output)
+            seed = self._seed(explained.detach(), arguments)
+            wanted = [*leaves.values(), *recorded]
+            found = torch.autograd.grad(explained, wanted, seed, allow_unused=True)
+        relevances = [torch.zeros_like(tensor) if value is None else value for tensor, value in zip(wanted, found, strict=True)]
+        layers = dict(zip(self.record, relevances[len(leaves) :], strict=True))
+        return self.results(explained.detach(), seed, dict(zip(leaves, relevances, strict=False)), layers)
+
+    def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.target == "weights":
+            return arguments[-1]
+        indices = output.argmax(1) if self.target == "max" else arguments[-1]
+        classes = torch.arange(output.shape[1], device=output.device)
+        return output * (classes == indices[:, None]).to(output.dtype)
+
+    def expected(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The program's results as `lrpfx.attribute` finds them."""
+        arguments = self.example(tensors)
+        values = dict(zip(self.inputs, tensors, strict=True))
+        target = self.target_of(arguments)
+        found = attribute(self.module, values, target, record=self.record, output=self.output)
+        floating = {name: found.relevance[name] for name, value in values.items() if value.is_floating_point()}
+        return self.results(found.output, relevance_of_output(found.output, target), floating, found.layers)
+
+
+class _Annotating(fx.Interpreter):
+    """Runs a module's graph, and notes the node that each operation comes from."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+
+    def run_with(self, values: dict[str, Any]) -> Any:
+        """The results for inputs given by name."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        defaults = [node.args[0] if node.args else None for node in placeholders]
+        names = [str(node.target) for node in placeholders]
+        return self.run(*(values.get(name, default) for name, default in zip(names, defaults, strict=True)))
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.text = ""
+        if n.op.startswith("call") and has_info(n):
+            info = node_info(n)
+            self.text = info.name if info.rule is None else f"{info.name}: {info.rule}"
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with origin(self.text):
+            return super().call_function(target, args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with origin(self.text):
+            return super().call_module(target, args, kwargs)
+
+
+def _trace(job: _Job, arguments: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The program as one graph of ATen operators."""
+    try:
+        with (
+            symbolic_shapes.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+            fx_traceback.preserve_node_meta(),
+            noting_origins(),
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.mkldnn.flags(enabled=False),
+        ):
+            traced = make_fx(job.run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*arguments)
+    except Exception as error:
+        raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
+    for node in list(traced.graph.nodes):
+        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _shape_of(traced: fx.GraphModule) -> list[str]:
+    return [f"{node.op} {node.target}" for node in traced.graph.nodes]
+
+
+def _export(job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
+    root = _with_names_of(job.module, traced)
+    for node, name in zip(traced.graph.find_nodes(op="placeholder"), job.names(), strict=True):
+        node.target = name
+        node.name = name
+    program = fx.GraphModule(root, traced.graph)
+    shapes = tuple({0: Dim("batch", min=1)} if dynamic else None for _ in arguments)
+    try:
+        exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
+        functional: ExportedProgram = exported.run_decompositions({})  # nothing in place
+        return functional
+    except Exception as error:
+        raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
+
+
+def _with_names_of(module: ExplainModule, traced: fx.GraphModule) -> nn.Module:
+    """A module that holds the traced graph's tensors under the names that they have in `module`; the graph reads them there."""
+    names = {_identity(tensor): name for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())}
+    root = nn.Module()
+    for node in traced.graph.find_nodes(op="get_attr"):
+        tensor = getattr(traced, str(node.target))
+        name = names.get(_identity(tensor), f"constants.{node.target}")
+        set_derived_buffer(root, name, tensor.detach(), persistent=True)
+        node.target = name
+    return root
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _verify(job: _Job, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> None:
+    """`LoweringError` where the program computes something else than `lrpfx.attribute`."""
+    expected = job.expected(tensors)
+    actual = program.module()(*job.example(tensors))
+    for name, value in expected.items():
+        if not value.is_floating_point():
+            continue
+        scale = value.norm()
+        if name == "balance":
+            scale = expected["output"].norm()
+        difference = (actual[name] - value).norm()
+        if not difference <= tolerance_of(value.dtype) * scale + torch.finfo(value.dtype).tiny:
+            raise LoweringError(
+                f"{name} of the program differs from the module's own for a batch of {len(tensors[0])}: by "
+                f"{float(difference / scale):.1e} of its norm"
+            )
+
+
+def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
+    """The program with what there is to know about it."""
+    program.graph_module.meta[MANIFEST] = {
+        "title": job.module.title,
+        "target": job.target,
+        "reduce": job.reduce,
+        "dynamic_batch": dynamic,
+        "tolerance": tolerance_of(arguments[0].dtype),
+        "rules": {row.name: row.rule for row in assignment(job.module)},
+        "merged": {row.name: list(row.merged) for row in assignment(job.module) if row.merged},
+    }
+    program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
+    return program
+
+
+def lowered_at(program: ExportedProgram) -> dict[str, Any] | None:
+    """What `lower` knows of a program that it made: plain data."""
+    facts: dict[str, Any] | None = program.graph_module.meta.get(MANIFEST)
+    return facts
+
+
+def argument_examples(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Arguments by name that `lower` verified the program with."""
+    examples: dict[str, torch.Tensor] = program.graph_module.meta[_EXAMPLES]
+    return examples
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """By how much of its norm a result may differ."""
+    return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 5e-2)
