@@ -43,7 +43,12 @@ def _plot(records: list[dict[str, Any]]) -> None:
     figure.savefig(DOCS / "images" / "benchmarks.png", dpi=110)
 
 
-def write(speed: list[dict[str, Any]], memory: list[dict[str, Any]], compilation: list[dict[str, Any]]) -> None:
+def write(
+    speed: list[dict[str, Any]],
+    profile: list[dict[str, Any]],
+    memory: list[dict[str, Any]],
+    compilation: list[dict[str, Any]],
+) -> None:
     """Write the document and the plot."""
     if speed:
         _plot(speed)
@@ -74,6 +79,10 @@ def write(speed: list[dict[str, Any]], memory: list[dict[str, Any]], compilation
         ]
         for one in memory
     ]
+    profile_rows = [
+        [one["network"], one["what"], round(one["milliseconds"]), f"{100 * one['arithmetic']:.0f}%", one["others"]]
+        for one in profile
+    ]
     compilation_rows = [[one["network"], one["nodes"], one["seconds"], one["milliseconds_per_node"]] for one in compilation]
     text = f"""# Benchmarks
 
@@ -97,6 +106,12 @@ Ten targets share one forward pass. What each one after the first costs, in plai
 convolutions alone: 0.5 with one for each layer; AlphaBeta needs two for each layer, and Gamma where a convolution feeds a sum.
 
 {_table(["network", "composite", "/ gradient"], further_rows)}
+
+## Where the time goes
+
+One eager attribution under the profiler: the share of convolutions and matrix products, and the largest of the rest.
+
+{_table(["network", "what", "ms", "convolutions and products", "others"], profile_rows)}
 
 ## Memory
 

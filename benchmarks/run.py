@@ -17,6 +17,7 @@ import torch
 from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
+PARTS = ("speed", "profile", "memory", "compilation")
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--networks", nargs="*", default=NETWORKS)
-    parser.add_argument("parts", nargs="*", default=["speed", "memory", "compilation"])
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
@@ -33,12 +34,13 @@ def main() -> None:
         "compilation": compilation.measure,
         "memory": lambda: memory.measure(arguments.networks, list(COMPOSITES)),
         "speed": lambda: [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)],
+        "profile": lambda: [record for name in arguments.networks for record in speed.profile(name)],
     }
     RESULTS.parent.mkdir(exist_ok=True)
     for part in arguments.parts:
         results[part] = measures[part]()
         RESULTS.write_text(json.dumps(results, indent=1))
-    report.write(*(results.get(part, []) for part in ("speed", "memory", "compilation")))
+    report.write(*(results.get(part, []) for part in PARTS))
 
 
 if __name__ == "__main__":

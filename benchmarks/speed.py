@@ -123,3 +123,35 @@ def further_targets(
     record = {"network": name, "composite": title, "contender": "each further target", "to_gradient": cost}
     print(record, flush=True)
     return [record]
+
+
+#: Operators that do the arithmetic that the floor counts.
+ARITHMETIC = ("aten::mkldnn_convolution", "aten::convolution_backward", "aten::addmm", "aten::mm", "aten::thnn_conv2d")
+
+
+def profile(name: str, batch: int = 4, size: int = 224) -> list[dict[str, Any]]:
+    """Where the time of one attribution goes: operators by their share, for the plain gradient and each composite."""
+    images = torch.rand(batch, 3, size, size)
+    runs = {PLAIN: gradient_of(merged(network(name)))}
+    for title, composite in COMPOSITES.items():
+        runs[title] = lrpfx_of(lrpfx.transform(network(name), composite.lrpfx, input_range=RANGE))
+    records = []
+    for title, run in runs.items():
+        run(images)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            run(images)
+        times = {event.key: event.self_cpu_time_total / 1e3 for event in profiled.key_averages()}
+        total = sum(times.values())
+        arithmetic = sum(times.get(operator, 0.0) for operator in ARITHMETIC)
+        others = sorted(((key, value) for key, value in times.items() if key not in ARITHMETIC), key=lambda item: -item[1])[:4]
+        records.append(
+            {
+                "network": name,
+                "what": title,
+                "milliseconds": total,
+                "arithmetic": arithmetic / total,
+                "others": ", ".join(f"{key.removeprefix('aten::')} {100 * value / total:.0f}%" for key, value in others),
+            }
+        )
+        print(records[-1], flush=True)
+    return records

@@ -150,7 +150,7 @@ def load(path: str | os.PathLike[str]) -> "Runner":
         raise ArtefactError(f"{path} is damaged, or no archive at all: {error}") from error
     found = {name.partition("/")[2]: name for name in entries}
     if _MANIFEST not in found or f"{_MANIFEST}.sha256" not in found or _SELF_TEST not in found:
-        raise ArtefactError(f"{path} was not written by lrpfx: it has no manifest")
+        raise ArtefactError(f"{path} is damaged, or was not written by lrpfx: it has no manifest")
     text = entries.pop(found[_MANIFEST])
     if hashlib.sha256(text).hexdigest().encode() != entries.pop(found[f"{_MANIFEST}.sha256"]):
         raise ArtefactError(f"{path} is damaged: its manifest has another hash")
