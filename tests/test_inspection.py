@@ -21,7 +21,7 @@ def test_the_assignment_table():
     assert rows["cat"].rule == "neutral" and rows["x"].rule == "input"
     assert table[1] == conv1 and table[:2] == (rows["x"], conv1)
     assert table.to_dicts()[1]["name"] == "conv1"
-    assert str(table).splitlines()[0].split() == ["name", "kind", "rule", "sign", "chosen", "by", "merged"]
+    assert str(table).splitlines()[0].split() == ["name", "kind", "rule", "sign", "support", "chosen", "by", "merged"]
     assert len(str(table).splitlines()) == 15
 
 
