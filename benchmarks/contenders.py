@@ -1,8 +1,13 @@
 """Who is measured: the same attribution by lrpfx, Zennit and Captum, and the plain gradient that it is held against."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import torchvision_cpu  # noqa: F401, I001  before anything imports torchvision
 
 import captum.attr
 import torch
@@ -16,6 +21,7 @@ from torch.fx.experimental import optimization
 import lrpfx
 from lrpfx import composites
 
+PLAIN, FURTHER = "plain gradient", "each further target"
 RANGE = (0.0, 1.0)  # of the inputs: images
 
 Run = Callable[[torch.Tensor], torch.Tensor]

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PLAIN = "plain gradient"
+import torch
+from contenders import COMPOSITES, PLAIN, RANGE, gradient_of, lrpfx_of, merged, network, zennit_of
+
+import lrpfx
 
 
 def _status(field: str) -> float:
@@ -25,11 +28,6 @@ def _resident() -> float:
 
 def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
     """Mebibytes that one attribution of four images takes at its peak, and those that the module holds all the time."""
-    import torch
-    from contenders import COMPOSITES, RANGE, gradient_of, lrpfx_of, merged, network, zennit_of
-
-    import lrpfx
-
     torch.set_num_threads(2)
     images = torch.rand(4, 3, 224, 224)
     model = network(name)
@@ -72,7 +70,4 @@ def measure(networks: list[str], composites: list[str]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import torchvision_cpu  # noqa: F401
-
     print(json.dumps(_peak(*sys.argv[1:])))

@@ -9,13 +9,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from contenders import FURTHER
 
 DOCS = Path(__file__).parents[1] / "docs"
-FURTHER = "each further target"
 
 
-def _table(columns: list[str], rows: list[list[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
+def _table(records: list[dict[str, Any]], columns: dict[str, str]) -> str:
+    """The records as Markdown. `columns`: title of each column, and the key of its values."""
+    lines = [list(columns), ["---"] * len(columns), *([record[key] for key in columns.values()] for record in records)]
     return "\n".join("| " + " | ".join(_shown(cell) for cell in line) + " |" for line in lines)
 
 
@@ -52,38 +53,18 @@ def write(
     """Write the document and the plot."""
     if speed:
         _plot(speed)
+    for record in (*speed, *memory, *profile):
+        record.update({key: round(record[key]) for key in ("milliseconds", "peak", "held") if key in record})
     timed = [record for record in speed if record["contender"] != FURTHER]
-    speed_rows = [
-        [
-            one["network"],
-            one["composite"],
-            one["contender"],
-            round(one["milliseconds"]),
-            one["to_gradient"],
-            one["faster_than_zennit"],
-            one["convolutions"],
-            one["floor"],
-        ]
-        for one in timed
-    ]
-    further_rows = [[one["network"], one["composite"], one["to_gradient"]] for one in speed if one["contender"] == FURTHER]
-    memory_rows = [
-        [
-            one["network"],
-            one["composite"],
-            one["contender"],
-            round(one["peak"]),
-            one["to_gradient"],
-            one["to_zennit"],
-            round(one["held"]),
-        ]
-        for one in memory
-    ]
-    profile_rows = [
-        [one["network"], one["what"], round(one["milliseconds"]), f"{100 * one['arithmetic']:.0f}%", one["others"]]
-        for one in profile
-    ]
-    compilation_rows = [[one["network"], one["nodes"], one["seconds"], one["milliseconds_per_node"]] for one in compilation]
+    further = [record for record in speed if record["contender"] == FURTHER]
+    for record in profile:
+        record["arithmetic"] = f"{100 * record['arithmetic']:.0f}%"
+    what = {"network": "network", "composite": "composite"}
+    who = {**what, "contender": "contender"}
+    costs = {**who, "ms": "milliseconds", "/ gradient": "to_gradient", "faster than Zennit": "faster_than_zennit"}
+    peaks = {**who, "peak, MiB": "peak", "/ gradient": "to_gradient", "/ Zennit": "to_zennit", "held, MiB": "held"}
+    shares = {"network": "network", "what": "what", "ms": "milliseconds", "convolutions and products": "arithmetic"}
+    growth = {"network": "network", "nodes": "nodes", "seconds": "seconds", "ms a node": "milliseconds_per_node"}
     text = f"""# Benchmarks
 
 Written by `make bench`, on {platform.machine()} with torch {torch.__version__}, two threads. Batches of four images of 224×224,
@@ -98,32 +79,32 @@ network with batch norm merged; for the compiled contenders it is compiled as we
 compared with that of the plain gradient: the ratio that would be reached if nothing else took time. Captum has its own default
 rules.
 
-{_table(["network", "composite", "contender", "ms", "/ gradient", "faster than Zennit", "convolutions", "floor"], speed_rows)}
+{_table(timed, {**costs, "convolutions": "convolutions", "floor": "floor"})}
 
 ## Each further target
 
 Ten targets share one forward pass. What each one after the first costs, in plain gradients. The floor is that of the transposed
 convolutions alone: 0.5 with one for each layer; AlphaBeta needs two for each layer, and Gamma where a convolution feeds a sum.
 
-{_table(["network", "composite", "/ gradient"], further_rows)}
+{_table(further, {**what, "/ gradient": "to_gradient"})}
 
 ## Where the time goes
 
 One eager attribution under the profiler: the share of convolutions and matrix products, and the largest of the rest.
 
-{_table(["network", "what", "ms", "convolutions and products", "others"], profile_rows)}
+{_table(profile, {**shares, "others": "others"})}
 
 ## Memory
 
 Peak of one attribution above what is there before it, each contender in a process of its own, and the parameters and buffers
 that the network holds all the time: in lrpfx the source's, those with batch norm merged, and modified ones.
 
-{_table(["network", "composite", "contender", "peak, MiB", "/ gradient", "/ Zennit", "held, MiB"], memory_rows)}
+{_table(memory, peaks)}
 
 ## Compilation
 
 Time of `lrpfx.transform` without example inputs.
 
-{_table(["network", "nodes", "seconds", "ms a node"], compilation_rows)}
+{_table(compilation, growth)}
 """
     (DOCS / "benchmarks.md").write_text(text)

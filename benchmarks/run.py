@@ -2,12 +2,8 @@
 
 import argparse
 import json
-import sys
 import warnings
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import torchvision_cpu  # noqa: F401, I001  before anything imports torchvision
 
 import compilation
 import memory

@@ -6,13 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contenders import COMPOSITES, RANGE, captum_of, gradient_of, lowered_of, lrpfx_of, merged, network, zennit_of
+from contenders import (
+    COMPOSITES,
+    FURTHER,
+    PLAIN,
+    RANGE,
+    captum_of,
+    gradient_of,
+    lowered_of,
+    lrpfx_of,
+    merged,
+    network,
+    zennit_of,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import lrpfx
 
-PLAIN, COMPILED = "plain gradient", "plain gradient, compiled"
+COMPILED = "plain gradient, compiled"
 
 
 def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -120,7 +132,7 @@ def further_targets(
     )
     rows = zip(times["ten"], times["one"], times["plain"], strict=True)
     cost = statistics.median((ten - one) / 9 / plain for ten, one, plain in rows)
-    record = {"network": name, "composite": title, "contender": "each further target", "to_gradient": cost}
+    record = {"network": name, "composite": title, "contender": FURTHER, "to_gradient": cost}
     print(record, flush=True)
     return [record]
 

@@ -19,7 +19,7 @@ import torch
 from torch.export import ExportedProgram
 
 from .errors import ArtefactError, InputError, InputTypeError
-from .lowering import argument_examples, lowered_at
+from .lowering import argument_examples, facts_of
 
 FORMAT = 1
 _FOLDER = "lrpfx"
@@ -64,7 +64,7 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _write(program: ExportedProgram, archive: bytes, path: Path, kind: str) -> Path:
-    facts = lowered_at(program)
+    facts = facts_of(program)
     if facts is None:
         raise ArtefactError("the program was not made by lrpfx.lower, so that nothing is known of what it takes and returns")
     arguments = argument_examples(program)

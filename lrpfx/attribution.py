@@ -85,6 +85,8 @@ def attribute(
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`.
     """
     module = explainable(explain_model, "attribute")
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.check_ranges(module.graph)
@@ -98,18 +100,17 @@ def attribute(
             result = arguments.call(runner)
         result, layers = (result[0], dict(zip(names, result[1:], strict=True))) if names else (result, {})
         explained = select_output(result, output)
-        seeds = _relevances_of_targets(explained, target)
-        if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
-            raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
+        targets, several = _targets(explained, target)
+        seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers.values()]
         if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs by any operation that carries relevance")
         found: Sequence[torch.Tensor]
-        if seeds is None:
-            found = _relevances(explained, wanted, relevance_of_output(explained, target))  # type: ignore[arg-type]
-        else:
+        if several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
-            found = _relevances_in_chunks(explained, wanted, seeds, 1 if alone else chunk_size or len(seeds))
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), 1 if alone else chunk_size or len(seeds))
+        else:
+            found = relevances_of(explained, wanted, seeds[0])
     recorded = dict(zip(layers, found[len(arguments.leaves) :], strict=True))
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     relevance = arguments.in_form(found[: len(arguments.leaves)], of_integers)
@@ -120,15 +121,15 @@ def _may_be_several(target: Target) -> bool:
     return isinstance(target, (list, tuple)) or (is_floating(target) and target.ndim > 2)
 
 
-def _relevances_of_targets(output: torch.Tensor, target: Any) -> torch.Tensor | None:
-    """Relevance of the output for each of several targets, in a dimension in front; None for a single target."""
+def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
+    """The targets, and whether they were given as several."""
     if isinstance(target, (list, tuple)):
         if not target:
             raise InputError("the list of targets is empty")
-        return torch.stack([relevance_of_output(output, one) for one in target])
+        return list(target), True
     if is_floating(target) and target.ndim == output.ndim + 1 and target.shape[1:] == output.shape and len(target):
-        return torch.stack([relevance_of_output(output, one) for one in target])
-    return None
+        return list(target), True
+    return [target], False
 
 
 def _relevances_in_chunks(
@@ -140,13 +141,13 @@ def _relevances_in_chunks(
         chunk = seeds[first : first + chunk_size]
         is_last = first + chunk_size >= len(seeds)
         if len(chunk) == 1:
-            parts.append([relevance[None] for relevance in _relevances(output, wanted, chunk[0], not is_last)])
+            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], not is_last)])
         else:
-            parts.append(torch.func.vmap(lambda seed, last=is_last: _relevances(output, wanted, seed, not last))(chunk))
+            parts.append(torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, not last))(chunk))
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 
-def _relevances(
+def relevances_of(
     output: torch.Tensor, wanted: Sequence[torch.Tensor], seed: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Relevance of the wanted tensors, zeros for those that get none."""
@@ -350,7 +351,7 @@ def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor
             f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; give the relevance of "
             "the output as the target: a tensor of its shape, or a function of it"
         )
-    return output * _one_hot(output, _class_indices(output, target)).to(output)
+    return relevance_of_class(output, _class_indices(output, target))
 
 
 def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
@@ -373,8 +374,10 @@ def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
     return indices
 
 
-def _one_hot(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return torch.arange(output.shape[1], device=output.device) == indices[:, None]
+def relevance_of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The output of one class of each sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
+    classes = torch.arange(output.shape[1], device=output.device)
+    return output * (classes == indices[:, None]).to(output)
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:

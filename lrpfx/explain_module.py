@@ -130,8 +130,10 @@ class ExplainModule(TreeGraphModule):
         history: tuple[Any, ...],
         fold_graph: fx.Graph | None,
         derived: tuple[str, ...],
+        composite: str,
     ) -> None:
         super().__init__(root, graph, title)
+        self.composite = composite
         self.history = history
         self.fold_graph = fold_graph
         self.derived = derived
@@ -177,7 +179,7 @@ class ExplainModule(TreeGraphModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
         fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
         root = copy.deepcopy(self._tree(), memo)
-        copied = ExplainModule(root, copy_graph(self.graph), self.title, self.history, fold_graph, self.derived)
+        copied = ExplainModule(root, copy_graph(self.graph), self.title, self.history, fold_graph, self.derived, self.composite)
         copied._copy_hooks(self)
         return copied
 
@@ -187,7 +189,8 @@ class ExplainModule(TreeGraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
-        return (_rebuild, (self._tree(), graph_state(self.graph), self.title, self.history, fold_graph, self.derived))
+        state = (self._tree(), graph_state(self.graph), self.title, self.history, fold_graph, self.derived, self.composite)
+        return (_rebuild, state)
 
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
@@ -259,6 +262,7 @@ def _rebuild(
     history: tuple[Any, ...],
     fold_graph: list[tuple[Any, ...]] | None,
     derived: tuple[str, ...],
+    composite: str,
 ) -> ExplainModule:
     folded = None if fold_graph is None else restore_graph(fold_graph)
-    return ExplainModule(root, restore_graph(graph), title, history, folded, derived)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite)

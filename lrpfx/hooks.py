@@ -318,13 +318,9 @@ class BasicHook(Hook):
         if not (call.operation.has_adjoint and isinstance(modify_output, Unchanged)):
             differentiated = torch.func.vjp(run, *inputs)
             return differentiated[0], differentiated[1]
-
-        def pull(gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            result = call.operation.adjoint(gradient, call.values(inputs, parameters))
-            return torch.func.vjp(run, *inputs)[1](gradient) if result is None else result
-
         saved = self._is_forward(branch) and call.output is not None
-        return call.output if saved else run(*inputs), pull
+        output = call.output if saved else run(*inputs)
+        return output, lambda gradient: call.adjoint(gradient, inputs, parameters)
 
 
 # --- gradient mappers and reducers of the built-in rules -------------------------------------------------------------------

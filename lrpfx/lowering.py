@@ -5,19 +5,31 @@ rules that save what autograd hands back; `make_fx` can, and what it traces is t
 """
 
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx import traceback as fx_traceback
-from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .attribution import OutputSelector, attribute, recorder_of, relevance_of_output, resolve_names, select_output
+from .attribution import (
+    OutputSelector,
+    attribute,
+    recorder_of,
+    relevance_of_class,
+    relevance_of_output,
+    relevances_of,
+    resolve_names,
+    select_output,
+)
 from .errors import InputError, InputTypeError, LoweringError
 from .explain_module import ExplainModule, set_derived_buffer
 from .inspection import assignment, explainable
@@ -81,22 +93,18 @@ def lower(
     inputs = _named_inputs(module, example_inputs)
     job = _Job(module, tuple(inputs), target, tuple(dict.fromkeys(record)), reduce, balance, output)
     tensors = list(inputs.values())
-    if not dynamic_batch:
-        program = _export(job, _trace(job, job.example(tensors)), job.example(tensors), dynamic=False)
-        _verify(job, program, tensors)
-        return _with_facts(job, program, job.example(tensors), dynamic_batch)
-    first, second, third = _batch_sizes(tensors)
-    examples = [_with_batch(tensors, size) for size in (first, second, third)]
-    graphs = [_trace(job, job.example(example)) for example in examples[:2]]
-    if _shape_of(graphs[0]) != _shape_of(graphs[1]):
+    batches = [_with_batch(tensors, size) for size in _batch_sizes(tensors)] if dynamic_batch else [tensors]
+    examples = [job.arguments(batch) for batch in batches]
+    graphs = [_trace(job, example, dynamic_batch) for example in examples[:2]]
+    if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
         raise LoweringError(
-            f"{module.title} computes something else for a batch of {first} than for one of {second}; lower it with "
-            "dynamic_batch=False, for one batch size"
+            f"{module.title} computes something else for a batch of {len(batches[0][0])} than for one of "
+            f"{len(batches[1][0])}; lower it with dynamic_batch=False, for one batch size"
         )
-    program = _export(job, graphs[0], job.example(examples[0]), dynamic=True)
+    program = _export(job, graphs[0], examples[0], dynamic_batch)
     for example in examples:
         _verify(job, program, example)
-    return _with_facts(job, program, job.example(examples[0]), dynamic_batch)
+    return _with_facts(job, program, examples[0], dynamic_batch)
 
 
 def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -148,7 +156,7 @@ class _Job:
     balance: bool
     output: OutputSelector
 
-    def example(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Arguments of the program: inputs, and a target where it takes one."""
         if self.target == "max":
             return list(tensors)
@@ -193,8 +201,7 @@ class _Job:
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
             wanted = [*leaves.values(), *recorded]
-            found = torch.autograd.grad(explained, wanted, seed, allow_unused=True)
-        relevances = [torch.zeros_like(tensor) if value is None else value for tensor, value in zip(wanted, found, strict=True)]
+            relevances = relevances_of(explained, wanted, seed)
         layers = dict(zip(self.record, relevances[len(leaves) :], strict=True))
         return self.results(explained.detach(), seed, dict(zip(leaves, relevances, strict=False)), layers)
 
@@ -202,13 +209,11 @@ class _Job:
         if self.target == "weights":
             return arguments[-1]
         indices = output.argmax(1) if self.target == "max" else arguments[-1]
-        classes = torch.arange(output.shape[1], device=output.device)
-        return output * (classes == indices[:, None]).to(output.dtype)
+        return relevance_of_class(output, indices)
 
-    def expected(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The program's results as `lrpfx.attribute` finds them."""
-        arguments = self.example(tensors)
-        values = dict(zip(self.inputs, tensors, strict=True))
+        values = dict(zip(self.inputs, arguments, strict=False))
         target = self.target_of(arguments)
         found = attribute(self.module, values, target, record=self.record, output=self.output)
         floating = {name: found.relevance[name] for name, value in values.items() if value.is_floating_point()}
@@ -217,9 +222,6 @@ class _Job:
 
 class _Annotating(fx.Interpreter):
     """Runs a module's graph, and notes the node that each operation comes from."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
 
     def run_with(self, values: dict[str, Any]) -> Any:
         """The results for inputs given by name."""
@@ -244,28 +246,61 @@ class _Annotating(fx.Interpreter):
             return super().call_module(target, args, kwargs)
 
 
-def _trace(job: _Job, arguments: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """The program as one graph of ATen operators."""
+def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
+    """The program as one graph of ATen operators, in which at most the batch is a symbol."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    batch = DimDynamic.DYNAMIC if dynamic else DimDynamic.STATIC
     try:
+        fakes = []
+        for number, value in enumerate(arguments):
+            sizes = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
+            fakes.append(mode.from_tensor(value, source=ConstantSource(f"input{number}"), symbolic_context=sizes))
         with (
-            symbolic_shapes.patch(use_duck_shape=False),  # type: ignore[attr-defined]
             fx_traceback.preserve_node_meta(),
             noting_origins(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
         ):
-            traced = make_fx(job.run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*arguments)
+            traced = make_fx(job.run, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*fakes)
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
     for node in list(traced.graph.nodes):
         if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
+    _out_of_place(traced.graph)
     traced.graph.eliminate_dead_code()
     return traced
 
 
-def _shape_of(traced: fx.GraphModule) -> list[str]:
+def _out_of_place(graph: fx.Graph) -> None:
+    """In-place operations on memory that nothing else refers to become ordinary ones."""
+    for node in list(graph.nodes):
+        if not _is_in_place(node) or not isinstance(node.args[0], fx.Node):
+            continue
+        changed = node.args[0]
+        if _may_share_memory(changed) or any(_may_share_memory(user) for user in changed.users if user is not node):
+            continue
+        packet = getattr(torch.ops.aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"))
+        node.target = getattr(packet, node.target._overloadname)
+        behind = set(itertools.takewhile(lambda other: other is not node, reversed(graph.nodes)))
+        changed.replace_all_uses_with(node, delete_user_cb=lambda user, behind=behind: user in behind)
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _may_share_memory(node: fx.Node) -> bool:
+    """Whether the node's value may be memory of another node's."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # one of several results
+        node = node.args[0]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in node.target._schema.returns)
+
+
+def _operations(traced: fx.GraphModule) -> list[str]:
     return [f"{node.op} {node.target}" for node in traced.graph.nodes]
 
 
@@ -278,8 +313,9 @@ def _export(job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor]
     shapes = tuple({0: Dim("batch", min=1)} if dynamic else None for _ in arguments)
     try:
         exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
-        functional: ExportedProgram = exported.run_decompositions({})  # nothing in place
-        return functional
+        if any(map(_is_in_place, exported.graph.nodes)):
+            exported = exported.run_decompositions({})  # which takes far longer than the export
+        return exported
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
 
@@ -300,10 +336,10 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _verify(job: _Job, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> None:
+def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
     """`LoweringError` where the program computes something else than `lrpfx.attribute`."""
-    expected = job.expected(tensors)
-    actual = program.module()(*job.example(tensors))
+    expected = job.expected(arguments)
+    actual = program.module()(*arguments)
     for name, value in expected.items():
         if not value.is_floating_point():
             continue
@@ -313,27 +349,31 @@ def _verify(job: _Job, program: ExportedProgram, tensors: Sequence[torch.Tensor]
         difference = (actual[name] - value).norm()
         if not difference <= tolerance_of(value.dtype) * scale + torch.finfo(value.dtype).tiny:
             raise LoweringError(
-                f"{name} of the program differs from the module's own for a batch of {len(tensors[0])}: by "
+                f"{name} of the program differs from the module's own for a batch of {len(arguments[0])}: by "
                 f"{float(difference / scale):.1e} of its norm"
             )
 
 
 def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
     """The program with what there is to know about it."""
+    rows = assignment(job.module)
+    stages = job.module.history
     program.graph_module.meta[MANIFEST] = {
         "title": job.module.title,
+        "composite": job.module.composite,
+        "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,
         "reduce": job.reduce,
         "dynamic_batch": dynamic,
         "tolerance": tolerance_of(arguments[0].dtype),
-        "rules": {row.name: row.rule for row in assignment(job.module)},
-        "merged": {row.name: list(row.merged) for row in assignment(job.module) if row.merged},
+        "rules": {row.name: row.rule for row in rows},
+        "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }
     program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
     return program
 
 
-def lowered_at(program: ExportedProgram) -> dict[str, Any] | None:
+def facts_of(program: ExportedProgram) -> dict[str, Any] | None:
     """What `lower` knows of a program that it made: plain data."""
     facts: dict[str, Any] | None = program.graph_module.meta.get(MANIFEST)
     return facts

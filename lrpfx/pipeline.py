@@ -79,8 +79,9 @@ def transform(
     for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
         for message in run_pass(program, step, verification).warnings:
             warnings.warn(message, LrpfxWarning, stacklevel=2)
+    history = tuple(program.history)
     return ExplainModule(
-        program.root, program.graph, program.title, tuple(program.history), program.fold_graph, program.derived
+        program.root, program.graph, program.title, history, program.fold_graph, program.derived, repr(composite)
     )
 
 

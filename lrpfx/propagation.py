@@ -111,19 +111,22 @@ class LayerCall:
 
     def pull_back_with(self, gradient: torch.Tensor, parameters: Sequence[Any], input: torch.Tensor) -> torch.Tensor:
         """A layer's gradient with other parameters, for its one input; new memory."""
-        result = self.operation.adjoint(gradient, self.values((input,), parameters))
-        if result is None:
-            result = torch.func.vjp(lambda value: self.operation(self.values((value,), parameters)), input)[1](gradient)
-        (relevance,) = result
+        (relevance,) = self.adjoint(gradient, (input,), parameters)
         assert relevance is not None
         return relevance
 
     def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The layer's ordinary gradient with respect to each input."""
-        result = self.operation.adjoint(gradient, self.own_values())
+        return self.adjoint(gradient, self.inputs, self.parameters)
+
+    def adjoint(
+        self, gradient: torch.Tensor, inputs: tuple[torch.Tensor, ...], parameters: Sequence[Any]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradient of the inputs: the operator's transposed map where the table has one, what torch derives elsewhere."""
+        result = self.operation.adjoint(gradient, self.values(inputs, parameters))
         if result is not None:
             return result
-        pulled = torch.func.vjp(lambda *inputs: self.operation(self.values(inputs, self.parameters)), *self.inputs)
+        pulled = torch.func.vjp(lambda *changed: self.operation(self.values(changed, parameters)), *inputs)
         return pulled[1](gradient)  # type: ignore[no-any-return]
 
     def parameter_gradients(
@@ -189,8 +192,9 @@ class RuledOperation:
     gate: Gate | None = None
     #: Inputs that are not saved but computed again: which, the operation that made it, and where its values stand.
     recomputed: tuple[tuple[int, Operation, tuple[int, ...]], ...] = ()
+    #: Of the node.
+    name: str = ""
     #: Whether the positive part of the output is all that the rule reads of it, and what the ReLU behind it returns.
-    name: str = ""  # of the node
     hands_on_positive: bool = False
     takes_positive: bool = False
 
@@ -217,16 +221,26 @@ class RuledOperation:
 
 
 _origins: ContextVar[bool] = ContextVar("origins", default=False)
+_several: ContextVar[bool] = ContextVar("several", default=False)
 
 
 @contextmanager
-def noting_origins() -> Iterator[None]:
-    """A context in which traced operations note the node and the rule that they come from."""
-    token = _origins.set(True)
+def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
+    token = switch.set(True)
     try:
         yield
     finally:
-        _origins.reset(token)
+        switch.reset(token)
+
+
+def noting_origins() -> AbstractContextManager[None]:
+    """A context in which traced operations note the node and the rule that they come from."""
+    return _switched_on(_origins)
+
+
+def several_relevances() -> AbstractContextManager[None]:
+    """A context for forward passes through which more than one relevance will go back: what these share is kept."""
+    return _switched_on(_several)
 
 
 def _is_traced() -> bool:
@@ -239,19 +253,6 @@ def origin(text: str) -> AbstractContextManager[Any]:
     if torch.compiler.is_compiling() or not _origins.get():
         return nullcontext()
     return fx_traceback.annotate({ORIGIN: text})
-
-
-_several: ContextVar[bool] = ContextVar("several", default=False)
-
-
-@contextmanager
-def several_relevances() -> Iterator[None]:
-    """A context for forward passes through which more than one relevance will go back: what these share is kept."""
-    token = _several.set(True)
-    try:
-        yield
-    finally:
-        _several.reset(token)
 
 
 class CodeOfCall:

@@ -1,11 +1,15 @@
 """Models and measures that several test files use."""
 
 import copy
+import shutil
 
+import pytest
 import torch
 import torchvision
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
 
 
 def relative_difference(actual, expected):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import assert_close, relative_difference
+from helpers import assert_close, needs_compiler, relative_difference
 from torch import nn
 from torch.nn import functional as F
 
@@ -83,6 +83,7 @@ def test_nothing_is_compiled_twice(composite):
             assert_close(result.relevance, lrpfx.attribute(explain_model, x, 1).relevance, 1e-4)
 
 
+@needs_compiler
 def test_inductor():
     explain_model = transformed("gamma_box").double()
     x = torch.rand(3, 3, 16, 16, dtype=torch.float64)
@@ -98,15 +99,13 @@ def test_channels_last(composite):
     explain_model = transformed(composite).double()
     expected = lrpfx.attribute(explain_model, x, 1, record=["outer"])
     other = copy.deepcopy(explain_model).to(memory_format=torch.channels_last)
-    for module, input in ((explain_model, x.contiguous(memory_format=torch.channels_last)),) * 2 + (
-        (other, x.contiguous(memory_format=torch.channels_last)),
-        (other, x),
-    ):
+    last = x.contiguous(memory_format=torch.channels_last)
+    for module, input in ((explain_model, last), (other, last), (other, x)):
         result = lrpfx.attribute(module, input, 1, record=["outer"])
         assert_close(result.relevance, expected.relevance, 1e-10)
         assert result.relevance.stride() == input.stride()
-    inner = result = lrpfx.attribute(other, x.contiguous(memory_format=torch.channels_last), 1, record=["inner"])
-    assert inner.layers["inner"].is_contiguous(memory_format=torch.channels_last)
+    result = lrpfx.attribute(other, last, 1, record=["inner"])
+    assert result.layers["inner"].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.15), (torch.float16, 0.1)])

@@ -4,13 +4,12 @@ import copy
 import gc
 import io
 import pickle
-import shutil
 import weakref
 from typing import ClassVar
 
 import pytest
 import torch
-from helpers import NETWORKS, assert_close, randomize_batch_norm, small_net
+from helpers import NETWORKS, assert_close, needs_compiler, randomize_batch_norm, small_net
 from torch import nn
 
 import lrpfx
@@ -167,7 +166,7 @@ def test_compiles_without_a_graph_break(model, input):
     torch._dynamo.reset()
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler")
+@needs_compiler
 def test_compiles_with_inductor():
     model, input = small_net(), torch.randn(2, 3, 8, 8)
     explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1())
