@@ -8,6 +8,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -253,7 +254,7 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
     try:
         fakes = []
         for number, value in enumerate(arguments):
-            sizes = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
+            sizes: Any = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
             fakes.append(mode.from_tensor(value, source=ConstantSource(f"input{number}"), symbolic_context=sizes))
         with (
             fx_traceback.preserve_node_meta(),
@@ -275,7 +276,8 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
 
 def _out_of_place(graph: fx.Graph) -> None:
     """In-place operations on memory that nothing else refers to become ordinary ones."""
-    for node in list(graph.nodes):
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in order:
         if not _is_in_place(node) or not isinstance(node.args[0], fx.Node):
             continue
         changed = node.args[0]
@@ -283,8 +285,8 @@ def _out_of_place(graph: fx.Graph) -> None:
             continue
         packet = getattr(torch.ops.aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"))
         node.target = getattr(packet, node.target._overloadname)
-        behind = set(itertools.takewhile(lambda other: other is not node, reversed(graph.nodes)))
-        changed.replace_all_uses_with(node, delete_user_cb=lambda user, behind=behind: user in behind)
+        for user in [user for user in changed.users if order[user] > order[node]]:
+            user.replace_input_with(changed, node)
 
 
 def _is_in_place(node: fx.Node) -> bool:
@@ -359,6 +361,7 @@ def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.T
     rows = assignment(job.module)
     stages = job.module.history
     program.graph_module.meta[MANIFEST] = {
+        "lrpfx": version("lrpfx"),
         "title": job.module.title,
         "composite": job.module.composite,
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],

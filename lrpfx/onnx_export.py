@@ -1,0 +1,297 @@
+"""Lowered programs in the operators of ONNX.
+
+ONNX has no operator for the backward of convolutions, pooling and resampling. All of these are linear in the gradient, so each
+has a form in forward operators: a transposed convolution, a product with a matrix for each dimension, or a scatter.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from .errors import ArtefactError, LoweringError
+from .propagation import ORIGIN
+
+aten = torch.ops.aten
+
+OPSET = 20
+
+Matrix = torch.Tensor
+
+
+def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequence[str]) -> Any:
+    """The program as an `onnx.ModelProto`, its inputs and outputs called `arguments` and `results`.
+
+    Errors: `LoweringError` that names the operators which ONNX does not have, with the nodes and rules they come from.
+    """
+    try:
+        import onnxscript  # noqa: F401  what torch.onnx translates with
+    except ImportError as error:
+        raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+    legal = legalized(program)
+    try:
+        exported = torch.onnx.export(
+            legal,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=list(arguments),
+            output_names=list(results),
+        )
+        assert exported is not None
+    except Exception as error:
+        raise LoweringError(_missing_operators(legal) or f"torch.onnx cannot translate the program: {error}") from error
+    model = exported.model_proto
+    _tidy(model, {node.name: origin_of(node) for node in legal.graph.nodes})
+    return model
+
+
+def legalized(program: ExportedProgram) -> ExportedProgram:
+    """The program without operators that stand for the backward of others."""
+    derived = {op: form for op, form in torch._decomp.decomposition_table.items() if "_backward" in str(op)}
+    legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
+    return legal
+
+
+def origin_of(node: Node) -> str:
+    """Name and rule of the node of the explainable module that an operation comes from, or nothing."""
+    return str(node.meta.get("custom", {}).get(ORIGIN, ""))
+
+
+def _missing_operators(legal: ExportedProgram) -> str:
+    """What the operators without a translation are and where they come from; nothing where there are none."""
+    from torch.onnx._internal.exporter import _fx_passes, _registration
+
+    registry = _registration.ONNXRegistry.from_torchlib(OPSET)
+    decomposed = _fx_passes.decompose_with_registry(legal, registry)
+    lines = [
+        f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "")
+        for node in decomposed.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and not registry.is_registered(node.target)
+    ]
+    if not lines:
+        return ""
+    return (
+        "ONNX has no form of these operators:\n"
+        + "\n".join(dict.fromkeys(lines))
+        + "\nGive the layers another rule or replace them; .pt2 files and lrpfx.package take the program as it is."
+    )
+
+
+def _tidy(model: Any, origins: Mapping[str, str]) -> None:
+    """Call the batch dimension so, and note of each operation only the node and the rule that it comes from."""
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    batches = {value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input}
+    for value in values:
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param and dimension.dim_param in batches:
+                dimension.dim_param = "batch"
+        del value.metadata_props[:]
+    for node in model.graph.node:
+        noted = {entry.key: entry.value for entry in node.metadata_props}
+        traced = noted.get("pkg.torch.onnx.fx_node", "").partition(" ")[0].removeprefix("%")
+        del node.metadata_props[:]
+        if origins.get(traced):
+            entry = node.metadata_props.add()
+            entry.key, entry.value = ORIGIN, origins[traced]
+    for tensor in model.graph.initializer:
+        del tensor.metadata_props[:]
+    del model.graph.metadata_props[:]
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------------
+
+
+def _convolution_backward(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    """The gradient of the input as a convolution, those of the parameters not at all."""
+    if output_mask[1] or output_mask[2]:
+        return NotImplemented
+    dimensions = len(stride)
+    sizes, kernel, none = input.shape[2:], weight.shape[2:], [0] * dimensions
+    if transposed:
+        result = aten.convolution(gradient, weight, None, stride, padding, dilation, False, none, groups)
+        for dimension, size in enumerate(sizes):
+            result = result.narrow(dimension + 2, 0, size)
+        return result, None, None
+    around = [step * (length - 1) - amount for step, length, amount in zip(dilation, kernel, padding, strict=True)]
+    if all(step == 1 for step in stride) and min(around) >= 0:  # plain convolutions are faster than transposed ones
+        turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(list(range(2, dimensions + 2)))
+        return aten.convolution(gradient, turned, None, stride, around, dilation, False, none, groups), None, None
+    reached = [
+        (length - 1) * step + extent - amount + 1
+        for length, step, extent, amount in zip(gradient.shape[2:], stride, around, padding, strict=True)
+    ]
+    missing = [size - length for size, length in zip(sizes, reached, strict=True)]
+    return aten.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups), None, None
+
+
+# --- pooling and resampling: a matrix for each dimension --------------------------------------------------------------------
+
+
+def _along_each(value: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
+    """The last dimensions of `value`, each multiplied by its matrix: rows are what there is, columns what there will be."""
+    for dimension, matrix in zip(range(-len(matrices), 0), matrices, strict=True):
+        value = torch.matmul(value.transpose(dimension, -1), matrix).transpose(dimension, -1)
+    return value
+
+
+def _places(size: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(size, device=like.device, dtype=like.dtype)
+
+
+def _averages(starts: torch.Tensor, ends: torch.Tensor, size: int, lengths: torch.Tensor) -> Matrix:
+    """Windows as rows: which of `size` places each average is of, and their weight."""
+    places = _places(size, starts)
+    inside = (places >= starts[:, None]) & (places < ends[:, None])
+    return inside.to(starts.dtype) / lengths[:, None]
+
+
+def _adaptive_windows(size: int, windows: int, like: torch.Tensor) -> Matrix:
+    numbers = _places(windows, like)
+    starts = torch.floor((numbers * size + 0.5) / windows)
+    ends = torch.ceil(((numbers + 1) * size - 0.5) / windows)
+    return _averages(starts, ends, size, ends - starts)
+
+
+def _average_windows(
+    size: int, windows: int, kernel: int, stride: int, padding: int, counts_padding: bool, normalize: bool, like: torch.Tensor
+) -> Matrix:
+    starts = _places(windows, like) * stride - padding
+    ends = (starts + kernel).clamp(max=size + padding)
+    first, last = starts.clamp(min=0), ends.clamp(max=size)
+    lengths = ends - starts if counts_padding else last - first
+    return _averages(starts, ends, size, lengths if normalize else torch.ones_like(lengths))
+
+
+def _average_pool_backward(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor:
+    dimensions = len(kernel_size)
+    steps, paddings = _each(stride or kernel_size, dimensions), _each(padding, dimensions)
+    sizes = zip(input.shape[-dimensions:], gradient.shape[-dimensions:], kernel_size, steps, paddings, strict=True)
+    normalize = divisor_override is None
+    matrices = [_average_windows(*size, count_include_pad, normalize, gradient) for size in sizes]
+    result = _along_each(gradient, matrices)
+    return result if divisor_override is None else result / divisor_override
+
+
+def _each(value: Sequence[int], dimensions: int) -> list[int]:
+    return list(value) * (dimensions // len(value))
+
+
+def _adaptive_average_pool(input: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    shapes = zip(input.shape[-len(output_size) :], output_size, strict=True)
+    return _along_each(input, [_adaptive_windows(*shape, input).t() for shape in shapes])
+
+
+def _adaptive_average_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
+    def backward(gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        shapes = zip(input.shape[-dimensions:], gradient.shape[-dimensions:], strict=True)
+        return _along_each(gradient, [_adaptive_windows(*shape, gradient) for shape in shapes])
+
+    return backward
+
+
+def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
+    def backward(gradient: torch.Tensor, input: torch.Tensor, *settings: Any) -> torch.Tensor:
+        indices = settings[-1].flatten(-dimensions)
+        nothing = torch.zeros_like(input).flatten(-dimensions)
+        return nothing.scatter_add(-1, indices, gradient.flatten(-dimensions)).view(input.shape)
+
+    return backward
+
+
+def _sources(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> torch.Tensor:
+    """Where in the input the entries of an upsampled result lie."""
+    numbers = _places(results, like)
+    if corners:
+        return numbers * ((size - 1) / max(results - 1, 1))
+    return (numbers + 0.5) * (1 / scale if scale else size / results) - 0.5
+
+
+def _nearest(exact: bool) -> Callable[..., Matrix]:
+    def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+        numbers = _places(results, like) + (0.5 if exact else 0.0)
+        nearest = torch.floor(numbers * (1 / scale if scale else size / results)).clamp(max=size - 1)
+        return (_places(size, like) == nearest[:, None]).to(like.dtype)
+
+    return matrix
+
+
+def _linear(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+    sources = _sources(size, results, scale, corners, like).clamp(min=0, max=size - 1)
+    return torch.relu(1 - (sources[:, None] - _places(size, like)).abs())
+
+
+def _cubic(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+    sharpness = -0.75
+    sources = _sources(size, results, scale, corners, like)
+    below = torch.floor(sources)
+    total = torch.zeros(1, device=like.device, dtype=like.dtype)
+    for step in (-1, 0, 1, 2):
+        away = (sources - below - step).abs()
+        if step in (0, 1):
+            weight = ((sharpness + 2) * away - (sharpness + 3)) * away * away + 1
+        else:
+            weight = ((sharpness * away - 5 * sharpness) * away + 8 * sharpness) * away - 4 * sharpness
+        at = (below + step).clamp(min=0, max=size - 1)
+        total = total + weight[:, None] * (_places(size, like) == at[:, None]).to(like.dtype)
+    return total
+
+
+def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Callable[..., torch.Tensor]:
+    def backward(gradient: torch.Tensor, output_size: Sequence[int], input_size: Sequence[int], *settings: Any) -> torch.Tensor:
+        corners = has_corners and bool(settings[0])
+        scales = settings[1:] if has_corners else settings
+        scales = (*scales, *[None] * (len(output_size) - len(scales)))
+        shapes = zip(input_size[2:], output_size, scales, strict=True)
+        return _along_each(gradient, [matrix(*shape, corners, gradient) for shape in shapes])
+
+    return backward
+
+
+#: Operators without a form in ONNX, in operators that have one.
+FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.convolution_backward.default: _convolution_backward,
+    aten.avg_pool2d_backward.default: _average_pool_backward,
+    aten.avg_pool3d_backward.default: _average_pool_backward,
+    aten._adaptive_avg_pool2d.default: _adaptive_average_pool,
+    aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
+    aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
+    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
+    aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2),
+    aten.adaptive_max_pool3d_backward.default: _max_pool_backward(3),
+    aten.upsample_nearest1d_backward.default: _upsample_backward(_nearest(False), False),
+    aten.upsample_nearest2d_backward.default: _upsample_backward(_nearest(False), False),
+    aten.upsample_nearest3d_backward.default: _upsample_backward(_nearest(False), False),
+    aten._upsample_nearest_exact1d_backward.default: _upsample_backward(_nearest(True), False),
+    aten._upsample_nearest_exact2d_backward.default: _upsample_backward(_nearest(True), False),
+    aten._upsample_nearest_exact3d_backward.default: _upsample_backward(_nearest(True), False),
+    aten.upsample_linear1d_backward.default: _upsample_backward(_linear, True),
+    aten.upsample_bilinear2d_backward.default: _upsample_backward(_linear, True),
+    aten.upsample_trilinear3d_backward.default: _upsample_backward(_linear, True),
+    aten.upsample_bicubic2d_backward.default: _upsample_backward(_cubic, True),
+}
