@@ -4,10 +4,11 @@ The program is an `ExportedProgram` of ATen operators without autograd and witho
 rules that save what autograd hands back; `make_fx` can, and what it traces is then exported.
 """
 
+import copy
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -368,12 +369,28 @@ def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.T
         "target": job.target,
         "reduce": job.reduce,
         "dynamic_batch": dynamic,
-        "tolerance": tolerance_of(arguments[0].dtype),
+        "tolerance": max(tolerance_of(arguments[0].dtype), 10 * _rounding(job, arguments)),
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }
     program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
     return program
+
+
+def _rounding(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
+    """How far the relevance of a float32 module is from that in float64, relative to its norm.
+
+    Relevance changes fast where a denominator is about as small as its stabilizer, so that other kernels round to other values.
+    """
+    if arguments[0].dtype != torch.float32:
+        return 0.0
+    exact = replace(job, module=copy.deepcopy(job.module).double(), reduce=None, record=())
+    values = [value.double() if value.is_floating_point() else value for value in arguments]
+    pairs = zip(replace(job, reduce=None, record=()).expected(arguments).items(), exact.expected(values).values(), strict=True)
+    differences = [
+        float((value - other).norm() / (other.norm() or 1.0)) for (name, value), other in pairs if name.startswith("relevance")
+    ]
+    return max(differences)
 
 
 def facts_of(program: ExportedProgram) -> dict[str, Any] | None:

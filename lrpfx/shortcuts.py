@@ -328,9 +328,11 @@ def _uniform(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, 
 
 def _bound(bound: float | torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     """A bound of the input, of a shape that expands to the input's."""
-    if not isinstance(bound, torch.Tensor) or bound.ndim == 0:
-        return torch.as_tensor(bound, dtype=input.dtype, device=input.device).reshape((1,) * input.ndim)
+    if not isinstance(bound, torch.Tensor):
+        return input.new_full((1,) * input.ndim, bound)
     bound = bound.to(input)
+    if bound.ndim == 0:
+        return bound + input.new_zeros((1,) * input.ndim)  # inductor cannot reshape a single number
     missing = input.ndim - bound.ndim
     expand(bound, input.shape, cut_batch_dim=True)  # where it does not fit, this is the error that says so
     bound = bound[(...,) + (None,) * missing]

@@ -1,0 +1,160 @@
+"""Classifiers of torchvision in every format, loaded by processes that know neither their code nor, for ONNX, torch.
+
+Run as a program, it examines each model and composite in a process of its own and writes docs/formats.md, together with the
+table of operators and rules that `support_matrix.py` measures.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+
+# isort: split
+import torchvision
+
+import lrpfx
+from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat
+
+COMPOSITES = {"EpsilonPlusFlat": EpsilonPlusFlat, "EpsilonGammaBox": lambda: EpsilonGammaBox(low=0.0, high=1.0)}
+FORMATS = ("pt2", "AOTInductor", "ONNX")
+MODELS = ("alexnet", "vgg16_bn", "resnet50", "densenet121", "mobilenet_v3_large", "efficientnet_b0")
+RESULTS = Path(__file__).parent.parent / "build" / "formats.json"
+
+#: Loads files with lrpfx, in a process without the model's code.
+WITH_LRPFX = """
+    import sys
+    import numpy as np, torch
+    from lrpfx.artefacts import load
+
+    folder = sys.argv[1]
+    inputs = np.load(f"{folder}/inputs.npz")
+    for kind in sys.argv[2:]:
+        runner = load(f"{folder}/{kind}.pt2")
+        for name in inputs.files:
+            x, target = torch.from_numpy(inputs[name]), torch.arange(len(inputs[name]))
+            for layout in (torch.contiguous_format, torch.channels_last):
+                results = runner(x.contiguous(memory_format=layout), target)
+                np.savez(f"{folder}/{kind}.{name}.{layout}.npz", **{k: v.numpy() for k, v in results.items()})
+    assert "torchvision" not in sys.modules
+"""
+
+#: Runs an ONNX file where torch cannot be imported.
+WITHOUT_TORCH = """
+    import sys
+    import numpy as np, onnxruntime
+
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in ("torch", "lrpfx", "torchvision"):
+                raise ImportError(name)
+
+    sys.meta_path.insert(0, Absent())
+    folder = sys.argv[1]
+    session = onnxruntime.InferenceSession(f"{folder}/ONNX.onnx")
+    names = [result.name for result in session.get_outputs()]
+    inputs = np.load(f"{folder}/inputs.npz")
+    for name in inputs.files:
+        x, target = inputs[name], np.arange(len(inputs[name]))
+        last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        for number, layout in enumerate((x, last)):
+            results = dict(zip(names, session.run(None, {"input": layout, "target": target})))
+            np.savez(f"{folder}/ONNX.{name}.{number}.npz", **results)
+    assert "torch" not in sys.modules
+"""
+
+
+def random_model(name):
+    """A model with weights that keep the scale of activations, and the statistics that its batch norms find in noise."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None)
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.momentum = None  # the average over all batches
+        elif isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
+            torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    with torch.no_grad():
+        model.train()(torch.rand(8, 3, 224, 224))
+    return model.eval()
+
+
+def examine(name, composite, formats=FORMATS, size=224, record=()):
+    """Largest relative L2 difference to `lrpfx.attribute`, output and relevance, for each format."""
+    model = random_model(name)
+    explain_model = lrpfx.transform(model, COMPOSITES[composite](), input_range=(0.0, 1.0))
+    start = time.perf_counter()
+    program = lrpfx.lower(explain_model, torch.rand(2, 3, size, size), record=record)
+    row = {"model": name, "composite": composite, "nodes": len(program.graph.nodes), "lower": time.perf_counter() - start}
+    inputs = {f"batch{batch}": torch.rand(batch, 3, size, size) for batch in (1, 2, 5)}
+    writers = {"pt2": lrpfx.save, "AOTInductor": lrpfx.package, "ONNX": lrpfx.save}
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(f"{folder}/inputs.npz", **{key: value.numpy() for key, value in inputs.items()})
+        for kind in formats:
+            start = time.perf_counter()
+            writers[kind](program, f"{folder}/{kind}.{'onnx' if kind == 'ONNX' else 'pt2'}")
+            row[f"{kind} seconds"] = time.perf_counter() - start
+        archives = [kind for kind in formats if kind != "ONNX"]
+        _run(WITH_LRPFX, folder, *archives)
+        if "ONNX" in formats:
+            _run(WITHOUT_TORCH, folder)
+        expected = {}
+        for key, x in inputs.items():
+            found = lrpfx.attribute(explain_model, x, torch.arange(len(x)), record=record)
+            expected[key] = {"output": found.output, "relevance": found.relevance, **found.layers}
+        for kind in formats:
+            paths = sorted(Path(folder).glob(f"{kind}.batch*.npz"))
+            assert len(paths) == 2 * len(inputs)
+            row[kind] = max(_difference(path, expected[path.name.split(".")[1]]) for path in paths)
+    row["float64"] = _rounding(explain_model, inputs["batch2"])
+    return row
+
+
+def _run(code, *arguments):
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], check=True)
+
+
+def _difference(path, expected):
+    with np.load(path) as actual:
+        assert list(actual.files) == list(expected)
+        pairs = [(torch.from_numpy(actual[name]), value) for name, value in expected.items()]
+    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+
+def _rounding(explain_model, x):
+    """How far `lrpfx.attribute` itself is from its value in float64."""
+    target = torch.arange(len(x))
+    single = lrpfx.attribute(explain_model, x, target).relevance
+    exact = lrpfx.attribute(explain_model.double(), x.double(), target).relevance
+    return float((single - exact).norm() / exact.norm())
+
+
+def main(models):
+    """Add rows for the given models to the results."""
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    failed = False
+    for name in models:
+        for composite in COMPOSITES:
+            command = [sys.executable, __file__, "--one", name, composite]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode:
+                failed = True
+                print(f"{name} {composite}: FAILED\n{run.stderr[-3000:]}", flush=True)
+                continue
+            rows[f"{name} {composite}"] = json.loads(run.stdout.splitlines()[-1])
+            print(rows[f"{name} {composite}"], flush=True)
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(rows, indent=1))
+    return failed
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(examine(sys.argv[2], sys.argv[3])))
+    else:
+        sys.exit(main(sys.argv[1:] or MODELS))
