@@ -378,19 +378,28 @@ def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.T
 
 
 def _rounding(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
-    """How far the relevance of a float32 module is from that in float64, relative to its norm.
+    """By how much of its norm relevance in float32 changes with rounding: in float64, and for inputs rounded otherwise.
 
-    Relevance changes fast where a denominator is about as small as its stabilizer, so that other kernels round to other values.
+    Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values.
     """
     if arguments[0].dtype != torch.float32:
         return 0.0
-    exact = replace(job, module=copy.deepcopy(job.module).double(), reduce=None, record=())
-    values = [value.double() if value.is_floating_point() else value for value in arguments]
-    pairs = zip(replace(job, reduce=None, record=()).expected(arguments).items(), exact.expected(values).values(), strict=True)
-    differences = [
-        float((value - other).norm() / (other.norm() or 1.0)) for (name, value), other in pairs if name.startswith("relevance")
-    ]
-    return max(differences)
+    plain = replace(job, reduce=None, record=(), balance=False)
+    exact = replace(plain, module=copy.deepcopy(job.module).double())
+    found = [exact.expected([value.double() if value.is_floating_point() else value for value in arguments])]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        shaken = list(arguments)
+        for place, value in enumerate(arguments[: len(job.inputs)]):
+            if value.is_floating_point():
+                signs = torch.randint(2, value.shape, generator=generator).to(value.device) * 2 - 1
+                shaken[place] = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
+        found.append(plain.expected(shaken))
+    reference = plain.expected(arguments)
+    names = [name for name in reference if name.startswith("relevance")]
+    return max(
+        float((other[name] - reference[name]).norm() / (reference[name].norm() or 1.0)) for other in found for name in names
+    )
 
 
 def facts_of(program: ExportedProgram) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ table of operators and rules that `support_matrix.py` measures.
 """
 
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -18,12 +19,15 @@ import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets i
 
 # isort: split
 import torchvision
+from PIL import Image
+from sklearn.datasets import load_sample_images
 
 import lrpfx
 from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat
 
 COMPOSITES = {"EpsilonPlusFlat": EpsilonPlusFlat, "EpsilonGammaBox": lambda: EpsilonGammaBox(low=0.0, high=1.0)}
 FORMATS = ("pt2", "AOTInductor", "ONNX")
+VANISHING = ("alexnet", "vgg16_bn", "mobilenet_v3_large", "efficientnet_b0")
 MODELS = ("alexnet", "vgg16_bn", "resnet50", "densenet121", "mobilenet_v3_large", "efficientnet_b0")
 RESULTS = Path(__file__).parent.parent / "build" / "formats.json"
 
@@ -34,11 +38,11 @@ WITH_LRPFX = """
     from lrpfx.artefacts import load
 
     folder = sys.argv[1]
-    inputs = np.load(f"{folder}/inputs.npz")
+    inputs, targets = np.load(f"{folder}/inputs.npz"), np.load(f"{folder}/targets.npz")
     for kind in sys.argv[2:]:
         runner = load(f"{folder}/{kind}.pt2")
         for name in inputs.files:
-            x, target = torch.from_numpy(inputs[name]), torch.arange(len(inputs[name]))
+            x, target = torch.from_numpy(inputs[name]), torch.from_numpy(targets[name])
             for layout in (torch.contiguous_format, torch.channels_last):
                 results = runner(x.contiguous(memory_format=layout), target)
                 np.savez(f"{folder}/{kind}.{name}.{layout}.npz", **{k: v.numpy() for k, v in results.items()})
@@ -59,9 +63,9 @@ WITHOUT_TORCH = """
     folder = sys.argv[1]
     session = onnxruntime.InferenceSession(f"{folder}/ONNX.onnx")
     names = [result.name for result in session.get_outputs()]
-    inputs = np.load(f"{folder}/inputs.npz")
+    inputs, targets = np.load(f"{folder}/inputs.npz"), np.load(f"{folder}/targets.npz")
     for name in inputs.files:
-        x, target = inputs[name], np.arange(len(inputs[name]))
+        x, target = inputs[name], targets[name]
         last = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         for number, layout in enumerate((x, last)):
             results = dict(zip(names, session.run(None, {"input": layout, "target": target})))
@@ -70,31 +74,49 @@ WITHOUT_TORCH = """
 """
 
 
+def crops(count, size=224, seed=0):
+    """Pieces of two photographs, of many scales. Shape (count, 3, size, size), values in [0, 1]."""
+    generator = random.Random(seed)
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    pieces = []
+    for number in range(count):
+        photograph = photographs[number % len(photographs)]
+        side = generator.randint(64, min(photograph.size))
+        left, top = (generator.randint(0, length - side) for length in photograph.size)
+        piece = photograph.crop((left, top, left + side, top + side)).resize((size, size))
+        pieces.append(torch.from_numpy(np.array(piece)).permute(2, 0, 1) / 255.0)
+    return torch.stack(pieces)
+
+
 def random_model(name):
-    """A model with weights that keep the scale of activations, and the statistics that its batch norms find in noise."""
+    """A model as torchvision makes it or, where its activations would vanish, with others weights and measured statistics."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None)
+    if name not in VANISHING:
+        return model.eval()
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.momentum = None  # the average over all batches
         elif isinstance(module, (torch.nn.Conv2d, torch.nn.Linear)):
             torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     with torch.no_grad():
-        model.train()(torch.rand(8, 3, 224, 224))
+        model.train()(crops(32, 64, seed=1))
     return model.eval()
 
 
-def examine(name, composite, formats=FORMATS, size=224, record=()):
+def examine(name, composite, formats=FORMATS, size=64, record=()):
     """Largest relative L2 difference to `lrpfx.attribute`, output and relevance, for each format."""
     model = random_model(name)
     explain_model = lrpfx.transform(model, COMPOSITES[composite](), input_range=(0.0, 1.0))
     start = time.perf_counter()
-    program = lrpfx.lower(explain_model, torch.rand(2, 3, size, size), record=record)
+    program = lrpfx.lower(explain_model, crops(2, size), record=record)
     row = {"model": name, "composite": composite, "nodes": len(program.graph.nodes), "lower": time.perf_counter() - start}
-    inputs = {f"batch{batch}": torch.rand(batch, 3, size, size) for batch in (1, 2, 5)}
+    inputs = {f"batch{batch}": crops(batch, size, seed=batch) for batch in (1, 2, 5)}
+    targets = {key: explain_model(value).argmax(1) for key, value in inputs.items()}
     writers = {"pt2": lrpfx.save, "AOTInductor": lrpfx.package, "ONNX": lrpfx.save}
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/inputs.npz", **{key: value.numpy() for key, value in inputs.items()})
+        np.savez(f"{folder}/targets.npz", **{key: value.numpy() for key, value in targets.items()})
         for kind in formats:
             start = time.perf_counter()
             writers[kind](program, f"{folder}/{kind}.{'onnx' if kind == 'ONNX' else 'pt2'}")
@@ -105,13 +127,13 @@ def examine(name, composite, formats=FORMATS, size=224, record=()):
             _run(WITHOUT_TORCH, folder)
         expected = {}
         for key, x in inputs.items():
-            found = lrpfx.attribute(explain_model, x, torch.arange(len(x)), record=record)
+            found = lrpfx.attribute(explain_model, x, targets[key], record=record)
             expected[key] = {"output": found.output, "relevance": found.relevance, **found.layers}
         for kind in formats:
             paths = sorted(Path(folder).glob(f"{kind}.batch*.npz"))
             assert len(paths) == 2 * len(inputs)
             row[kind] = max(_difference(path, expected[path.name.split(".")[1]]) for path in paths)
-    row["float64"] = _rounding(explain_model, inputs["batch2"])
+    row["float64"] = _rounding(explain_model, inputs, targets)
     return row
 
 
@@ -126,12 +148,12 @@ def _difference(path, expected):
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
-def _rounding(explain_model, x):
+def _rounding(explain_model, inputs, targets):
     """How far `lrpfx.attribute` itself is from its value in float64."""
-    target = torch.arange(len(x))
-    single = lrpfx.attribute(explain_model, x, target).relevance
-    exact = lrpfx.attribute(explain_model.double(), x.double(), target).relevance
-    return float((single - exact).norm() / exact.norm())
+    single = [lrpfx.attribute(explain_model, x, targets[key]).relevance for key, x in inputs.items()]
+    explain_model.double()
+    exact = [lrpfx.attribute(explain_model, x.double(), targets[key]).relevance for key, x in inputs.items()]
+    return max(float((one - other).norm() / other.norm()) for one, other in zip(single, exact, strict=True))
 
 
 def main(models):
