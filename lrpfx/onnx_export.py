@@ -42,7 +42,10 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         )
         assert exported is not None
     except Exception as error:
-        raise LoweringError(_missing_operators(legal) or f"torch.onnx cannot translate the program: {error}") from error
+        cause = error
+        while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__  # torch.onnx wraps it in advice
+        raise LoweringError(_missing_operators(legal) or f"torch.onnx cannot translate the program: {cause}") from error
     model = exported.model_proto
     _tidy(model, {node.name: origin_of(node) for node in legal.graph.nodes})
     return model
@@ -50,8 +53,11 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
 
 def legalized(program: ExportedProgram) -> ExportedProgram:
     """The program without operators that stand for the backward of others."""
-    derived = {op: form for op, form in torch._decomp.decomposition_table.items() if "_backward" in str(op)}
-    legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
+    derived = {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
+    try:
+        legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
+    except Exception as error:
+        raise LoweringError(f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}") from error
     return legal
 
 
@@ -65,7 +71,10 @@ def _missing_operators(legal: ExportedProgram) -> str:
     from torch.onnx._internal.exporter import _fx_passes, _registration
 
     registry = _registration.ONNXRegistry.from_torchlib(OPSET)
-    decomposed = _fx_passes.decompose_with_registry(legal, registry)
+    try:
+        decomposed = _fx_passes.decompose_with_registry(legal, registry)
+    except Exception:  # then this is what torch.onnx could not do
+        return ""
     lines = [
         f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "")
         for node in decomposed.graph.nodes
@@ -139,7 +148,7 @@ def _convolution_backward(
     return aten.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups), None, None
 
 
-# --- pooling and resampling: a matrix for each dimension --------------------------------------------------------------------
+# --- pooling, padding and resampling: a matrix for each dimension ------------------------------------------------------------
 
 
 def _along_each(value: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
@@ -213,6 +222,14 @@ def _adaptive_average_pool_backward(dimensions: int) -> Callable[..., torch.Tens
     return backward
 
 
+def _adaptive_max_pool2d(input: torch.Tensor, output_size: Sequence[int]) -> Any:
+    sizes = list(input.shape[-2:])
+    if any(size % windows for size, windows in zip(sizes, output_size, strict=True)):
+        return NotImplemented  # windows of different sizes
+    kernel = [size // windows for size, windows in zip(sizes, output_size, strict=True)]
+    return aten.max_pool2d_with_indices(input, kernel, kernel)
+
+
 def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
     def backward(gradient: torch.Tensor, input: torch.Tensor, *settings: Any) -> torch.Tensor:
         indices = settings[-1].flatten(-dimensions)
@@ -260,6 +277,15 @@ def _cubic(size: int, results: int, scale: float | None, corners: bool, like: to
     return total
 
 
+def _replication_pad_backward(gradient: torch.Tensor, input: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    matrices = []
+    for dimension, before in zip(range(-len(padding) // 2, 0), reversed(padding[::2]), strict=True):
+        size = input.shape[dimension]
+        sources = (_places(gradient.shape[dimension], gradient) - before).clamp(min=0, max=size - 1)
+        matrices.append((_places(size, gradient) == sources[:, None]).to(gradient.dtype))
+    return _along_each(gradient, matrices)
+
+
 def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Callable[..., torch.Tensor]:
     def backward(gradient: torch.Tensor, output_size: Sequence[int], input_size: Sequence[int], *settings: Any) -> torch.Tensor:
         corners = has_corners and bool(settings[0])
@@ -271,6 +297,26 @@ def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Call
     return backward
 
 
+# --- activations ------------------------------------------------------------------------------------------------------------
+
+
+def _rrelu(
+    input: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *generator: Any,
+) -> Any:
+    return NotImplemented if training else (torch.nn.functional.leaky_relu(input, (lower + upper) / 2), noise)
+
+
+def _rrelu_backward(
+    gradient: torch.Tensor, input: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, *result: Any
+) -> Any:
+    return NotImplemented if training else torch.where(input > 0, gradient, gradient * ((lower + upper) / 2))
+
+
 #: Operators without a form in ONNX, in operators that have one.
 FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
@@ -280,6 +326,12 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
+    aten.rrelu_with_noise_functional.default: _rrelu,
+    aten.rrelu_with_noise_backward.default: _rrelu_backward,
+    aten.replication_pad1d_backward.default: _replication_pad_backward,
+    aten.replication_pad2d_backward.default: _replication_pad_backward,
+    aten.replication_pad3d_backward.default: _replication_pad_backward,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool2d,
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
     aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
     aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2),
