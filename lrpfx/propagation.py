@@ -243,7 +243,7 @@ def several_relevances() -> AbstractContextManager[None]:
     return _switched_on(_several)
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether the call becomes part of a compiled or lowered program."""
     return torch.compiler.is_compiling() or _origins.get()
 
@@ -317,7 +317,7 @@ class PropagateRelevance(torch.autograd.Function):
         ruled, module, *values = inputs
         ctx.ruled = ruled
         ctx.module = module
-        ctx.kept = {} if not _is_traced() and _several.get() else None
+        ctx.kept = {} if not is_traced() and _several.get() else None
         device = output.device.type
         ctx.autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         kept: list[torch.Tensor] = []
@@ -331,14 +331,14 @@ class PropagateRelevance(torch.autograd.Function):
             ctx.buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in buffers]
         elif not (ruled.rule.saves_inputs or ruled.rule.has_code):
             values = [None] * len(values)
-        if ruled.gate is None and not _is_traced():  # compilers decide themselves what they keep
+        if ruled.gate is None and not is_traced():  # compilers decide themselves what they keep
             for place, _, _ in ruled.recomputed:
                 values[place] = None
         ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
         # Where the rule can be switched off, the output is computed again: the next module may overwrite it.
         saves_output = ruled.rule.saves_output and ruled.gate is None
-        if saves_output and ruled.hands_on_positive and not _is_traced():
+        if saves_output and ruled.hands_on_positive and not is_traced():
             # One tensor instead of two: the ReLU returns it, the next layer keeps it, and so does this one.
             positive = output.clamp(min=0.0)
             setattr(output, _POSITIVE, (positive, output._version))

@@ -14,7 +14,7 @@ from .hooks import Absorbed, BasicHook, Hook
 from .layer_view import Layer
 from .modifiers import ClampMod, ParamMod, SquareMod, expand
 from .node import Facts, Sign
-from .propagation import LayerCall
+from .propagation import LayerCall, is_traced
 from .rules import AlphaBeta, Flat, Gamma, Norm, WSquare, ZBox, ZPlus
 from .stabilizer import Stabilizer, StabilizerFunction
 
@@ -67,6 +67,8 @@ def _multiplied(own: torch.Tensor, factor: "torch.Tensor | float") -> torch.Tens
 
 def _added(own: torch.Tensor, other: torch.Tensor, weight: float | None = None) -> torch.Tensor:
     """`own` + `weight` * `other`, written over `own` where no gradient is recorded."""
+    if weight is not None and is_traced():
+        return own + other * weight  # inductor loses the factor of an addition where it makes one product of it
     alpha = 1 if weight is None else weight
     return own.add(other, alpha=alpha) if torch.is_grad_enabled() else own.add_(other, alpha=alpha)
 

@@ -93,6 +93,17 @@ def test_inductor():
     assert_close(several, lrpfx.attribute(explain_model, x, [0, 1]).relevance, 1e-9)
 
 
+@needs_compiler
+@pytest.mark.parametrize("rule", [rules.AlphaBeta(2.0, 1.0), rules.AlphaBeta(1.5, 0.5), rules.Gamma(), rules.ZPlus()], ids=str)
+def test_inductor_keeps_the_weights_of_products(rule):
+    """Inductor fuses a weighted sum of matrix products, and forgets weights that are arguments of the addition."""
+    explain_model = lrpfx.transform(nn.Sequential(nn.Linear(6, 4)), NameMapComposite([(["0"], rule)]))
+    x = torch.randn(3, 6)
+    compiled = torch.compile(explain_model, fullgraph=True)
+    seed = torch.rand(3, 4)
+    assert_close(lrpfx.attribute(compiled, x, seed).relevance, lrpfx.attribute(explain_model, x, seed).relevance, 1e-4)
+
+
 @pytest.mark.parametrize("composite", COMPOSITES)
 def test_channels_last(composite):
     x = torch.rand(2, 3, 16, 16, dtype=torch.float64)
