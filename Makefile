@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-slow sweep bench lint format clean
+.PHONY: demo page test test-slow test-examples sweep formats bench lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch.
@@ -19,11 +19,24 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/python -m lrpfx.demo --directory demo
 
+# Draw a digit in the browser and see why the network reads it so: http://localhost:8000/examples/javascript/
+page: demo
+	cd examples/javascript && npm ci --no-fund --no-audit
+	$(BIN)/python -m http.server --bind 127.0.0.1 8000
+
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
+
+# The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
+test-examples: $(VENV)/installed
+	$(BIN)/python -m pytest -m examples
+
+# Classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
+formats: $(VENV)/installed
+	$(BIN)/python tests/format_sweep.py
 
 # All classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
 sweep: $(VENV)/installed

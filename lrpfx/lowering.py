@@ -398,7 +398,7 @@ def _rounding(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
         shaken = list(arguments)
         for place, value in enumerate(arguments[: len(job.inputs)]):
             if value.is_floating_point():
-                signs = torch.randint(2, value.shape, generator=generator).to(value.device) * 2 - 1
+                signs = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
                 changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
                 shaken[place] = changed.clamp(value.min(), value.max())  # within the range that inputs are known to have
         found.append(plain.expected(shaken))

@@ -37,8 +37,8 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=list(arguments),
-            output_names=list(results),
+            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
+            output_names=[f"lrpfx.result.{name}" for name in results],
         )
         assert exported is not None
     except Exception as error:
@@ -47,6 +47,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
             cause = cause.__cause__  # torch.onnx wraps it in advice
         raise LoweringError(_missing_operators(legal) or f"torch.onnx cannot translate the program: {cause}") from error
     model = exported.model_proto
+    _rename(model.graph, [*arguments, *results])
     _tidy(model, {node.name: origin_of(node) for node in legal.graph.nodes})
     return model
 
@@ -87,6 +88,23 @@ def _missing_operators(legal: ExportedProgram) -> str:
         + "\n".join(dict.fromkeys(lines))
         + "\nGive the layers another rule or replace them; .pt2 files and lrpfx.package take the program as it is."
     )
+
+
+def _rename(graph: Any, names: Sequence[str]) -> None:
+    """Give arguments and results their names; values inside that have them already get others."""
+    taken = {name: f"{name}.inside" for name in names}
+
+    def renamed(name: str) -> str:
+        for prefix in ("lrpfx.argument.", "lrpfx.result."):
+            if name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return taken.get(name, name)
+
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = renamed(value.name)
+    for node in graph.node:
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:

@@ -50,6 +50,7 @@ def test_pictures_and_table_are_left(finished):
     directory, printed, _ = finished
     assert sorted(path.name for path in directory.iterdir()) == [
         "assignment.txt",
+        "digits.onnx",
         "heatmaps.png",
         "pixel_flipping.png",
         "rules.svg",
@@ -58,6 +59,10 @@ def test_pictures_and_table_are_left(finished):
         assert (directory / name).read_bytes().startswith(b"\x89PNG")
         assert name in printed
     assert "</svg>" in (directory / "rules.svg").read_text()
+    runner = lrpfx.load(directory / "digits.onnx")
+    _, held_out = digits.load()
+    outputs = runner(held_out.images, held_out.labels)["output"]
+    assert (outputs.argmax(1) == held_out.labels).double().mean() >= 0.97
     table = (directory / "assignment.txt").read_text()
     assert "ZBox(low=0, high=1" in table and "block1.add" in table and "stem.1" in table
 

@@ -34,7 +34,7 @@ COMPOSITES: dict[str, Composite] = {
     "ExcitationBackprop": ExcitationBackprop(),
     "GuidedBackprop": GuidedBackprop(),
 }
-SHOWN = "EpsilonGammaBox"  # whose rules are drawn and listed
+SHOWN = "EpsilonGammaBox"  # whose rules are drawn and listed, and whose program is written
 
 
 def main() -> None:
@@ -71,6 +71,8 @@ def run(directory: Path, epochs: int) -> None:
 
     _write_heatmaps(directory / "heatmaps.png", held_out, relevances)
     _write_curves(directory / "pixel_flipping.png", flippings)
+    program = lrpfx.lower(explained[SHOWN], held_out.images[:2])
+    lrpfx.save(program, directory / "digits.onnx")
     lrpfx.draw(explained[SHOWN]).render(outfile=directory / "rules.svg")
     (directory / "assignment.txt").write_text(f"{lrpfx.assignment(explained[SHOWN])}\n")
     print(f"written to {directory}/: " + ", ".join(sorted(path.name for path in directory.iterdir())))

@@ -1,0 +1,343 @@
+"""Artefacts: every format gives the results of `lrpfx.attribute`, guards its inputs, and is never half written."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from helpers import assert_close, needs_compiler, small_net
+
+import lrpfx
+from lrpfx import artefacts
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlusFlat
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def explain_model():
+    return lrpfx.transform(small_net(), EpsilonAlpha2Beta1Flat())
+
+
+def images(batch=2):
+    return torch.rand(batch, 3, 8, 8)
+
+
+WRITERS = {
+    "exported": (lrpfx.save, "model.pt2"),
+    "compiled": (lrpfx.package, "model.pt2"),
+    "onnx": (lrpfx.save, "model.onnx"),
+}
+KINDS = [pytest.param(kind, marks=needs_compiler) if kind == "compiled" else kind for kind in WRITERS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target, reduce", [("index", None), ("weights", "sum"), ("max", "bytes")])
+def test_every_format_gives_what_attribute_gives(kind, target, reduce, tmp_path):
+    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat()).float()
+    record = ["conv1", "relu"]
+    program = lrpfx.lower(
+        explain_model, images().float(), target=target, reduce=reduce, record=record, balance=reduce != "bytes"
+    )
+    write, name = WRITERS[kind]
+    runner = lrpfx.load(write(program, tmp_path / name))
+    assert os.listdir(tmp_path) == [name]
+    assert runner.verify() <= 1e-5 and f"{kind} program of ResidualNet" in repr(runner)
+    for batch in (1, 2, 5):
+        x = images(batch).float()
+        given = {"index": [torch.arange(batch) % 5], "weights": [torch.rand(batch, 5).float()], "max": []}[target]
+        found = lrpfx.attribute(explain_model, x, *given, record=record)
+        for layout in (torch.contiguous_format, torch.channels_last):
+            results = runner(x.contiguous(memory_format=layout), *given)
+            assert list(results) == ["output", "relevance", *record, *(["balance"] if reduce != "bytes" else [])]
+            for name, expected in {"output": found.output, **found.layers}.items():
+                assert_close(results[name], expected, 1e-5)
+            total = found.relevance.sum(1)
+            if reduce == "bytes":
+                largest = total.abs().flatten(1).amax(1)[:, None, None]
+                assert (results["relevance"] - (128 + 127 * total / largest)).abs().max() <= 0.51
+            else:
+                assert_close(results["relevance"], found.relevance if reduce is None else total, 1e-5)
+        arrays = runner(x.numpy(), *(one.numpy() for one in given))
+        assert all(isinstance(value, np.ndarray) for value in arrays.values())
+        assert_close(torch.from_numpy(arrays["output"]), found.output, 1e-5)
+
+
+def test_the_manifest_says_what_there_is_to_know(explain_model, tmp_path):
+    program = lrpfx.lower(explain_model, images(), target="max")
+    manifest = lrpfx.load(lrpfx.save(program, tmp_path / "model.pt2")).manifest
+    assert manifest["lrpfx"] == lrpfx.__version__ and manifest["torch"] == torch.__version__
+    assert manifest["composite"] == "EpsilonAlpha2Beta1Flat()" and manifest["canonizers"] == ["merge_batch_norm"]
+    assert manifest["rules"]["fc"].startswith("Epsilon(") and manifest["merged"]["conv1"] == ["bn1"]
+    assert manifest["arguments"] == {"input": {"shape": [None, 3, 8, 8], "dtype": "float64"}}
+    assert manifest["results"]["relevance"] == {"shape": [None, 3, 8, 8], "dtype": "float64"}
+    assert manifest["target"] == "max" and manifest["tolerance"] == 1e-9
+    fixed = lrpfx.lower(explain_model, images(), target="max", dynamic_batch=False)
+    runner = lrpfx.load(lrpfx.save(fixed, tmp_path / "model.pt2"))
+    assert runner.manifest["arguments"]["input"]["shape"] == [2, 3, 8, 8]
+    with pytest.raises(lrpfx.InputError, match="the program takes 2×3×8×8"):
+        runner(images(3))
+
+
+def test_a_fresh_process_needs_no_code_of_the_model(explain_model, tmp_path):
+    path = lrpfx.save(lrpfx.lower(explain_model, images(), target="max"), tmp_path / "model.pt2")
+    x = images(3)
+    np.save(tmp_path / "x.npy", x.numpy())
+    code = f"""
+        import sys, numpy as np
+        from lrpfx.artefacts import load
+        result = load({str(path)!r})(np.load({str(tmp_path / "x.npy")!r}))
+        assert "helpers" not in sys.modules
+        np.save({str(tmp_path / "result.npy")!r}, result["relevance"])
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)
+    result = torch.from_numpy(np.load(tmp_path / "result.npy"))
+    assert_close(result, lrpfx.attribute(explain_model, x).relevance, 1e-10)
+
+
+WITHOUT_TORCH = """
+    import sys
+
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in ("torch", "lrpfx"):
+                raise ImportError(name)
+
+    sys.meta_path.insert(0, Absent())
+    import numpy as np
+    folder, images = {folder!r}, np.load({folder!r} + "/x.npy")
+"""
+
+
+def test_onnx_needs_neither_torch_nor_lrpfx(tmp_path):
+    """The lines of the guide that run an ONNX file, in a process in which torch cannot be imported."""
+    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat()).float()
+    lrpfx.save(lrpfx.lower(explain_model, images().float()), tmp_path / "model.onnx")
+    x = images(3).float()
+    np.save(tmp_path / "x.npy", x.numpy())
+    guide = (ROOT / "docs" / "deploying.md").read_text()
+    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "onnxruntime" in block]
+    code = textwrap.dedent(WITHOUT_TORCH.format(folder=str(tmp_path))) + lines
+    code += "\nassert 'torch' not in sys.modules\nnp.save(f'{folder}/relevance.npy', results['relevance'])"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    expected = lrpfx.attribute(explain_model, x, 1).relevance
+    assert_close(torch.from_numpy(np.load(tmp_path / "relevance.npy")), expected, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory):
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat())
+    path = lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path_factory.mktemp("artefact") / "model.pt2")
+    torch.set_default_dtype(before)
+    return path
+
+
+def test_inputs_are_guarded(artefact):
+    runner = lrpfx.load(artefact)
+    index = torch.tensor([0, 1])
+    for arguments, message in [
+        ((images(),), "missing: .'target'."),
+        ((images(), index, index), "not 3 arguments"),
+        ((images().float(), index), "dtype float32, but the program takes float64"),
+        ((images()[:, :2], index), "batch×3×8×8"),
+        ((images(3), index), "batch sizes differ"),
+        ((images(0), index[:0]), "empty"),
+        ((images() / 0.0, index), "not finite"),
+        ((images().tolist(), index), "is a list"),
+        ((images(), index + 4), "target 5 is out of range: the output has 5 classes"),
+        ((images(), -index), "target -1 is out of range"),
+    ]:
+        with pytest.raises(lrpfx.InputError, match=message):
+            runner(*arguments)
+
+
+@pytest.fixture(scope="module")
+def onnx_artefact(tmp_path_factory):
+    torch.manual_seed(0)
+    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat()).float()
+    return lrpfx.save(lrpfx.lower(explain_model, images().float()), tmp_path_factory.mktemp("artefact") / "model.onnx")
+
+
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+def test_flipped_bytes_are_found(kind, artefact, onnx_artefact, tmp_path):
+    """Wherever a byte is changed, the file is refused, or it holds the same program."""
+    original = artefact if kind == "pt2" else onnx_artefact
+    content = original.read_bytes()
+    x, target = images(), torch.tensor([0, 1])
+    x = x.float() if kind == "onnx" else x
+    expected = lrpfx.load(original)(x, target)
+    generator = random.Random(0)
+    refused = 0
+    for _ in range(60):
+        changed = bytearray(content)
+        changed[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path = tmp_path / f"changed.{kind}"
+        path.write_bytes(changed)
+        try:
+            runner = lrpfx.load(path)
+        except lrpfx.ArtefactError:
+            refused += 1
+            continue
+        assert torch.equal(runner(x, target)["relevance"], expected["relevance"])
+    assert refused > 30 if kind == "pt2" else refused == 60
+
+
+def test_files_that_are_no_artefacts(artefact, onnx_artefact, tmp_path):
+    content = artefact.read_bytes()
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as file:
+        file.writestr("some/file", "text")
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.rand(1, 2),)), tmp_path / "foreign.pt2")
+    (tmp_path / "truncated.pt2").write_bytes(content[: len(content) // 2])
+    (tmp_path / "text.pt2").write_text("not an archive")
+    (tmp_path / "truncated.onnx").write_bytes(onnx_artefact.read_bytes()[:-1])
+    (tmp_path / "text.onnx").write_text("not a model")
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    for name, message in [
+        ("other.pt2", "not written by lrpfx"),
+        ("foreign.pt2", "not written by lrpfx"),
+        ("truncated.pt2", "damaged"),
+        ("text.pt2", "damaged"),
+        ("absent.pt2", "cannot be read"),
+        ("truncated.onnx", "damaged"),
+        ("text.onnx", "not written by lrpfx"),
+        ("empty.onnx", "not written by lrpfx"),
+    ]:
+        with pytest.raises(lrpfx.ArtefactError, match=message):
+            lrpfx.load(tmp_path / name)
+    program = torch.export.export(torch.nn.Linear(2, 2), (torch.rand(1, 2),))
+    for path, message in [("model.zip", "suffix"), ("no/folder.pt2", "no folder"), ("own.pt2", "not made by lrpfx.lower")]:
+        with pytest.raises(lrpfx.ArtefactError, match=message):
+            lrpfx.save(program, tmp_path / path)
+
+
+def test_an_interrupted_write_leaves_the_old_file(explain_model, tmp_path, monkeypatch):
+    program = lrpfx.lower(explain_model, images())
+    path = lrpfx.save(program, tmp_path / "model.pt2")
+    before = path.read_bytes()
+
+    def fail(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(artefacts.os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        lrpfx.save(program, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
+
+
+def test_a_killed_writer_leaves_no_half_file(artefact, tmp_path):
+    """Killed at random moments, the writer has left the old file or a new one, and each can be loaded."""
+    path = tmp_path / "model.pt2"
+    shutil.copy(artefact, path)
+    code = f"""
+        from pathlib import Path
+        from lrpfx.artefacts import _replace
+        content = Path({str(artefact)!r}).read_bytes()
+        print("ready", flush=True)
+        while True:
+            _replace(Path({str(path)!r}), content)
+    """
+    generator = random.Random(0)
+    for _ in range(5):
+        writer = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
+        writer.stdout.readline()
+        time.sleep(generator.uniform(0.0, 0.3))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert path.read_bytes() == artefact.read_bytes()
+    lrpfx.load(path)
+
+
+def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
+    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    path = tmp_path / "model.onnx"
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat()).float()
+        assert lrpfx.save(lrpfx.lower(explain_model, images().float()), path) == path
+        (data,) = tmp_path.glob("model.onnx.*.data")  # that of the replaced file is gone
+        x, target = images(3).float(), torch.tensor([0, 1, 2])
+        assert_close(lrpfx.load(path)(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(lrpfx.ArtefactError, match="has another hash"):
+        lrpfx.load(path)
+    data.unlink()
+    with pytest.raises(lrpfx.ArtefactError, match="a file that it needs is not there"):
+        lrpfx.load(path)
+
+
+def test_nothing_is_unpickled(artefact, tmp_path):
+    """Files with a right hash, but with objects that torch's own loader would unpickle."""
+    with zipfile.ZipFile(artefact) as file:
+        entries = {info.filename: file.read(info) for info in file.infolist()}
+    prefix = next(iter(entries)).partition("/")[0]
+    assert not entries.get(f"{prefix}/data/sample_inputs/model.pt")
+    config = f"{prefix}/data/weights/model_weights_config.json"
+    changes = [
+        {f"{prefix}/data/sample_inputs/model.pt": b"pickle"},
+        {config: entries[config].replace(b'"use_pickle": false', b'"use_pickle": true', 1)},
+        {f"{prefix}/data/weights/model.pt": b"pickle"},
+        {f"{prefix}/data/constants/custom_obj_0": b"pickle"},
+    ]
+    for change in changes:
+        changed = {**entries, **change}
+        manifest = f"{prefix}/lrpfx/manifest.json"
+        content = {name: value for name, value in changed.items() if not name.startswith(manifest)}
+        text = json.dumps({**json.loads(entries[manifest]), "hash": artefacts._hash(content)}).encode()
+        with zipfile.ZipFile(tmp_path / "signed.pt2", "w") as file:
+            for name, value in {**content, manifest: text, f"{manifest}.sha256": _sha256(text)}.items():
+                file.writestr(name, value)
+        with pytest.raises(lrpfx.ArtefactError, match="pickled objects, which are not loaded"):
+            lrpfx.load(tmp_path / "signed.pt2")
+
+
+def _sha256(content):
+    return artefacts.hashlib.sha256(content).hexdigest()
+
+
+def test_onnx_says_where_operations_come_from(onnx_artefact):
+    model = onnx.load(onnx_artefact)
+    origins = {entry.value for node in model.graph.node for entry in node.metadata_props if entry.key == "lrpfx"}
+    assert "conv2: ZPlus(stabilizer=1e-06)" in origins and "fc: Epsilon(epsilon=1e-06)" in origins
+    assert all(value.type.tensor_type.shape.dim[0].dim_param == "batch" for value in model.graph.input)
+    names = {tensor.name for tensor in model.graph.initializer}
+    assert {"conv1.merged_weight", "fc.weight"} <= names
+    onnx.checker.check_model(model)
+
+
+def test_a_program_that_fails_its_self_test_is_not_written(explain_model, tmp_path, monkeypatch):
+    program = lrpfx.lower(explain_model, images())
+    path = lrpfx.save(program, tmp_path / "model.pt2")
+    before = path.read_bytes()
+    exported = artefacts._exported
+
+    def wrong(archive):
+        function = exported(archive)
+        return lambda *tensors: {name: value * 1.001 for name, value in function(*tensors).items()}
+
+    monkeypatch.setattr(artefacts, "_exported", wrong)
+    with pytest.raises(lrpfx.ArtefactError, match="differs from what the program gave"):
+        lrpfx.save(program, path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
+
+
+def test_onnx_runtime_has_no_convolutions_in_float64(explain_model, tmp_path):
+    with pytest.raises(lrpfx.ArtefactError, match="cannot be loaded by onnxruntime"):
+        lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.onnx")
+    assert not os.listdir(tmp_path)

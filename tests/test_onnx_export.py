@@ -1,0 +1,99 @@
+"""Backward passes in forward operators: each form against the operator that it stands for."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import Unary, assert_close
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.onnx_export import FORWARD_FORMS, legalized, onnx_model, origin_of
+
+SIZES = {1: (9,), 2: (9, 8), 3: (9, 8, 7)}
+
+
+def gradient_of(function):
+    def run(x, seed):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(function(x), x, seed)[0]
+
+    return run
+
+
+def check(function, *shape):
+    """The gradient in forward operators is the gradient, and no operator for it is left."""
+    x = torch.rand(shape)
+    seed = torch.randn_like(function(x))
+    run = gradient_of(function)
+    traced = make_fx(run, decomposition_table=FORWARD_FORMS)(x, seed)
+    assert not [node for node in traced.graph.nodes if "_backward" in str(node.target)]
+    assert_close(traced(x, seed), run(x, seed), 1e-12)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions(dimensions, transposed):
+    name = f"conv_transpose{dimensions}d" if transposed else f"conv{dimensions}d"
+    function = getattr(F, name)
+    for kernel, stride, padding, dilation, groups in itertools.product((1, 2, 3), (1, 2, 3), (0, 1, 2), (1, 2), (1, 2)):
+        if (kernel + stride + padding + dilation + groups) % 2 and dimensions == 3:
+            continue
+        shape = (4, 6 // groups) if transposed else (6, 4 // groups)
+        weight = torch.rand(*shape, *[kernel] * dimensions)
+        settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        if transposed and max(stride, dilation) > 1:
+            settings["output_padding"] = 1
+        check(lambda x, w=weight, s=settings: function(x, w, None, **s), 2, 4, *SIZES[dimensions])
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_pooling(dimensions):
+    shape = (2, 3, *SIZES[dimensions])
+    average, largest = (getattr(F, f"{kind}_pool{dimensions}d") for kind in ("avg", "max"))
+    for kernel, stride, ceil_mode, counts, padding in itertools.product(
+        (2, 3), (None, 2), (False, True), (False, True), (0, 1)
+    ):
+        check(lambda x, s=(kernel, stride, padding, ceil_mode, counts): average(x, *s), *shape)
+        check(lambda x, s=(kernel, stride, padding, 1, ceil_mode): largest(x, *s), *shape)
+        if dimensions > 1:
+            check(lambda x, s=(kernel, stride, padding, ceil_mode, counts, 5): average(x, *s), *shape)
+    for kind, size in itertools.product(("avg", "max"), (1, 2, 5, 11)):
+        adaptive = getattr(F, f"adaptive_{kind}_pool{dimensions}d")
+        check(lambda x, f=adaptive, n=size: f(x, n), *shape)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"])
+@pytest.mark.parametrize("settings", [{"size": 13}, {"scale_factor": 1.7}, {"scale_factor": 0.6}, {"size": 1}], ids=str)
+def test_resampling(mode, settings):
+    fitting = {"linear": [1], "bilinear": [2], "trilinear": [3], "bicubic": [2]}
+    for dimensions in fitting.get(mode, [1, 2, 3]):
+        for corners in (False, True) if mode in fitting else (None,):
+            check(lambda x, c=corners: F.interpolate(x, mode=mode, align_corners=c, **settings), 2, 3, *SIZES[dimensions])
+
+
+def test_padding_and_activations():
+    for dimensions, padding in [(1, (1, 2)), (2, (2, 0, 3, 1)), (3, (1, 2, 0, 1, 3, 2))]:
+        check(lambda x, p=padding: F.pad(x, p, mode="replicate"), 2, 3, *SIZES[dimensions])
+    check(F.rrelu, 2, 3)
+
+
+def test_legal_programs_keep_their_origins():
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.AvgPool2d(2), torch.nn.Flatten())
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus()), torch.rand(2, 2, 6, 6), target="weights")
+    legal = legalized(program)
+    origins = {str(node.target): origin_of(node) for node in legal.graph.nodes if node.op == "call_function"}
+    assert not [target for target in origins if "_backward" in target]
+    assert "0: ZPlus(stabilizer=1e-06)" in origins.values() and "2: Norm(stabilizer=1e-06)" in origins.values()
+
+
+def test_what_onnx_does_not_have_is_named():
+    explain_model = lrpfx.transform(Unary(lambda x: F.adaptive_max_pool2d(x, 3)), EpsilonPlus())
+    program = lrpfx.lower(explain_model, torch.rand(2, 1, 8, 8).float(), target="weights")
+    with pytest.raises(
+        lrpfx.LoweringError, match=r"no form of these operators:\n  aten.adaptive_max_pool2d.default, from adap"
+    ):
+        onnx_model(program, ["input", "target"], ["output", "relevance"])
