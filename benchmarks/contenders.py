@@ -105,5 +105,18 @@ def lowered_of(explain_model: nn.Module, images: torch.Tensor, target: int = 0) 
     return run
 
 
+def files_of(explain_model: nn.Module, images: torch.Tensor, folder: Path, target: int = 0) -> dict[str, Run]:
+    """The lowered program in each format, as `lrpfx.load` runs it."""
+    program = lrpfx.lower(explain_model, images)
+    paths = {
+        "exported, .pt2": lrpfx.save(program, folder / "exported.pt2"),
+        "AOTInductor": lrpfx.package(program, folder / "compiled.pt2"),
+        "ONNX Runtime": lrpfx.save(program, folder / "model.onnx"),
+    }
+    indices = torch.full((len(images),), target)
+    runners = {name: lrpfx.load(path) for name, path in paths.items()}
+    return {name: (lambda images, runner=runner: runner(images, indices)["relevance"]) for name, runner in runners.items()}
+
+
 def lrpfx_of(explain_model: nn.Module, target: int = 0) -> Run:
     return lambda images: lrpfx.attribute(explain_model, images, target).relevance

@@ -46,6 +46,7 @@ def _plot(records: list[dict[str, Any]]) -> None:
 
 def write(
     speed: list[dict[str, Any]],
+    formats: list[dict[str, Any]],
     profile: list[dict[str, Any]],
     memory: list[dict[str, Any]],
     compilation: list[dict[str, Any]],
@@ -53,7 +54,7 @@ def write(
     """Write the document and the plot."""
     if speed:
         _plot(speed)
-    for record in (*speed, *memory, *profile):
+    for record in (*speed, *formats, *memory, *profile):
         record.update({key: round(record[key]) for key in ("milliseconds", "peak", "held") if key in record})
     timed = [record for record in speed if record["contender"] != FURTHER]
     further = [record for record in speed if record["contender"] == FURTHER]
@@ -80,6 +81,12 @@ compared with that of the plain gradient: the ratio that would be reached if not
 rules.
 
 {_table(timed, {**costs, "convolutions": "convolutions", "floor": "floor"})}
+
+## Formats
+
+The lowered program in each format, through the runner of `lrpfx.load`, beside eager `lrpfx.attribute`.
+
+{_table(formats, {**who, "ms": "milliseconds", "/ eager": "to_eager"})}
 
 ## Each further target
 

@@ -13,7 +13,7 @@ import torch
 from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
-PARTS = ("speed", "profile", "memory", "compilation")
+PARTS = ("speed", "formats", "profile", "memory", "compilation")
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -30,6 +30,7 @@ def main() -> None:
         "compilation": compilation.measure,
         "memory": lambda: memory.measure(arguments.networks, list(COMPOSITES)),
         "speed": lambda: [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)],
+        "formats": lambda: [record for name in arguments.networks for record in speed.formats(name, arguments.rounds)],
         "profile": lambda: [record for name in arguments.networks for record in speed.profile(name)],
     }
     RESULTS.parent.mkdir(exist_ok=True)

@@ -1,8 +1,10 @@
 """Time of one attribution, as a ratio to the plain gradient: contenders take turns in one process."""
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from contenders import (
     PLAIN,
     RANGE,
     captum_of,
+    files_of,
     gradient_of,
     lowered_of,
     lrpfx_of,
@@ -24,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 import lrpfx
 
-COMPILED = "plain gradient, compiled"
+COMPILED, EAGER = "plain gradient, compiled", "eager"
 
 
 def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -115,6 +118,23 @@ def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dic
             )
             print(records[-1], flush=True)
         records += further_targets(name, title, explain_model, contenders[PLAIN], images, max(1, rounds // 2))
+    return records
+
+
+def formats(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dict[str, Any]]:
+    """One record for each composite and format of the lowered program, beside eager `lrpfx.attribute`."""
+    images = torch.rand(batch, 3, size, size)
+    records = []
+    for title, composite in COMPOSITES.items():
+        explain_model = lrpfx.transform(network(name), composite.lrpfx, input_range=RANGE)
+        with tempfile.TemporaryDirectory() as folder:
+            runs = {EAGER: lrpfx_of(explain_model), **files_of(explain_model, images, Path(folder))}
+            times = interleaved({key: (lambda run=run: run(images)) for key, run in runs.items()}, rounds)
+        for key in runs:
+            milliseconds = 1e3 * statistics.median(times[key])
+            record = {"network": name, "composite": title, "contender": key, "milliseconds": milliseconds}
+            records.append({**record, "to_eager": ratio(times, key, EAGER)})
+            print(records[-1], flush=True)
     return records
 
 
