@@ -367,8 +367,11 @@ class Runner:
             )
         if self.manifest["target"] == "index":
             self._check_classes(tensors[-1])
-        with torch.no_grad():
-            results = self.function(*tensors)
+        try:
+            with torch.no_grad():
+                results = self.function(*tensors)
+        except Exception as error:  # such as an index that an embedding does not have
+            raise InputError(f"the program cannot run on these inputs: {type(error).__name__}: {error}") from error
         if any(isinstance(value, np.ndarray) for value in given.values()):
             return {name: _to_numpy(value) for name, value in results.items()}
         return dict(results)

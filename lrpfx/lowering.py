@@ -21,10 +21,13 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten_with_path
 
 from .attribution import (
+    Arguments,
     OutputSelector,
     attribute,
+    embeddings_of,
     recorder_of,
     relevance_of_class,
     relevance_of_output,
@@ -84,11 +87,13 @@ def lower(
 
     The inputs have the names of the model's, "input" where there is one. `target`: "index" takes class indices of shape
     (batch,) as `target`, "weights" the relevance of the output, in its shape, and "max" nothing: the largest output is
-    explained. The results are "output", then "relevance" (or "relevance.<input>" for each of several inputs), and one for each
-    of the `record`ed layers under its name. With `balance` there is a "balance" for each sample: relevance of the inputs less
-    that of the output. `reduce`: relevance of an input summed over its channels ("sum"), its magnitudes summed ("absolute"), or
-    as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the example.
-    Parameters keep the names that they have in `explain_model`; nodes say in `meta["custom"]["lrpfx"]` where they come from.
+    explained. The results are "output", the one that is explained; all outputs as "output.<key>" where the model has several;
+    "relevance", or "relevance.<input>" for each of several inputs, for integers that of the embeddings that they look up; and
+    one for each of the `record`ed layers under its name. With `balance` there is a "balance" for each sample: relevance of the
+    inputs less that of the output. `reduce`: relevance of an input summed over its channels ("sum"), its magnitudes summed
+    ("absolute"), or as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the
+    example. Parameters keep the names that they have in `explain_model`; nodes say in `meta["custom"]["lrpfx"]` where they
+    come from.
 
     Errors: `LoweringError`, `InputError`, `InputTypeError`.
     """
@@ -98,8 +103,12 @@ def lower(
     if reduce not in REDUCTIONS:
         raise InputError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
     resolve_names(module.graph, record)  # an error where there is no such node
+    reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
+    if reserved:
+        raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
     inputs = _named_inputs(module, example_inputs)
-    job = _Job(module, tuple(inputs), target, tuple(dict.fromkeys(record)), reduce, balance, output)
+    embeddings = {str(place[0]): tuple(names) for place, names in embeddings_of(module.graph, Arguments(inputs)).items()}
+    job = _Job(module, tuple(inputs), embeddings, target, tuple(dict.fromkeys(record)), reduce, balance, output)
     tensors = list(inputs.values())
     batches = [_with_batch(tensors, size) for size in _batch_sizes(tensors)] if dynamic_batch else [tensors]
     examples = [job.arguments(batch) for batch in batches]
@@ -133,8 +142,6 @@ def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tens
             raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
         if value.ndim == 0:
             raise InputError(f"the example of {name!r} has no batch dimension")
-    if not any(value.is_floating_point() for value in named.values()):
-        raise InputTypeError("none of the inputs has a floating-point dtype, so none can carry relevance")
     return named
 
 
@@ -158,6 +165,7 @@ class _Job:
 
     module: ExplainModule
     inputs: tuple[str, ...]
+    embeddings: dict[str, tuple[str, ...]]  # for each integer input the embeddings that look it up
     target: str
     record: tuple[str, ...]
     reduce: str | None
@@ -186,32 +194,44 @@ class _Job:
     def target_of(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor | None:
         return None if self.target == "max" else arguments[-1]
 
-    def results(self, output: torch.Tensor, seed: torch.Tensor, relevances: Any, layers: dict[str, Any]) -> dict[str, Any]:
-        """The program's results, from relevance of the floating-point inputs by name and of layers by name."""
-        reduced = {name: REDUCTIONS[self.reduce](relevance) for name, relevance in relevances.items()}
+    def results(
+        self, result: Any, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The program's results, from what the module returns, and relevance of inputs and of layers by name."""
+        reduced = {name: self._reduced(name, relevance) for name, relevance in relevances.items()}
         single = len(reduced) == 1
-        found = {"output": output}
+        found = {"output": select_output(result, self.output).detach()}
+        if not isinstance(result, torch.Tensor):
+            found.update({f"output.{key}": value.detach() for key, value in _tensors_of(result)})
         found.update({"relevance" if single else f"relevance.{name}": value for name, value in reduced.items()})
         found.update(layers)
         if self.balance:
-            total = sum(relevance.flatten(1).sum(1) for relevance in relevances.values())
-            found["balance"] = total - seed.flatten(1).sum(1)
+            totals = [relevance.flatten(1).sum(1) for relevance in relevances.values()]
+            found["balance"] = torch.stack(totals).sum(0) - seed.flatten(1).sum(1)
         return found
+
+    def _reduced(self, name: str, relevance: torch.Tensor) -> torch.Tensor:
+        """Relevance of an input, reduced over its channels, which embeddings have last."""
+        of_embedding = name.partition(".")[0] in self.embeddings and self.reduce is not None
+        return REDUCTIONS[self.reduce](relevance.movedim(-1, 1) if of_embedding else relevance)
 
     def run(self, *arguments: torch.Tensor) -> dict[str, torch.Tensor]:
         """Forward and relevance by autograd: what is traced."""
         values = dict(zip(self.inputs, arguments, strict=False))
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
-            runner = recorder_of(self.module, self.record) if self.record else self.module
+            names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
+            runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
             result = _Annotating(runner).run_with({**values, **leaves})
-            result, recorded = (result[0], result[1:]) if self.record else (result, ())
+            result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
-            wanted = [*leaves.values(), *recorded]
-            relevances = relevances_of(explained, wanted, seed)
-        layers = dict(zip(self.record, relevances[len(leaves) :], strict=True))
-        return self.results(explained.detach(), seed, dict(zip(leaves, relevances, strict=False)), layers)
+            found = relevances_of(explained, [*leaves.values(), *recorded], seed)
+        relevances, layers = dict(zip(leaves, found, strict=False)), dict(zip(names, found[len(leaves) :], strict=True))
+        for name, embeddings in self.embeddings.items():
+            of_input = {embedding: layers[embedding] for embedding in embeddings}
+            relevances.update(_by_name(name, of_input if len(of_input) > 1 else layers[embeddings[0]]))
+        return self.results(result, seed, relevances, {name: layers[name] for name in self.record})
 
     def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.target == "weights":
@@ -224,8 +244,30 @@ class _Job:
         values = dict(zip(self.inputs, arguments, strict=False))
         target = self.target_of(arguments)
         found = attribute(self.module, values, target, record=self.record, output=self.output)
-        floating = {name: found.relevance[name] for name, value in values.items() if value.is_floating_point()}
-        return self.results(found.output, relevance_of_output(found.output, target), floating, found.layers)
+        with torch.no_grad():
+            result = self.module(**values)
+        floating = [name for name, value in values.items() if value.is_floating_point()]
+        relevances: dict[str, torch.Tensor] = {}
+        for name in (*floating, *self.embeddings):
+            relevances.update(_by_name(name, found.relevance[name]))
+        return self.results(result, relevance_of_output(found.output, target), relevances, found.layers)
+
+
+def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Relevance of one input by name; where several embeddings look it up, that of each."""
+    if isinstance(relevance, torch.Tensor):
+        return {name: relevance}
+    return {f"{name}.{embedding}": value for embedding, value in relevance.items()}
+
+
+def _tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a model's output with their places in it, such as "0" or "boxes.1"."""
+    leaves, _ = tree_flatten_with_path(result)
+    return [
+        (".".join(str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path), leaf)
+        for path, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    ]
 
 
 class _Annotating(fx.Interpreter):
@@ -375,7 +417,7 @@ def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.T
         "target": job.target,
         "reduce": job.reduce,
         "dynamic_batch": dynamic,
-        "tolerance": max(tolerance_of(arguments[0].dtype), 10 * _rounding(job, arguments)),
+        "tolerance": _tolerance(job, arguments),
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }
@@ -383,14 +425,17 @@ def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.T
     return program
 
 
-def _rounding(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
-    """By how much of its norm relevance in float32 changes with rounding: in float64, and for inputs rounded otherwise.
+def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
+    """By how much of its norm a result may differ: what the dtype allows or, in float32, ten times what rounding changes.
 
-    Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values.
+    Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values. How
+    far is seen in float64, and for inputs that are rounded otherwise.
     """
-    if arguments[0].dtype != torch.float32:
-        return 0.0
     plain = replace(job, reduce=None, record=(), balance=False)
+    reference = plain.expected(arguments)
+    dtype = reference["output"].dtype
+    if dtype != torch.float32:
+        return tolerance_of(dtype)
     exact = replace(plain, module=copy.deepcopy(job.module).double())
     found = [exact.expected([value.double() if value.is_floating_point() else value for value in arguments])]
     generator = torch.Generator().manual_seed(0)
@@ -402,11 +447,11 @@ def _rounding(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
                 changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
                 shaken[place] = changed.clamp(value.min(), value.max())  # within the range that inputs are known to have
         found.append(plain.expected(shaken))
-    reference = plain.expected(arguments)
     names = [name for name in reference if name.startswith("relevance")]
-    return max(
+    changes = [
         float((other[name] - reference[name]).norm() / (reference[name].norm() or 1.0)) for other in found for name in names
-    )
+    ]
+    return max(tolerance_of(dtype), 10 * max(changes))
 
 
 def facts_of(program: ExportedProgram) -> dict[str, Any] | None:

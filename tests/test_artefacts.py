@@ -75,6 +75,18 @@ def test_every_format_gives_what_attribute_gives(kind, target, reduce, tmp_path)
         assert_close(torch.from_numpy(arrays["output"]), found.output, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_indices_that_an_embedding_does_not_have(name, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2)).float()
+    explain_model = lrpfx.transform(model.eval(), EpsilonPlusFlat())
+    tokens = torch.randint(9, (2, 3))
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, tokens, target="max"), tmp_path / name))
+    found = lrpfx.attribute(explain_model, tokens)
+    assert_close(runner(tokens)["relevance"], found.relevance, 1e-5)
+    with pytest.raises(lrpfx.InputError, match="cannot run on these inputs"):
+        runner(tokens + 9)
+
+
 def test_the_manifest_says_what_there_is_to_know(explain_model, tmp_path):
     program = lrpfx.lower(explain_model, images(), target="max")
     manifest = lrpfx.load(lrpfx.save(program, tmp_path / "model.pt2")).manifest

@@ -98,6 +98,69 @@ def test_several_inputs_and_a_fixed_batch():
         assert_close(result["relevance.b"], expected[1], 1e-10)
 
 
+def test_tokens():
+    """Integers have the relevance of the embeddings that they look up."""
+
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.place = torch.nn.Embedding(9, 6), torch.nn.Embedding(5, 6)
+            self.mix, self.head = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+            self.eval()
+
+        def forward(self, tokens, places):
+            return self.head(torch.relu(self.mix(self.token(tokens) + self.place(places))).mean(1))
+
+    explain_model = lrpfx.transform(Tokens(), EpsilonPlusFlat())
+    tokens, places = torch.randint(9, (3, 4)), torch.randint(5, (3, 4))
+    program = lrpfx.lower(explain_model, (tokens, places), target="max", balance=True, record=["relu"])
+    result = program.module()(tokens, places)
+    found = lrpfx.attribute(explain_model, (tokens, places), record=["relu"])
+    assert list(result) == ["output", "relevance.tokens", "relevance.places", "relu", "balance"]
+    assert_close(result["relevance.tokens"], found.relevance[0], 1e-10)
+    assert_close(result["relevance.places"], found.relevance[1], 1e-10)
+    assert_close(result["relu"], found.layers["relu"], 1e-10)
+    summed = lrpfx.lower(explain_model, (tokens, places), target="max", reduce="sum").module()(tokens, places)
+    assert_close(summed["relevance.tokens"], found.relevance[0].sum(-1), 1e-10)
+
+
+def test_several_outputs():
+    class Several(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.first, self.second = torch.nn.Linear(4, 5), torch.nn.Linear(5, 3), torch.nn.Linear(5, 2)
+            self.eval()
+
+        def forward(self, x):
+            x = torch.relu(self.body(x))
+            return {"classes": self.first(x), "others": (self.second(x), x.argmax(1))}
+
+    model = Several()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    program = lrpfx.lower(explain_model, torch.rand(2, 4), target="max", output="classes")
+    x = torch.rand(3, 4)
+    result, outputs = program.module()(x), model(x)
+    assert list(result) == ["output", "output.classes", "output.others.0", "output.others.1", "relevance"]
+    assert_close(result["output"], outputs["classes"].detach(), 1e-12)
+    assert_close(result["output.others.0"], outputs["others"][0].detach(), 1e-12)
+    assert torch.equal(result["output.others.1"], outputs["others"][1])
+    assert_close(result["relevance"], lrpfx.attribute(explain_model, x, output="classes").relevance, 1e-10)
+
+
+def test_names_of_results_are_reserved():
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.output = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.output(x)
+
+    explain_model = lrpfx.transform(Named().eval(), EpsilonPlusFlat())
+    with pytest.raises(lrpfx.InputError, match="'output' cannot be recorded"):
+        lrpfx.lower(explain_model, torch.rand(2, 3), record=["output"])
+
+
 @pytest.mark.parametrize(
     "inputs, settings, message",
     [
