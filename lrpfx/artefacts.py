@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -126,15 +127,14 @@ def _to_numpy(value: torch.Tensor) -> np.ndarray:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A name beside `path` for a file that is moved to `path` in one step when the context ends without an error."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
-    os.close(descriptor)
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
     try:
-        yield Path(name)
-        with open(name, "rb+") as file:
+        yield temporary
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

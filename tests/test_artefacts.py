@@ -119,6 +119,18 @@ def test_a_fresh_process_needs_no_code_of_the_model(explain_model, tmp_path):
     assert_close(result, lrpfx.attribute(explain_model, x).relevance, 1e-10)
 
 
+def test_files_are_those_of_torch(artefact):
+    """A .pt2 file is one that torch.export reads, where lrpfx is not installed."""
+    code = f"""
+        import sys, torch
+        program = torch.export.load({str(artefact)!r})
+        x = torch.rand(3, 3, 8, 8, dtype=torch.float64)
+        assert program.module()(x, torch.tensor([0, 1, 2]))["relevance"].shape == x.shape
+        assert "lrpfx" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
 WITHOUT_TORCH = """
     import sys
 
