@@ -183,7 +183,8 @@ What lowered programs give in each format, beside `lrpfx.attribute`. `make forma
 Largest relative L2 difference from eager output and relevance in float32, for batches of 1, 2 (as traced) and 5 images of
 64×64, contiguous and channels_last. pt2 and AOTInductor files are loaded by a process that does not import the models' code;
 ONNX files run where torch cannot be imported. Networks are untrained: as torchvision {version} makes them or, where their
-activations would vanish ({vanishing}), with He's initialization and statistics of batch norm from photographs.
+activations would vanish ({vanishing}), with He's initialization and
+statistics of batch norm from photographs.
 
 Relevance jumps where a value crosses zero: if rounding moves a share f of all values across it, relevance changes by about the
 square root of f, whatever computes it. "Rounding" is that change for the images of the row, between float32 and float64 and
@@ -198,6 +199,7 @@ Whether each format gives the relevance of `lrpfx.attribute` to 1e-5 (relative L
 difference. Rules that are not named are those that the composites' shared entries choose; neutral operators have none.
 
 """
+WITHOUT = "Operators that carry no relevance, or stand for others, have no row: "
 
 
 def _markdown(columns, rows):
@@ -224,9 +226,9 @@ def document(rows, matrix):
         cells.setdefault((row["operator"], shown), []).append(row["rule"].partition("(")[0])
     operators = [[name, ", ".join(filter(None, found)), *shown] for (name, shown), found in cells.items()]
     remarks = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
-    return (
-        header + _markdown(columns, lines) + MATRIX + _markdown(["operator", "rules", *FORMATS], operators) + f"\n{remarks}\n"
-    )
+    table = _markdown(["operator", "rules", *FORMATS], operators)
+    without = ", ".join(support_matrix.missing())
+    return f"{header}{_markdown(columns, lines)}{MATRIX}{table}\n{remarks}\n\n{WITHOUT}{without}.\n"
 
 
 def _cell(value, notes):
