@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ except ImportError as error:
 
 from .artefacts import Runner, load, package, save, whole_file
 from .composites import composite_named
-from .errors import ArtefactError, InputError, InputTypeError, LrpfxError
+from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning
 from .image import imsave
 from .lowering import lower
 from .pipeline import transform
@@ -43,7 +44,9 @@ Artefact = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `l
 
 
 def main() -> None:
-    """What the installed command runs: errors of lrpfx are messages, not tracebacks."""
+    """What the installed command runs: errors of lrpfx are messages, not tracebacks, and torch's warnings are its own."""
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("default", LrpfxWarning)
     try:
         app()
     except LrpfxError as error:

@@ -332,10 +332,20 @@ def _out_of_place(graph: fx.Graph) -> None:
         changed = node.args[0]
         if _may_share_memory(changed) or any(_may_share_memory(user) for user in changed.users if user is not node):
             continue
-        packet = getattr(torch.ops.aten, node.target._schema.name.removeprefix("aten::").removesuffix("_"))
-        node.target = getattr(packet, node.target._overloadname)
+        functional = _functional(node.target)
+        dtypes = {value.dtype for value in (other.meta["val"] for other in node.all_input_nodes) if hasattr(value, "dtype")}
+        if functional is None or len(dtypes) > 1:  # out of place the result could have another dtype
+            continue
+        node.target = functional
         for user in [user for user in changed.users if order[user] > order[node]]:
             user.replace_input_with(changed, node)
+
+
+def _functional(operator: Any) -> Any:
+    """The operator without effect on its arguments, or None."""
+    packet = getattr(torch.ops.aten, operator._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    found = getattr(packet, operator._overloadname, None)
+    return None if found is None or found._schema.is_mutable else found
 
 
 def _is_in_place(node: fx.Node) -> bool:

@@ -199,7 +199,7 @@ Whether each format gives the relevance of `lrpfx.attribute` to 1e-5 (relative L
 difference. Rules that are not named are those that the composites' shared entries choose; neutral operators have none.
 
 """
-WITHOUT = "Operators that carry no relevance, or stand for others, have no row: "
+WITHOUT = "Rows of the operator table that were not measured by themselves: "
 
 
 def _markdown(columns, rows):
