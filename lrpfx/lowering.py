@@ -441,7 +441,7 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
     Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values. How
     far is seen in float64, and for inputs that are rounded otherwise.
     """
-    plain = replace(job, reduce=None, record=(), balance=False)
+    plain = replace(job, reduce=None, balance=False)
     reference = plain.expected(arguments)
     dtype = reference["output"].dtype
     if dtype != torch.float32:
@@ -457,7 +457,7 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
                 changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
                 shaken[place] = changed.clamp(value.min(), value.max())  # within the range that inputs are known to have
         found.append(plain.expected(shaken))
-    names = [name for name in reference if name.startswith("relevance")]
+    names = [name for name, value in reference.items() if value.is_floating_point()]
     changes = [
         float((other[name] - reference[name]).norm() / (reference[name].norm() or 1.0)) for other in found for name in names
     ]

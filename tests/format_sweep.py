@@ -238,7 +238,7 @@ def _cell(value, notes):
     reason = re.sub(r", from case.*", "", value)
     if "specialized it" in reason:
         reason = "torch.export fixes the batch size for this operator: lower it with `dynamic_batch=False`."
-    reason = " ".join(reason.partition("\nGive")[0].split())
+    reason = " ".join(reason.partition("\nGive")[0].split()).replace("](", "] (")  # which would be a link
     if reason not in notes:
         notes.append(reason)
     return f"no ({notes.index(reason) + 1})"
