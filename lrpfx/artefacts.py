@@ -115,7 +115,7 @@ def _described(program: ExportedProgram, kind: str) -> tuple[dict[str, Any], byt
 
 def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
     """Shape, with None for any batch size, and dtype."""
-    return {"shape": [batch, *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
+    return {"shape": [batch, *value.shape[1:]] if value.ndim else [], "dtype": str(value.dtype).removeprefix("torch.")}
 
 
 def _to_numpy(value: torch.Tensor) -> np.ndarray:
@@ -184,15 +184,21 @@ def _hash(entries: Mapping[str, bytes]) -> str:
 def _write_onnx(program: ExportedProgram, path: Path) -> Path:
     manifest, self_test = _described(program, "onnx")
     model = onnx_model(program, list(manifest["arguments"]), list(manifest["results"]))
-    if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
-        manifest["data"] = _move_parameters(model, path)
-    metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
-    for key, value in metadata.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
-    body = model.SerializeToString(deterministic=True)
-    _replace(path, body + _trailer(body))
-    for other in path.parent.glob(f"{path.name}.*.data"):
+    before = set(path.parent.glob(f"{path.name}.*.data"))
+    try:
+        if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
+            manifest["data"] = _move_parameters(model, path)
+        metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
+        for key, value in metadata.items():
+            entry = model.metadata_props.add()
+            entry.key, entry.value = key, value
+        body = model.SerializeToString(deterministic=True)
+        _replace(path, body + _trailer(body))
+    except BaseException:
+        for other in set(path.parent.glob(f"{path.name}.*.data")) - before:
+            other.unlink()
+        raise
+    for other in before:
         if other.name != manifest.get("data", {}).get("file"):
             other.unlink()  # of the file that was replaced
     return path

@@ -296,6 +296,12 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
         (data,) = tmp_path.glob("model.onnx.*.data")  # that of the replaced file is gone
         x, target = images(3).float(), torch.tensor([0, 1, 2])
         assert_close(lrpfx.load(path)(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    with monkeypatch.context() as patched:
+        patched.setattr(artefacts.os, "fsync", lambda descriptor: 1 / 0)
+        torch.manual_seed(2)
+        with pytest.raises(ZeroDivisionError):
+            lrpfx.save(lrpfx.lower(lrpfx.transform(small_net(), EpsilonPlusFlat()).float(), images().float()), path)
+    assert sorted(tmp_path.iterdir()) == [path, data]  # nothing of the attempt is left
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
