@@ -57,15 +57,16 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
 def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """Compile a lowered program with AOTInductor into `path`, which ends in `.pt2`: native code for machines like this one.
 
-    It needs a C++ compiler, and may take minutes. The file appears whole or not at all, and only after it passed its
-    self-test. Errors: `ArtefactError`.
+    Weights are laid out for these machines too, which takes up to twice their space in the file. It needs a C++ compiler, and
+    may take minutes. The file appears whole or not at all, and only after it passed its self-test. Errors: `ArtefactError`.
     """
     path = _checked_path(path, (".pt2",))
     _facts(program)
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "program.pt2"
         try:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(target))
+            with torch.no_grad():  # where gradients are on, inductor silently does without freezing
+                torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs={"freezing": True})
         except Exception as error:
             raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
         return _write_archive(program, target.read_bytes(), path, "compiled")

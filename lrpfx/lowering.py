@@ -39,14 +39,20 @@ from .errors import InputError, InputTypeError, LoweringError
 from .explain_module import ExplainModule, set_derived_buffer
 from .inspection import assignment, explainable
 from .node import has_info, node_info
+from .onnx_export import FORWARD_FORMS
 from .propagation import noting_origins, origin
 
 MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata
 
-#: Operators that ONNX does not have, and that torch.export does not decompose.
+_bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
+
+#: Operators that ONNX does not have and torch.export does not decompose, and one whose shapes torch cannot infer.
 DECOMPOSED = {
-    operator: torch._decomp.decomposition_table[operator]
-    for operator in (torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default)
+    **{
+        operator: torch._decomp.decomposition_table[operator]
+        for operator in (torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default)
+    },
+    _bicubic: FORWARD_FORMS[_bicubic],
 }
 
 #: What the program takes as its target.

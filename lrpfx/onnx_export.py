@@ -187,10 +187,13 @@ def _averages(starts: torch.Tensor, ends: torch.Tensor, size: int, lengths: torc
     return inside.to(starts.dtype) / lengths[:, None]
 
 
-def _adaptive_windows(size: int, windows: int, like: torch.Tensor) -> Matrix:
+def _adaptive_bounds(size: int, windows: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = _places(windows, like)
-    starts = torch.floor((numbers * size + 0.5) / windows)
-    ends = torch.ceil(((numbers + 1) * size - 0.5) / windows)
+    return torch.floor((numbers * size + 0.5) / windows), torch.ceil(((numbers + 1) * size - 0.5) / windows)
+
+
+def _adaptive_windows(size: int, windows: int, like: torch.Tensor) -> Matrix:
+    starts, ends = _adaptive_bounds(size, windows, like)
     return _averages(starts, ends, size, ends - starts)
 
 
@@ -240,12 +243,30 @@ def _adaptive_average_pool_backward(dimensions: int) -> Callable[..., torch.Tens
     return backward
 
 
-def _adaptive_max_pool2d(input: torch.Tensor, output_size: Sequence[int]) -> Any:
-    sizes = list(input.shape[-2:])
-    if any(size % windows for size, windows in zip(sizes, output_size, strict=True)):
-        return NotImplemented  # windows of different sizes
-    kernel = [size // windows for size, windows in zip(sizes, output_size, strict=True)]
-    return aten.max_pool2d_with_indices(input, kernel, kernel)
+def _adaptive_max_pool(pool: Any) -> Callable[..., Any]:
+    def adaptive(input: torch.Tensor, output_size: Sequence[int]) -> Any:
+        shapes = list(zip(input.shape[-len(output_size) :], output_size, strict=True))
+        if not any(size % windows for size, windows in shapes):
+            kernel = [size // windows for size, windows in shapes]
+            return pool(input, kernel, kernel)
+        members = _adaptive_members(shapes, input)
+        values, first = input.flatten(-len(shapes))[..., members].max(-1)
+        indices = members.expand(*first.shape, -1).gather(-1, first.unsqueeze(-1))
+        sizes = [*input.shape[: -len(shapes)], *output_size]
+        return values.view(sizes), indices.view(sizes)
+
+    return adaptive
+
+
+def _adaptive_members(shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
+    """Flat indices of the members of each window as rows, the last of a dimension repeated where a window is smaller."""
+    flat = torch.zeros((1, 1), dtype=torch.long, device=like.device)
+    for size, windows in shapes:
+        starts, ends = _adaptive_bounds(size, windows, like)
+        longest = max(-(-(number + 1) * size // windows) - number * size // windows for number in range(windows))
+        places = torch.minimum(starts[:, None] + _places(longest, like), ends[:, None] - 1).long()
+        flat = (flat[:, None, :, None] * size + places[None, :, None, :]).flatten(2).flatten(0, 1)
+    return flat
 
 
 def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
@@ -280,19 +301,50 @@ def _linear(size: int, results: int, scale: float | None, corners: bool, like: t
 
 
 def _cubic(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
-    sharpness = -0.75
     sources = _sources(size, results, scale, corners, like)
     below = torch.floor(sources)
     total = torch.zeros(1, device=like.device, dtype=like.dtype)
     for step in (-1, 0, 1, 2):
-        away = (sources - below - step).abs()
-        if step in (0, 1):
-            weight = ((sharpness + 2) * away - (sharpness + 3)) * away * away + 1
-        else:
-            weight = ((sharpness * away - 5 * sharpness) * away + 8 * sharpness) * away - 4 * sharpness
+        weight = _cubic_kernel((sources - below - step).abs(), -0.75)
         at = (below + step).clamp(min=0, max=size - 1)
         total = total + weight[:, None] * (_places(size, like) == at[:, None]).to(like.dtype)
     return total
+
+
+def _antialiased(support: int, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Matrix]:
+    """Averages over the places within `support` places of the coarser side, weighted by their distance on it."""
+
+    def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+        step = (size - 1) / max(results - 1, 1) if corners else 1 / scale if scale else size / results
+        centres = (_places(results, like) + 0.5) * (step if results > 1 or not corners else 0.0)
+        reach = support * max(step, 1.0)
+        starts = torch.floor(centres - reach + 0.5).clamp(min=0)
+        ends = torch.floor(centres + reach + 0.5).clamp(max=size)
+        places = _places(size, like)
+        weights = kernel((places + 0.5 - centres[:, None]).abs() / max(step, 1.0))
+        weights = weights * ((places >= starts[:, None]) & (places < ends[:, None])).to(like.dtype)
+        return weights / weights.sum(1, keepdim=True)
+
+    return matrix
+
+
+def _triangle(distance: torch.Tensor) -> torch.Tensor:
+    return torch.relu(1 - distance)
+
+
+def _cubic_kernel(distance: torch.Tensor, sharpness: float = -0.5) -> torch.Tensor:
+    near = ((sharpness + 2) * distance - (sharpness + 3)) * distance * distance + 1
+    far = ((sharpness * distance - 5 * sharpness) * distance + 8 * sharpness) * distance - 4 * sharpness
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
+
+
+def _upsample(matrix: Callable[..., Matrix]) -> Callable[..., torch.Tensor]:
+    def forward(input: torch.Tensor, output_size: Sequence[int], corners: bool, *scales: Any) -> torch.Tensor:
+        each = (*scales, *[None] * (len(output_size) - len(scales)))
+        shapes = zip(input.shape[-len(output_size) :], output_size, each, strict=True)
+        return _along_each(input, [matrix(*shape, corners, input).t() for shape in shapes])
+
+    return forward
 
 
 def _replication_pad_backward(gradient: torch.Tensor, input: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
@@ -313,6 +365,20 @@ def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Call
         return _along_each(gradient, [matrix(*shape, corners, gradient) for shape in shapes])
 
     return backward
+
+
+# --- views ------------------------------------------------------------------------------------------------------------------
+
+
+def _diagonal_backward(gradient: torch.Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> torch.Tensor:
+    dim1, dim2 = dim1 % len(input_sizes), dim2 % len(input_sizes)
+    rows, columns, length = input_sizes[dim1], input_sizes[dim2], gradient.shape[-1]
+    first = -offset * columns if offset < 0 else offset
+    places = first + torch.arange(length, device=gradient.device) * (columns + 1)
+    others = [size for dimension, size in enumerate(input_sizes) if dimension not in (dim1, dim2)]
+    flat = gradient.new_zeros([*others, rows * columns])
+    result = flat.scatter(-1, places.expand(gradient.shape), gradient).view(*others, rows, columns)
+    return result.movedim((-2, -1), (dim1, dim2))
 
 
 # --- activations ------------------------------------------------------------------------------------------------------------
@@ -349,7 +415,8 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,
     aten.replication_pad3d_backward.default: _replication_pad_backward,
-    aten.adaptive_max_pool2d.default: _adaptive_max_pool2d,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool(aten.max_pool2d_with_indices),
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool(aten.max_pool3d_with_indices),
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
     aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
     aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2),
@@ -364,4 +431,9 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.upsample_bilinear2d_backward.default: _upsample_backward(_linear, True),
     aten.upsample_trilinear3d_backward.default: _upsample_backward(_linear, True),
     aten.upsample_bicubic2d_backward.default: _upsample_backward(_cubic, True),
+    aten._upsample_bilinear2d_aa.default: _upsample(_antialiased(1, _triangle)),
+    aten._upsample_bicubic2d_aa.default: _upsample(_antialiased(2, _cubic_kernel)),
+    aten._upsample_bilinear2d_aa_backward.default: _upsample_backward(_antialiased(1, _triangle), True),
+    aten._upsample_bicubic2d_aa_backward.default: _upsample_backward(_antialiased(2, _cubic_kernel), True),
+    aten.diagonal_backward.default: _diagonal_backward,
 }

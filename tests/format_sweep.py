@@ -30,9 +30,16 @@ from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat
 
 COMPOSITES = {"EpsilonPlusFlat": EpsilonPlusFlat, "EpsilonGammaBox": lambda: EpsilonGammaBox(low=0.0, high=1.0)}
 FORMATS = ("pt2", "AOTInductor", "ONNX")
-VANISHING = ("alexnet", "vgg16_bn", "mobilenet_v3_large", "efficientnet_b0")
+VANISHING = ("alexnet", "vgg16_bn", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "mnasnet0_5")
 CANDIDATES, DETERMINED = 24, 3e-6
 MODELS = ("alexnet", "vgg16_bn", "resnet50", "densenet121", "mobilenet_v3_large", "efficientnet_b0")
+#: A small one of every other family.
+FURTHER = (
+    *("squeezenet1_1", "googlenet", "inception_v3", "resnext50_32x4d", "regnet_x_400mf", "regnet_y_400mf", "mnasnet0_5"),
+    *("mobilenet_v2", "shufflenet_v2_x0_5", "convnext_tiny", "vit_b_16", "swin_t", "swin_v2_t", "maxvit_t"),
+)
+SIZES = {"inception_v3": 96, "maxvit_t": 224}  # 64 elsewhere
+SETTINGS = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}, "vit_b_16": {"image_size": 64}}
 DOCUMENT = Path(__file__).parent.parent / "docs" / "formats.md"
 RESULTS = Path(__file__).parent.parent / "build" / "formats.json"
 
@@ -96,7 +103,10 @@ def crops(count, size=224, seed=0):
 def random_model(name):
     """A model as torchvision makes it or, where its activations would vanish, with others weights and measured statistics."""
     torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None)
+    model = torchvision.models.get_model(name, weights=None, **SETTINGS.get(name, {}))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and not module.weight.any():  # the head of a vision transformer starts at zero
+            torch.nn.init.normal_(module.weight, std=0.05)
     if name not in VANISHING:
         return model.eval()
     for module in model.modules():
@@ -128,12 +138,13 @@ def determined(explain_model, images):
     return images[order], changes
 
 
-def examine(name, composite, formats=FORMATS, size=64, record=()):
+def examine(name, composite, formats=FORMATS, record=()):
     """Largest relative L2 difference to `lrpfx.attribute`, output and relevance, for each format."""
     model = random_model(name)
-    explain_model = lrpfx.transform(model, COMPOSITES[composite](), input_range=(0.0, 1.0))
+    candidates = crops(CANDIDATES, SIZES.get(name, 64))
+    explain_model = lrpfx.transform(model, COMPOSITES[composite](), input_range=(0.0, 1.0), example_inputs=candidates[:2])
     start = time.perf_counter()
-    images, changes = determined(explain_model, crops(CANDIDATES, size))
+    images, changes = determined(explain_model, candidates)
     program = lrpfx.lower(explain_model, images[:2], record=record)
     row = {"model": name, "composite": composite, "nodes": len(program.graph.nodes), "lower": time.perf_counter() - start}
     inputs = {f"batch{batch}": images[:batch] for batch in (1, 2, 5)}
@@ -181,10 +192,10 @@ What lowered programs give in each format, beside `lrpfx.attribute`. `make forma
 ## Classifiers
 
 Largest relative L2 difference from eager output and relevance in float32, for batches of 1, 2 (as traced) and 5 images of
-64×64, contiguous and channels_last. pt2 and AOTInductor files are loaded by a process that does not import the models' code;
-ONNX files run where torch cannot be imported. Networks are untrained: as torchvision {version} makes them or, where their
-activations would vanish ({vanishing}), with He's initialization and
-statistics of batch norm from photographs.
+64×64 ({sizes}), contiguous and channels_last. pt2 and AOTInductor files are loaded by a
+process that does not import the models' code; ONNX files run where torch cannot be imported. Networks are untrained: as
+torchvision {version} makes them or, where their activations would vanish ({vanishing}),
+with He's initialization and statistics of batch norm from photographs.
 
 Relevance jumps where a value crosses zero: if rounding moves a share f of all values across it, relevance changes by about the
 square root of f, whatever computes it. "Rounding" is that change for the images of the row, between float32 and float64 and
@@ -217,6 +228,7 @@ def document(rows, matrix):
     header = HEADER.format(
         version=torchvision.__version__.partition("+")[0],
         vanishing=", ".join(VANISHING),
+        sizes=", ".join(f"{name}: {size}×{size}" for name, size in SIZES.items()),
         candidates=CANDIDATES,
         determined=DETERMINED,
     )
@@ -272,4 +284,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(examine(sys.argv[2], sys.argv[3])))
     else:
-        sys.exit(main(sys.argv[1:] or [*MODELS, "operators"]))
+        sys.exit(main(sys.argv[1:] or [*MODELS, *FURTHER, "operators"]))

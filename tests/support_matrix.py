@@ -148,6 +148,8 @@ OTHERS = {
     "interpolate": ("b", lambda: lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")),
     "interpolate, nearest": ("b", lambda: lambda x: F.interpolate(x, size=(12, 15))),
     "interpolate, bicubic": ("b", lambda: lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic")),
+    "interpolate, bilinear, antialias": ("b", lambda: lambda x: F.interpolate(x, size=(5, 4), mode="bilinear", antialias=True)),
+    "interpolate, bicubic, antialias": ("b", lambda: lambda x: F.interpolate(x, size=(4, 9), mode="bicubic", antialias=True)),
     "upsample": ("b", lambda: nn.Upsample(scale_factor=2)),
     "masked_softmax": ("s", lambda: lambda x: x.masked_fill(x < 0.5, float("-inf")).softmax(-1)),
     "max_pool1d": ("a", lambda: nn.MaxPool1d(3, 2, 1)),

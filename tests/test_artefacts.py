@@ -75,6 +75,16 @@ def test_every_format_gives_what_attribute_gives(kind, target, reduce, tmp_path)
         assert_close(torch.from_numpy(arrays["output"]), found.output, 1e-5)
 
 
+@needs_compiler
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_weights_of_compiled_programs_are_laid_out_for_the_machine(explain_model, tmp_path):
+    """inductor calls oneDNN's fused convolutions only where it could freeze the weights."""
+    path = lrpfx.package(lrpfx.lower(explain_model.float(), images().float()), tmp_path / "model.pt2")
+    with zipfile.ZipFile(path) as archive:
+        code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".wrapper.cpp"))
+    assert b"convolution_pointwise" in code
+
+
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
 def test_indices_that_an_embedding_does_not_have(name, tmp_path):
     model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2)).float()

@@ -1,15 +1,17 @@
 """Backward passes in forward operators: each form against the operator that it stands for."""
 
+import functools
 import itertools
 
 import pytest
 import torch
-from helpers import Unary, assert_close
+from helpers import assert_close
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus
+from lrpfx.composites import EpsilonPlus, LayerMapComposite
+from lrpfx.core import Hook
 from lrpfx.onnx_export import FORWARD_FORMS, legalized, onnx_model, origin_of
 
 SIZES = {1: (9,), 2: (9, 8), 3: (9, 8, 7)}
@@ -24,12 +26,16 @@ def gradient_of(function):
     return run
 
 
+def legal_form(function, *arguments):
+    return make_fx(lambda *given: function(*given), decomposition_table=FORWARD_FORMS)(*arguments)
+
+
 def check(function, *shape):
     """The gradient in forward operators is the gradient, and no operator for it is left."""
     x = torch.rand(shape)
     seed = torch.randn_like(function(x))
     run = gradient_of(function)
-    traced = make_fx(run, decomposition_table=FORWARD_FORMS)(x, seed)
+    traced = legal_form(run, x, seed)
     assert not [node for node in traced.graph.nodes if "_backward" in str(node.target)]
     assert_close(traced(x, seed), run(x, seed), 1e-12)
 
@@ -66,6 +72,18 @@ def test_pooling(dimensions):
         check(lambda x, f=adaptive, n=size: f(x, n), *shape)
 
 
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_adaptive_max_pooling_of_equal_values(dimensions):
+    """The first of several largest values gets the relevance, as in torch."""
+    adaptive = getattr(F, f"adaptive_max_pool{dimensions}d")
+    x = torch.randint(3, (2, 3, *SIZES[dimensions])).to(torch.get_default_dtype())
+    for size in (1, 4, 7, 11):
+        pool = functools.partial(adaptive, output_size=size, return_indices=True)
+        traced = legal_form(pool, x)
+        assert not [node for node in traced.graph.nodes if "adaptive" in str(node.target)]
+        assert all(map(torch.equal, traced(x), pool(x)))
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"])
 @pytest.mark.parametrize("settings", [{"size": 13}, {"scale_factor": 1.7}, {"scale_factor": 0.6}, {"size": 1}], ids=str)
 def test_resampling(mode, settings):
@@ -73,6 +91,23 @@ def test_resampling(mode, settings):
     for dimensions in fitting.get(mode, [1, 2, 3]):
         for corners in (False, True) if mode in fitting else (None,):
             check(lambda x, c=corners: F.interpolate(x, mode=mode, align_corners=c, **settings), 2, 3, *SIZES[dimensions])
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("corners", [False, True])
+def test_resampling_with_antialiasing(mode, corners):
+    for settings in ({"size": 4}, {"size": (13, 3)}, {"scale_factor": 1.7}, {"scale_factor": 0.6}):
+        resample = functools.partial(F.interpolate, mode=mode, align_corners=corners, antialias=True, **settings)
+        x = torch.rand(2, 3, 9, 8)
+        traced = legal_form(resample, x)
+        assert not [node for node in traced.graph.nodes if "_aa" in str(node.target)]
+        assert_close(traced(x), resample(x), 1e-12)
+        check(resample, 2, 3, 9, 8)
+
+
+def test_diagonals():
+    for offset, dims in itertools.product((-7, -3, 0, 2, 6), ((0, 1), (2, 3), (3, 1), (-1, -4))):
+        check(lambda x, offset=offset, dims=dims: x.diagonal(offset, *dims), 9, 8, 10, 8)
 
 
 def test_padding_and_activations():
@@ -91,9 +126,11 @@ def test_legal_programs_keep_their_origins():
 
 
 def test_what_onnx_does_not_have_is_named():
-    explain_model = lrpfx.transform(Unary(lambda x: F.adaptive_max_pool2d(x, 3)), EpsilonPlus())
-    program = lrpfx.lower(explain_model, torch.rand(2, 1, 8, 8).float(), target="weights")
-    with pytest.raises(
-        lrpfx.LoweringError, match=r"no form of these operators:\n  aten.adaptive_max_pool2d.default, from adap"
-    ):
+    class Bounded(Hook):
+        def propagate(self, call, relevance):
+            return (relevance.clamp(max=relevance.median(1, keepdim=True).values),)
+
+    explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.ReLU()), LayerMapComposite([(torch.nn.ReLU, Bounded())]))
+    program = lrpfx.lower(explain_model, torch.rand(2, 8).float(), target="weights")
+    with pytest.raises(lrpfx.LoweringError, match=r"no form of these operators:\n  aten.median.dim, from 0: Bounded"):
         onnx_model(program, ["input", "target"], ["output", "relevance"])
