@@ -37,9 +37,9 @@ from .attribution import (
 )
 from .errors import InputError, InputTypeError, LoweringError
 from .explain_module import ExplainModule, set_derived_buffer
+from .forward_forms import FORWARD_FORMS
 from .inspection import assignment, explainable
 from .node import has_info, node_info
-from .onnx_export import FORWARD_FORMS
 from .propagation import noting_origins, origin
 
 MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata

@@ -1,119 +1,12 @@
-"""Backward passes in forward operators: each form against the operator that it stands for."""
-
-import functools
-import itertools
+"""Lowered programs in the operators of ONNX."""
 
 import pytest
 import torch
-from helpers import assert_close
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional as F
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus, LayerMapComposite
 from lrpfx.core import Hook
-from lrpfx.onnx_export import FORWARD_FORMS, legalized, onnx_model, origin_of
-
-SIZES = {1: (9,), 2: (9, 8), 3: (9, 8, 7)}
-
-
-def gradient_of(function):
-    def run(x, seed):
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(function(x), x, seed)[0]
-
-    return run
-
-
-def legal_form(function, *arguments):
-    return make_fx(lambda *given: function(*given), decomposition_table=FORWARD_FORMS)(*arguments)
-
-
-def check(function, *shape):
-    """The gradient in forward operators is the gradient, and no operator for it is left."""
-    x = torch.rand(shape)
-    seed = torch.randn_like(function(x))
-    run = gradient_of(function)
-    traced = legal_form(run, x, seed)
-    assert not [node for node in traced.graph.nodes if "_backward" in str(node.target)]
-    assert_close(traced(x, seed), run(x, seed), 1e-12)
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_convolutions(dimensions, transposed):
-    name = f"conv_transpose{dimensions}d" if transposed else f"conv{dimensions}d"
-    function = getattr(F, name)
-    for kernel, stride, padding, dilation, groups in itertools.product((1, 2, 3), (1, 2, 3), (0, 1, 2), (1, 2), (1, 2)):
-        if (kernel + stride + padding + dilation + groups) % 2 and dimensions == 3:
-            continue
-        shape = (4, 6 // groups) if transposed else (6, 4 // groups)
-        weight = torch.rand(*shape, *[kernel] * dimensions)
-        settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        if transposed and max(stride, dilation) > 1:
-            settings["output_padding"] = 1
-        check(lambda x, w=weight, s=settings: function(x, w, None, **s), 2, 4, *SIZES[dimensions])
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_pooling(dimensions):
-    shape = (2, 3, *SIZES[dimensions])
-    average, largest = (getattr(F, f"{kind}_pool{dimensions}d") for kind in ("avg", "max"))
-    for kernel, stride, ceil_mode, counts, padding in itertools.product(
-        (2, 3), (None, 2), (False, True), (False, True), (0, 1)
-    ):
-        check(lambda x, s=(kernel, stride, padding, ceil_mode, counts): average(x, *s), *shape)
-        check(lambda x, s=(kernel, stride, padding, 1, ceil_mode): largest(x, *s), *shape)
-        if dimensions > 1:
-            check(lambda x, s=(kernel, stride, padding, ceil_mode, counts, 5): average(x, *s), *shape)
-    for kind, size in itertools.product(("avg", "max"), (1, 2, 5, 11)):
-        adaptive = getattr(F, f"adaptive_{kind}_pool{dimensions}d")
-        check(lambda x, f=adaptive, n=size: f(x, n), *shape)
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_adaptive_max_pooling_of_equal_values(dimensions):
-    """The first of several largest values gets the relevance, as in torch."""
-    adaptive = getattr(F, f"adaptive_max_pool{dimensions}d")
-    x = torch.randint(3, (2, 3, *SIZES[dimensions])).to(torch.get_default_dtype())
-    for size in (1, 4, 7, 11):
-        pool = functools.partial(adaptive, output_size=size, return_indices=True)
-        traced = legal_form(pool, x)
-        assert not [node for node in traced.graph.nodes if "adaptive" in str(node.target)]
-        assert all(map(torch.equal, traced(x), pool(x)))
-
-
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"])
-@pytest.mark.parametrize("settings", [{"size": 13}, {"scale_factor": 1.7}, {"scale_factor": 0.6}, {"size": 1}], ids=str)
-def test_resampling(mode, settings):
-    fitting = {"linear": [1], "bilinear": [2], "trilinear": [3], "bicubic": [2]}
-    for dimensions in fitting.get(mode, [1, 2, 3]):
-        for corners in (False, True) if mode in fitting else (None,):
-            check(lambda x, c=corners: F.interpolate(x, mode=mode, align_corners=c, **settings), 2, 3, *SIZES[dimensions])
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("corners", [False, True])
-def test_resampling_with_antialiasing(mode, corners):
-    for settings in ({"size": 4}, {"size": (13, 3)}, {"scale_factor": 1.7}, {"scale_factor": 0.6}):
-        resample = functools.partial(F.interpolate, mode=mode, align_corners=corners, antialias=True, **settings)
-        x = torch.rand(2, 3, 9, 8)
-        traced = legal_form(resample, x)
-        assert not [node for node in traced.graph.nodes if "_aa" in str(node.target)]
-        assert_close(traced(x), resample(x), 1e-12)
-        check(resample, 2, 3, 9, 8)
-
-
-def test_diagonals():
-    for offset, dims in itertools.product((-7, -3, 0, 2, 6), ((0, 1), (2, 3), (3, 1), (-1, -4))):
-        check(lambda x, offset=offset, dims=dims: x.diagonal(offset, *dims), 9, 8, 10, 8)
-
-
-def test_padding_and_activations():
-    for dimensions, padding in [(1, (1, 2)), (2, (2, 0, 3, 1)), (3, (1, 2, 0, 1, 3, 2))]:
-        check(lambda x, p=padding: F.pad(x, p, mode="replicate"), 2, 3, *SIZES[dimensions])
-    check(F.rrelu, 2, 3)
+from lrpfx.onnx_export import legalized, onnx_model, origin_of
 
 
 def test_legal_programs_keep_their_origins():
