@@ -29,7 +29,8 @@ def test_classifiers(name, composite):
 
 
 def test_a_few_operators():
-    cases = [case for case in support_matrix.CASES if case.operator in ("avg_pool2d", "interpolate", "glu", "pad, replicate")]
+    some = ("avg_pool2d", "adaptive_max_pool2d, uneven", "interpolate", "interpolate, bicubic, antialias", "glu", "diagonal")
+    cases = [case for case in support_matrix.CASES if case.operator in (*some, "pad, replicate")]
     for row in support_matrix.measure(cases, ("pt2", "ONNX")):
         assert max(row["pt2"], row["ONNX"]) <= 1e-5, row
 
@@ -45,7 +46,7 @@ def test_the_page_has_every_case():
     for case in support_matrix.CASES:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {case.operator} |") and _rule(case) in line][:1]
         assert line.count("|") == 6
-    for name in format_sweep.MODELS:
+    for name in (*format_sweep.MODELS, *format_sweep.FURTHER):
         assert all(f"| {name} | {composite} |" in page for composite in COMPOSITES)
 
 
