@@ -4,6 +4,7 @@ All of these are linear in the gradient, so each has a form in forward operators
 matrix for each dimension, or a scatter.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -266,6 +267,29 @@ def _diagonal_backward(gradient: torch.Tensor, input_sizes: Sequence[int], offse
     return result.movedim((-2, -1), (dim1, dim2))
 
 
+def _in_order(sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt | None) -> bool:
+    """Whether these are the strides of a contiguous tensor, where there is more than one place."""
+    step = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step = step * size
+    return not offset
+
+
+def _as_strided(input: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+    """What pooling to one value makes of it, and relevance on its way back."""
+    plain = _in_order(size, stride, storage_offset) and _in_order(input.shape, input.stride(), input.storage_offset())
+    return input.reshape(size) if plain and input.numel() == math.prod(size) else NotImplemented
+
+
+def _as_strided_scatter(
+    input: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    everything = _as_strided(input, size, stride, storage_offset) is not NotImplemented
+    return src.reshape(input.shape) if everything else NotImplemented
+
+
 # --- activations ------------------------------------------------------------------------------------------------------------
 
 
@@ -321,4 +345,6 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._upsample_bilinear2d_aa_backward.default: _upsample_backward(_antialiased(1, _triangle), True),
     aten._upsample_bicubic2d_aa_backward.default: _upsample_backward(_antialiased(2, _cubic_kernel), True),
     aten.diagonal_backward.default: _diagonal_backward,
+    aten.as_strided.default: _as_strided,
+    aten.as_strided_scatter.default: _as_strided_scatter,
 }

@@ -276,6 +276,23 @@ def _tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+def _take_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """`torch.take_along_dim`, which itself fixes the size of the batch."""
+    if dim is None:
+        return input.flatten().gather(0, indices.flatten())
+    dim = dim % input.ndim
+    wide = list(torch.broadcast_shapes(*([*one.shape[:dim], 1, *one.shape[dim + 1 :]] for one in (input, indices))))
+    wide[dim] = -1
+    return input.expand(wide).gather(dim, indices.expand(wide))
+
+
+#: Functions that torch takes apart in C++ in ways that cannot be exported, and what can be.
+EXPORTABLE: dict[Any, Callable[..., Any]] = {
+    torch.take_along_dim: _take_along,
+    torch.ops.aten.take_along_dim.default: _take_along,
+}
+
+
 class _Annotating(fx.Interpreter):
     """Runs a module's graph, and notes the node that each operation comes from."""
 
@@ -295,7 +312,7 @@ class _Annotating(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         with origin(self.text):
-            return super().call_function(target, args, kwargs)
+            return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         with origin(self.text):

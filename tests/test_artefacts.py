@@ -377,6 +377,35 @@ def test_a_program_that_fails_its_self_test_is_not_written(explain_model, tmp_pa
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
 
 
+def test_a_batch_of_one_is_part_of_the_self_test(explain_model, tmp_path, monkeypatch):
+    program = lrpfx.lower(explain_model, images())
+    exported = artefacts._exported
+
+    def wrong_for_one(archive):
+        function = exported(archive)
+        return lambda *tensors: {
+            name: value * 1.001 if len(value) == 1 else value for name, value in function(*tensors).items()
+        }
+
+    monkeypatch.setattr(artefacts, "_exported", wrong_for_one)
+    with pytest.raises(lrpfx.ArtefactError, match="in a batch of 1"):
+        lrpfx.save(program, tmp_path / "model.pt2")
+    lrpfx.save(lrpfx.lower(explain_model, images(), dynamic_batch=False), tmp_path / "fixed.pt2")
+
+
+@needs_compiler
+def test_compiled_convolutions_in_three_dimensions(tmp_path):
+    """Where inductor chooses layouts by itself, the relevance of a batch of one is wrong."""
+    model = torch.nn.Sequential(torch.nn.Conv3d(2, 3, 2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(192, 4))
+    explain_model = lrpfx.transform(model.float().eval(), EpsilonPlusFlat())
+    program = lrpfx.lower(explain_model, torch.rand(2, 2, 5, 5, 5).float())
+    runner = lrpfx.load(lrpfx.package(program, tmp_path / "model.pt2"))
+    for batch in (1, 2, 3):
+        x, target = torch.rand(batch, 2, 5, 5, 5).float(), torch.arange(batch)
+        expected = lrpfx.attribute(explain_model, x, target)
+        assert_close(runner(x, target)["relevance"], expected.relevance, 1e-5)
+
+
 def test_onnx_runtime_has_no_convolutions_in_float64(explain_model, tmp_path):
     with pytest.raises(lrpfx.ArtefactError, match="cannot be loaded by onnxruntime"):
         lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.onnx")

@@ -7,6 +7,8 @@ import pytest
 import support_matrix
 import torch
 
+from lrpfx.core import Hook
+
 COMPOSITES = sorted(format_sweep.COMPOSITES)
 
 
@@ -29,16 +31,29 @@ def test_classifiers(name, composite):
 
 
 def test_a_few_operators():
-    some = ("avg_pool2d", "adaptive_max_pool2d, uneven", "interpolate", "interpolate, bicubic, antialias", "glu", "diagonal")
+    some = (
+        "avg_pool2d",
+        "adaptive_max_pool2d, uneven",
+        "interpolate",
+        "interpolate, bicubic, antialias",
+        "glu",
+        "diagonal",
+        "take_along_dim",
+    )
     cases = [case for case in support_matrix.CASES if case.operator in (*some, "pad, replicate")]
     for row in support_matrix.measure(cases, ("pt2", "ONNX")):
         assert max(row["pt2"], row["ONNX"]) <= 1e-5, row
 
 
+class Bounded(Hook):
+    def propagate(self, call, relevance):
+        return (relevance.clamp(max=relevance.flatten(1).median(1).values.view(-1, *[1] * (relevance.ndim - 1))),)
+
+
 def test_a_reason_takes_the_place_of_a_difference():
-    (case,) = [case for case in support_matrix.CASES if case.operator == "take_along_dim"]
+    case = support_matrix.Case("relu", "b", torch.nn.ReLU, Bounded())
     (row,) = support_matrix.measure([case], ("ONNX",))
-    assert "specialized it" in row["ONNX"]
+    assert "aten.median.dim" in row["ONNX"]
 
 
 def test_the_page_has_every_case():

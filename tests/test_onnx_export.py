@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import assert_close
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus, LayerMapComposite
@@ -16,6 +17,24 @@ def test_legal_programs_keep_their_origins():
     origins = {str(node.target): origin_of(node) for node in legal.graph.nodes if node.op == "call_function"}
     assert not [target for target in origins if "_backward" in target]
     assert "0: ZPlus(stabilizer=1e-06)" in origins.values() and "2: Norm(stabilizer=1e-06)" in origins.values()
+
+
+class ChannelsLast(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = torch.nn.Linear(3, 6)
+        self.pool = torch.nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        return self.pool(self.mix(x.movedim(1, -1)).movedim(-1, 1)).flatten(1)
+
+
+def test_pooling_of_images_whose_channels_come_last(tmp_path):
+    """torch gives the pooled value the strides of its input, by an operator that ONNX does not have."""
+    explain_model = lrpfx.transform(ChannelsLast().float(), EpsilonPlus())
+    x, target = torch.rand(3, 3, 5, 5).float(), torch.arange(3)
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
+    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
 
 
 def test_what_onnx_does_not_have_is_named():
