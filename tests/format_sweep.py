@@ -237,10 +237,10 @@ def document(rows, matrix):
         shown = tuple(_cell(row[kind], notes) for kind in FORMATS)
         cells.setdefault((row["operator"], shown), []).append(row["rule"].partition("(")[0])
     operators = [[name, ", ".join(filter(None, found)), *shown] for (name, shown), found in cells.items()]
-    remarks = "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
-    table = _markdown(["operator", "rules", *FORMATS], operators)
+    remarks = "".join(f"\n{number}. {note}" for number, note in enumerate(notes, 1))
+    table = _markdown(["operator", "rules", *FORMATS], operators) + remarks + "\n" * bool(remarks)
     without = ", ".join(support_matrix.missing())
-    return f"{header}{_markdown(columns, lines)}{MATRIX}{table}\n{remarks}\n\n{WITHOUT}{without}.\n"
+    return f"{header}{_markdown(columns, lines)}{MATRIX}{table}\n{WITHOUT}{without}.\n"
 
 
 def _cell(value, notes):
@@ -248,8 +248,6 @@ def _cell(value, notes):
     if not isinstance(value, str):
         return "✓" if value <= 1e-5 else f"{value:.0e}"
     reason = re.sub(r", from case.*", "", value)
-    if "specialized it" in reason:
-        reason = "torch.export fixes the batch size for this operator: lower it with `dynamic_batch=False`."
     reason = " ".join(reason.partition("\nGive")[0].split()).replace("](", "] (")  # which would be a link
     if reason not in notes:
         notes.append(reason)

@@ -6,6 +6,7 @@ from helpers import Unary, assert_close, small_net, torchvision_model
 
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat
+from lrpfx.lowering import EXPORTABLE
 from lrpfx.rules import Hook
 
 
@@ -190,3 +191,16 @@ def test_what_cannot_be_traced():
     explain_model = lrpfx.transform(model, lrpfx.composites.LayerMapComposite([(torch.nn.ReLU, Impatient())]))
     with pytest.raises(lrpfx.LoweringError, match="cannot be traced"):
         lrpfx.lower(explain_model, torch.rand(2, 3))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, None])
+def test_functions_that_are_replaced_for_export(dim):
+    form = EXPORTABLE[torch.take_along_dim]
+    x = torch.rand(3, 4, 5)
+    for shape in [(3, 4, 5), (1, 2, 5), (3, 2, 1), (2, 4, 1), (2, 4, 2)]:
+        indices = torch.randint(3, shape)
+        try:
+            expected = torch.take_along_dim(x, indices, dim)
+        except RuntimeError:  # shapes that do not fit for this dimension
+            continue
+        assert torch.equal(form(x, indices, dim), expected)
