@@ -34,7 +34,7 @@ test-slow: $(VENV)/installed
 test-examples: $(VENV)/installed
 	$(BIN)/python -m pytest -m examples
 
-# Classifiers, operators and rules in every format, in about two hours; writes docs/formats.md.
+# Classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/installed
 	$(BIN)/python tests/format_sweep.py
 
