@@ -103,11 +103,12 @@ def _described(program: ExportedProgram, kind: str) -> tuple[dict[str, Any], byt
     arguments = argument_examples(program)
     traced = len(next(iter(arguments.values())))
     batch = None if facts["dynamic_batch"] else traced
+    run = program.module()
     arrays: dict[str, Any] = {}
     # compilers may take a batch of one for another memory format
     for size in (traced, 1 if traced > 1 else 2)[: 2 if facts["dynamic_batch"] else 1]:
         chosen = {name: value[torch.arange(size, device=value.device) % traced] for name, value in arguments.items()}
-        results = program.module()(*chosen.values())
+        results = run(*chosen.values())
         arrays.update({f"{size}.in.{name}": _to_numpy(value) for name, value in chosen.items()})
         arrays.update({f"{size}.out.{name}": _to_numpy(value) for name, value in results.items()})
     manifest = {

@@ -164,18 +164,23 @@ def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
     return backward
 
 
+def _step(size: int, results: int, scale: float | None, corners: bool) -> float:
+    """How far apart in the input the entries of a resampled result lie."""
+    if corners:
+        return (size - 1) / max(results - 1, 1)
+    return 1 / scale if scale else size / results
+
+
 def _sources(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> torch.Tensor:
     """Where in the input the entries of an upsampled result lie."""
-    numbers = _places(results, like)
-    if corners:
-        return numbers * ((size - 1) / max(results - 1, 1))
-    return (numbers + 0.5) * (1 / scale if scale else size / results) - 0.5
+    numbers, step = _places(results, like), _step(size, results, scale, corners)
+    return numbers * step if corners else (numbers + 0.5) * step - 0.5
 
 
 def _nearest(exact: bool) -> Callable[..., Matrix]:
     def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
         numbers = _places(results, like) + (0.5 if exact else 0.0)
-        nearest = torch.floor(numbers * (1 / scale if scale else size / results)).clamp(max=size - 1)
+        nearest = torch.floor(numbers * _step(size, results, scale, corners)).clamp(max=size - 1)
         return (_places(size, like) == nearest[:, None]).to(like.dtype)
 
     return matrix
@@ -201,7 +206,7 @@ def _antialiased(support: int, kernel: Callable[[torch.Tensor], torch.Tensor]) -
     """Averages over the places within `support` places of the coarser side, weighted by their distance on it."""
 
     def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
-        step = (size - 1) / max(results - 1, 1) if corners else 1 / scale if scale else size / results
+        step = _step(size, results, scale, corners)
         centres = (_places(results, like) + 0.5) * (step if results > 1 or not corners else 0.0)
         reach = support * max(step, 1.0)
         starts = torch.floor(centres - reach + 0.5).clamp(min=0)

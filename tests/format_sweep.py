@@ -22,6 +22,7 @@ import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets i
 # isort: split
 import support_matrix
 import torchvision
+from helpers import relative_difference
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -181,7 +182,7 @@ def _difference(path, expected):
     with np.load(path) as actual:
         assert list(actual.files) == list(expected)
         pairs = [(torch.from_numpy(actual[name]), value) for name, value in expected.items()]
-    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+    return max(relative_difference(one, other) for one, other in pairs)
 
 
 HEADER = """# Formats

@@ -39,8 +39,9 @@ def test_a_few_operators():
         "glu",
         "diagonal",
         "take_along_dim",
+        "pad, replicate",
     )
-    cases = [case for case in support_matrix.CASES if case.operator in (*some, "pad, replicate")]
+    cases = [case for case in support_matrix.CASES if case.operator in some]
     for row in support_matrix.measure(cases, ("pt2", "ONNX")):
         assert max(row["pt2"], row["ONNX"]) <= 1e-5, row
 
