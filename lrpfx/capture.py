@@ -1,7 +1,7 @@
 """CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,37 +38,42 @@ SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
 
 
 def normal_form(
-    model: Model, example_inputs: ExampleInputs = None, composite: Composite | None = None, capture: str = AUTO
+    model: Model,
+    example_inputs: ExampleInputs = None,
+    composite: Composite | None = None,
+    capture: str = AUTO,
+    constants: Collection[str] = (),
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
 
     `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
     and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls of unknown operators.
+    `constants`: names of inputs that are no signal.
     """
     if capture not in (AUTO, SYMBOLIC, EXPORT):
         raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
     if isinstance(model, ExportedProgram):
-        return _of_exported(model, example_inputs)
+        return _of_exported(model, example_inputs, constants)
     check_evaluation_mode(model)
     args, names = positional(model, example_inputs)
     opaque = _opaque_paths(model, composite)
     if capture == EXPORT:
-        return _by_export(model, args, names, opaque)
+        return _by_export(model, args, names, opaque, constants)
     try:
-        program, verification = _by_trace(model, args, names, opaque)
+        program, verification = _by_trace(model, args, names, opaque, constants)
     except (CaptureError, VerificationError) as error:
         if capture == SYMBOLIC or args is None or opaque:
             error.add_note(_other_front_end(capture, args, opaque))
             raise
         try:
-            return _by_export(model, args, names, opaque)
+            return _by_export(model, args, names, opaque, constants)
         except (CaptureError, VerificationError) as other:
             error.add_note(f"torch.export, tried as well: {other}")
             raise error from None
     unknown = _unknown_calls(program, composite)
     if capture == AUTO and args is not None and not opaque and unknown:
         try:
-            return _by_export(model, args, names, opaque)
+            return _by_export(model, args, names, opaque, constants)
         except (CaptureError, VerificationError) as error:
             record(program, "capture", "export", PassResult(reasons=[(unknown[0], f"kept the symbolic trace: {error}")]))
     return program, verification
@@ -83,15 +88,15 @@ def _other_front_end(capture: str, args: tuple[Any, ...] | None, opaque: set[str
 
 
 def _by_trace(
-    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str]
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
 ) -> tuple[Program, Verification | None]:
     program = capture_symbolic(model, opaque, names)
     verification = None if args is None else Verification(args, _run_untouched(model, args, names))
-    return _normalized(program, SYMBOLIC, verification), verification
+    return _normalized(program, SYMBOLIC, verification, constants), verification
 
 
 def _by_export(
-    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str]
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
 ) -> tuple[Program, Verification | None]:
     if args is None:
         raise InputError('capture="export" runs the model on example inputs: pass example_inputs')
@@ -101,10 +106,12 @@ def _by_export(
             'capture="symbolic", or map the layers inside.'
         )
     verification = Verification(args, _run_untouched(model, args, names))
-    return _normalized(capture_export(model, args, names), EXPORT, verification), verification
+    return _normalized(capture_export(model, args, names), EXPORT, verification, constants), verification
 
 
-def _of_exported(model: ExportedProgram, example_inputs: ExampleInputs) -> tuple[Program, Verification | None]:
+def _of_exported(
+    model: ExportedProgram, example_inputs: ExampleInputs, constants: Collection[str]
+) -> tuple[Program, Verification | None]:
     program = capture_program(model)
     names = [node.target for node in program.graph.nodes if node.op == "placeholder"]
     if example_inputs is None:
@@ -117,19 +124,23 @@ def _of_exported(model: ExportedProgram, example_inputs: ExampleInputs) -> tuple
     if len(given) != len(names):
         if example_inputs is not None:
             raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
-        return _normalized(program, EXPORT, None), None
+        return _normalized(program, EXPORT, None, constants), None
     with torch.no_grad():
         values = fx.Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
-    return _normalized(program, EXPORT, verification), verification
+    return _normalized(program, EXPORT, verification, constants), verification
 
 
-def _normalized(program: Program, front_end: str, verification: Verification | None) -> Program:
+def _normalized(program: Program, front_end: str, verification: Verification | None, constants: Collection[str]) -> Program:
+    inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
+    unknown = [name for name in constants if name not in inputs]
+    if isinstance(constants, str) or unknown:
+        raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)))
     if verification is not None:
         verification.check(program, "capture")
     for step in (
-        NormalizeOperators(),
+        NormalizeOperators(constants),
         RemoveInplace(),
         RemoveDropout(),
         Decompose(),

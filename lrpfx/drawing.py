@@ -50,7 +50,7 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
             graph.add_node(OUTPUT, kind=OUTPUT, rule=OUTPUT, shape=None)
             for argument in nodes_in((node.args, node.kwargs)):
                 _add_edge(graph, argument, OUTPUT)
-        elif node.op != "get_attr" and node_info(node).role is Role.DATA:
+        elif node.op == "placeholder" or (node.op != "get_attr" and node_info(node).role is Role.DATA):
             info = node_info(node)
             graph.add_node(info.name, **_attributes(node, info))
             for argument in nodes_in((_operands(node, module), node.kwargs)):

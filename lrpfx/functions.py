@@ -169,6 +169,31 @@ def divided_by(input: torch.Tensor, other: Any) -> torch.Tensor:
     return result
 
 
+def exponential(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """`other` to the power of `input`."""
+    return torch.pow(other, input)
+
+
+def floor_divided(input: Any, other: Any) -> torch.Tensor:
+    """`input` / `other`, rounded down."""
+    return torch.div(input, other, rounding_mode="floor")
+
+
+def floor_divides(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """`other` / `input`, rounded down."""
+    return torch.div(other, input, rounding_mode="floor")
+
+
+def heaviside(input: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The step function, which has no gradient in torch."""
+    return torch.heaviside(input.detach(), values.detach())
+
+
+def histogram(input: torch.Tensor, bins: int, min: float, max: float) -> torch.Tensor:
+    """`torch.histc`, which has no gradient in torch."""
+    return torch.histc(input.detach(), bins, min, max)
+
+
 def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`input` * `other`, where `other` scales the signal `input`."""
     return input * other
@@ -192,9 +217,47 @@ def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
 
 
-def copied(input: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def copied(input: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """`source` in the shape and dtype of `input`, which it overwrites."""
     return source.to(input.dtype).expand_as(input)
+
+
+def scattered(input: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> torch.Tensor:
+    """`input` with entries replaced by those of a tensor, or by a number."""
+    return torch.scatter(input, dim, index, source)
+
+
+def pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two results of one operator."""
+    return first, second
+
+
+def scatter_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """`input` with the entries of `source` added to those that `index` names."""
+    return torch.scatter_add(input, dim, index, source)
+
+
+def index_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, alpha: float = 1) -> torch.Tensor:
+    """`input` with `alpha` times the slices of `source` added to those that `index` names."""
+    return torch.index_add(input, dim, index, source, alpha=alpha)
+
+
+def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: Any) -> torch.Tensor:
+    """`input` with `values` added to the entries that `indices` name."""
+    return torch.ops.aten.index_put.default(input, indices, values, True)  # type: ignore[no-any-return]
+
+
+def grid_sampled(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str | int = "bilinear",
+    padding_mode: str | int = "zeros",
+    align_corners: bool | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.grid_sample`, which takes the numbers that ATen uses for the modes as well."""
+    named = ("bilinear", "nearest", "bicubic")[mode] if isinstance(mode, int) else mode
+    padding = ("zeros", "border", "reflection")[padding_mode] if isinstance(padding_mode, int) else padding_mode
+    return torch.nn.functional.grid_sample(input, grid, named, padding, bool(align_corners))
 
 
 def require_matrix(input: torch.Tensor) -> torch.Tensor:

@@ -164,8 +164,8 @@ def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
 
 
 def carries_relevance(argument: Any) -> bool:
-    """Whether an argument is a node that can receive relevance: data, or a constant that takes a share."""
-    return isinstance(argument, fx.Node) and node_info(argument).role is not Role.METADATA
+    """Whether an argument is a node that can receive relevance: data, or a parameter that takes a share."""
+    return isinstance(argument, fx.Node) and node_info(argument).role in (Role.DATA, Role.PARAMETER)
 
 
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:

@@ -16,6 +16,8 @@ class Role(enum.Enum):
     """What a node's value depends on."""
 
     DATA = "data"  # the values of the model's inputs: relevance flows through it
+    DISCRETE = "discrete"  # integers, truth values and steps of the inputs: constant to relevance, but embeddings look it up
+    CONSTANT = "constant"  # inputs that the user declared constant
     PARAMETER = "parameter"  # parameters, buffers and constants alone: it can be folded
     METADATA = "metadata"  # shapes, dtypes and devices of the inputs: a host value, or a tensor made from such
 
@@ -111,8 +113,9 @@ def is_data(argument: Any) -> bool:
 def role_from(arguments: Iterable[Any]) -> Role:
     """What the value of a call depends on, from what its arguments depend on."""
     roles = {node_info(argument).role for argument in arguments if isinstance(argument, fx.Node)}
-    if Role.DATA in roles:
-        return Role.DATA
+    for role in (Role.DATA, Role.DISCRETE, Role.CONSTANT):
+        if role in roles:
+            return role
     return Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
 
 

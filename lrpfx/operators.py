@@ -1,23 +1,25 @@
 """The operator table: what every callable that a front end can emit means.
 
-One row per operator: its kind, the names of its arguments in order, which of them carry data, parameters or buffers, and
-every spelling (function, method, operator, in-place form, ATen overload) under which it can appear in a graph. The compiler
-reads the table to normalize a graph, to build layers and to tell neutral operations; the tests read it for samples.
+One row per operator: its kind, the names of its arguments in order, which of them carry data, parameters or buffers, what is
+known of its result, and every spelling (function, method, operator, in-place form, ATen overload) under which it can appear in
+a graph. A fact that a row does not state is not assumed: the sign of the result is unknown, its entries may be anything.
 """
 
 import ast
+import builtins
 import dataclasses
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 from . import layer as layers
-from . import types
+from . import signs, types
 from .functions import (
     Adjoint,
     Detached,
@@ -35,14 +37,25 @@ from .functions import (
     detached_instance_norm,
     detached_layer_norm,
     divided_by,
+    exponential,
+    floor_divided,
+    floor_divides,
     gate,
+    grid_sampled,
+    heaviside,
+    histogram,
+    index_added,
+    index_put_accumulated,
     linear_adjoint,
     linear_uniform,
     masked_softmax,
     quotient,
     require_matrix,
+    scatter_added,
+    scattered,
     thresholded_relu,
 )
+from .signs import SignOf
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,15 @@ class Operator:
     uniform: Uniform | None = None  # its output for an input that is the same everywhere, likewise
     reflected: str = ""  # the row for a call whose first argument is a number: 1 - x is rsub(x, 1)
     detached: Detached | None = None  # the operator with its scale held constant, where it normalizes
+    sign: SignOf | None = None  # the sign of the result; None: unknown
+    moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
+    scales: int = 0  # how surely the result is what scales a signal, and not the signal itself
+    discrete: bool = False  # the result is of integers or truth values, or constant piece by piece
+    discrete_results: tuple[int, ...] = ()  # those of several results, likewise
+    results: tuple[str, ...] = ()  # names of the results, where there are several
+    indices: tuple[str, ...] = ()  # arguments that are tensors of integers or truth values, by name or place
+    aliases: dict[str, str] = field(default_factory=dict)  # other names of arguments
+    controls: tuple[str, ...] = ()  # arguments that may depend on the inputs, and take no relevance: they steer the result
 
     @property
     def neutral(self) -> bool:
@@ -81,7 +103,10 @@ class Operator:
 
 @dataclass(frozen=True)
 class Spelling:
-    """One way to write an operator."""
+    """One way to write an operator.
+
+    `arguments` may name more than the row does: settings of a kernel, which change nothing, and options that must stay None.
+    """
 
     operator: Operator
     arguments: tuple[str, ...]  # names of the positional arguments in the order of this spelling
@@ -89,6 +114,25 @@ class Spelling:
 
 
 REQUIRED = object()
+
+#: Names that numpy and ATen use for arguments: each stands for what follows, where the row has such an argument.
+ALIASES = {
+    "self": ("input",),
+    "x": ("input",),
+    "a": ("input",),
+    "x1": ("input",),
+    "x2": ("other",),
+    "mat2": ("other",),
+    "vec": ("other",),
+    "vec2": ("other",),
+    "axis": ("dim",),
+    "keepdims": ("keepdim",),
+    "src": ("source",),
+    "train": ("training",),
+}
+#: Settings of kernels and of warnings, which change no result.
+WITHOUT_EFFECT = frozenset({"cudnn_enabled", "cudnn_enable", "_stacklevel"})
+
 _functions: dict[Function, Spelling] = {}
 _foreign: dict[str, Spelling] = {}  # functions of libraries that need not be installed, by module and name
 _methods: dict[str, Spelling] = {}
@@ -133,6 +177,9 @@ def lookup(function: Function) -> Spelling | None:
         return None
     if isinstance(function, type) and dataclasses.is_dataclass(function):
         return Spelling(_operators["container"], ())
+    name = getattr(function, "__name__", "")
+    if spelling is None and name in _methods and getattr(torch.Tensor, name, None) is function:
+        return _methods[name]
     return spelling or _foreign.get(f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}")
 
 
@@ -144,6 +191,13 @@ def lookup_method(name: str) -> Spelling | None:
 def operator_named(name: str | None) -> Operator | None:
     """The row called `name`, or None."""
     return None if name is None else _operators.get(name)
+
+
+def spelling_of(node: fx.Node) -> Spelling | None:
+    """The spelling that a call is, or None if the table does not list it."""
+    if node.op == "call_method":
+        return lookup_method(str(node.target))
+    return lookup(node.target) if node.op == "call_function" and callable(node.target) else None
 
 
 def is_neutral(name: str | None) -> bool:
@@ -162,7 +216,7 @@ def module_classes() -> tuple[type, ...]:
     return tuple({module for row in _operators.values() for module in row.modules})
 
 
-def _aten(names: str) -> list[Function]:
+def _aten_overloads(names: str) -> list[Function]:
     overloads = []
     for name in names.split():
         packet, overload = name.split(".")
@@ -195,17 +249,28 @@ def _row(
     aten: str = "",
     inplace_aten: str = "",
     reordered: Sequence[tuple[Function, str]] = (),
+    reordered_methods: Sequence[tuple[str, str]] = (),
+    reordered_inplace_methods: Sequence[tuple[str, str]] = (),
     view: bool = False,
     adjoint: Adjoint | None = None,
     uniform: Uniform | None = None,
     reflected: str = "",
     detached: Detached | None = None,
+    sign: SignOf | None = None,
+    moves: bool = False,
+    scales: int = 0,
+    discrete: bool = False,
+    discrete_results: Sequence[int] = (),
+    results: str = "",
+    indices: str = "",
+    aliases: str = "",
+    controls: str = "",
     foreign: str = "",
 ) -> None:
     """Add a row.
 
-    `reordered` lists spellings whose positional arguments come in another order; `foreign` functions of other libraries, by
-    module and name.
+    The `reordered` ones are spellings whose positional arguments come in another order; `foreign` functions of
+    other libraries, by module and name.
     """
     parsed = _parse_arguments(arguments)
     row = Operator(
@@ -222,12 +287,21 @@ def _row(
         uniform,
         reflected,
         detached,
+        sign,
+        moves,
+        scales,
+        discrete,
+        tuple(discrete_results),
+        tuple(results.split()),
+        tuple(indices.split()),
+        dict(pair.split("=") for pair in aliases.split()),
+        tuple(controls.split()),
     )
     _operators[name] = row
     order = tuple(parsed)
-    for spelled in ([function] if function else []) + list(functions) + _aten(aten):
+    for spelled in ([function] if function else []) + list(functions) + _aten_overloads(aten):
         _functions[spelled] = Spelling(row, order)
-    for spelled in list(inplace) + _aten(inplace_aten):
+    for spelled in list(inplace) + _aten_overloads(inplace_aten):
         _functions[spelled] = Spelling(row, order, inplace=True)
     for spelled, text in reordered:
         _functions[spelled] = Spelling(row, tuple(text.split()))
@@ -237,6 +311,10 @@ def _row(
         _methods[method] = Spelling(row, order)
     for method in inplace_methods.split():
         _methods[method] = Spelling(row, order, inplace=True)
+    for method, text in reordered_methods:
+        _methods[method] = Spelling(row, tuple(text.split()))
+    for method, text in reordered_inplace_methods:
+        _methods[method] = Spelling(row, tuple(text.split()), inplace=True)
 
 
 # --- linear layers ---------------------------------------------------------------------------------------------------------
@@ -333,6 +411,7 @@ _activation(
     inplace_methods="relu_",
     aten="relu.default",
     inplace_aten="relu_.default",
+    sign=signs.never_negative,
 )
 _activation(
     "relu6",
@@ -340,6 +419,8 @@ _activation(
     modules=[nn.ReLU6],
     aten="relu6.default",
     inplace_aten="relu6_.default",
+    sign=signs.never_negative,
+    scales=1,
 )
 _activation(
     "hardtanh",
@@ -349,6 +430,8 @@ _activation(
     inplace=[_f.hardtanh_],
     aten="hardtanh.default",
     inplace_aten="hardtanh_.default",
+    sign=signs.of_hardtanh,
+    scales=1,
 )
 _activation(
     "clamp",
@@ -358,8 +441,9 @@ _activation(
     inplace=[torch.clamp_, torch.clip_],
     methods="clamp clip",
     inplace_methods="clamp_ clip_",
-    aten="clamp.default",
-    inplace_aten="clamp_.default",
+    aten="clamp.default clamp.Tensor clip.default clip.Tensor",
+    inplace_aten="clamp_.default clamp_.Tensor clip_.default clip_.Tensor",
+    sign=signs.of_clamp,
 )
 _activation(
     "clamp_min",
@@ -368,9 +452,32 @@ _activation(
     inplace=[torch.clamp_min_],
     methods="clamp_min",
     inplace_methods="clamp_min_",
-    aten="clamp_min.default",
-    inplace_aten="clamp_min_.default",
+    aten="clamp_min.default clamp_min.Tensor",
+    inplace_aten="clamp_min_.default clamp_min_.Tensor",
+    sign=signs.of_clamp,
 )
+_activation(
+    "clamp_max",
+    torch.clamp_max,
+    "input max",
+    inplace=[torch.clamp_max_],
+    methods="clamp_max",
+    inplace_methods="clamp_max_",
+    aten="clamp_max.default clamp_max.Tensor",
+    inplace_aten="clamp_max_.default clamp_max_.Tensor",
+    sign=signs.of_clamp,
+)
+for _name in ("remainder", "fmod"):
+    _activation(
+        _name,
+        getattr(torch, _name),
+        "input other",
+        functions=[operator.mod] if _name == "remainder" else [],
+        methods=f"{_name} __mod__" if _name == "remainder" else _name,
+        inplace_methods=f"{_name}_",
+        aten=f"{_name}.Scalar {_name}.Tensor",
+        inplace_aten=f"{_name}_.Scalar {_name}_.Tensor",
+    )
 _activation(
     "elu",
     _f.elu,
@@ -379,6 +486,7 @@ _activation(
     inplace=[_f.elu_],
     aten="elu.default",
     inplace_aten="elu_.default",
+    sign=signs.of_elu,
 )
 _activation(
     "selu",
@@ -388,6 +496,7 @@ _activation(
     inplace=[torch.selu_, _f.selu_],
     aten="selu.default",
     inplace_aten="selu_.default",
+    sign=signs.of_input,
 )
 _activation(
     "celu",
@@ -398,8 +507,9 @@ _activation(
     inplace=[torch.celu_, _f.celu_],
     aten="celu.default",
     inplace_aten="celu_.default",
+    sign=signs.of_elu,
 )
-_activation("gelu", _f.gelu, "input approximate='none'", modules=[nn.GELU], aten="gelu.default")
+_activation("gelu", _f.gelu, "input approximate='none'", modules=[nn.GELU], aten="gelu.default", sign=signs.of_input)
 _activation(
     "sigmoid",
     torch.sigmoid,
@@ -408,8 +518,10 @@ _activation(
     inplace=[torch.sigmoid_],
     methods="sigmoid",
     inplace_methods="sigmoid_",
-    aten="sigmoid.default",
+    aten="sigmoid.default special_expit.default",
     inplace_aten="sigmoid_.default",
+    sign=signs.never_negative,
+    scales=2,
 )
 _activation(
     "hardsigmoid",
@@ -417,16 +529,19 @@ _activation(
     modules=[nn.Hardsigmoid],
     aten="hardsigmoid.default",
     inplace_aten="hardsigmoid_.default",
+    sign=signs.never_negative,
+    scales=2,
 )
-_activation("silu", _f.silu, modules=[nn.SiLU], aten="silu.default", inplace_aten="silu_.default")
+_activation("silu", _f.silu, modules=[nn.SiLU], aten="silu.default", inplace_aten="silu_.default", sign=signs.of_input)
 _activation(
     "hardswish",
     _f.hardswish,
     modules=[nn.Hardswish],
     aten="hardswish.default",
     inplace_aten="hardswish_.default",
+    sign=signs.of_input,
 )
-_activation("mish", _f.mish, modules=[nn.Mish], aten="mish.default", inplace_aten="mish_.default")
+_activation("mish", _f.mish, modules=[nn.Mish], aten="mish.default", inplace_aten="mish_.default", sign=signs.of_input)
 _activation(
     "tanh",
     torch.tanh,
@@ -437,11 +552,22 @@ _activation(
     inplace_methods="tanh_",
     aten="tanh.default",
     inplace_aten="tanh_.default",
+    sign=signs.of_input,
+    scales=1,
 )
-_activation("tanhshrink", _f.tanhshrink, modules=[nn.Tanhshrink])
-_activation("softsign", _f.softsign, modules=[nn.Softsign])
-_activation("softplus", _f.softplus, "input beta=1.0 threshold=20.0", modules=[nn.Softplus], aten="softplus.default")
-_activation("softshrink", _f.softshrink, "input lambd=0.5", modules=[nn.Softshrink], aten="softshrink.default")
+_activation("tanhshrink", _f.tanhshrink, modules=[nn.Tanhshrink], sign=signs.of_input)
+_activation("softsign", _f.softsign, modules=[nn.Softsign], sign=signs.of_input)
+_activation(
+    "softplus",
+    _f.softplus,
+    "input beta=1.0 threshold=20.0",
+    modules=[nn.Softplus],
+    aten="softplus.default",
+    sign=signs.of_softplus,
+)
+_activation(
+    "softshrink", _f.softshrink, "input lambd=0.5", modules=[nn.Softshrink], aten="softshrink.default", sign=signs.of_input
+)
 _activation(
     "hardshrink",
     torch.hardshrink,
@@ -450,8 +576,9 @@ _activation(
     functions=[_f.hardshrink],
     methods="hardshrink",
     aten="hardshrink.default",
+    sign=signs.of_input,
 )
-_activation("logsigmoid", _f.logsigmoid, modules=[nn.LogSigmoid], aten="log_sigmoid.default")
+_activation("logsigmoid", _f.logsigmoid, modules=[nn.LogSigmoid], aten="log_sigmoid.default", sign=signs.never_positive)
 _activation(
     "leaky_relu",
     _f.leaky_relu,
@@ -460,6 +587,7 @@ _activation(
     inplace=[_f.leaky_relu_],
     aten="leaky_relu.default",
     inplace_aten="leaky_relu_.default",
+    sign=signs.of_leaky_relu,
 )
 _activation(
     "rrelu",
@@ -480,6 +608,7 @@ _activation(
     inplace=[torch.threshold_, vars(_f)["threshold_"]],
     aten="threshold.default",
     inplace_aten="threshold_.default",
+    sign=signs.of_threshold,
 )
 _activation(
     "prelu",
@@ -490,33 +619,44 @@ _activation(
     methods="prelu",
     parameters="weight",
     aten="prelu.default",
+    sign=signs.of_prelu,
 )
 
-for _name in [
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "log2",
-    "sqrt",
-    "rsqrt",
-    "abs",
-    "square",
-    "erf",
-    "sin",
-    "cos",
-    "atan",
-    "reciprocal",
-]:
+_elementwise_signs: dict[str, SignOf | None] = {
+    "exp": signs.never_negative,
+    "exp2": signs.never_negative,
+    "expm1": signs.of_input,
+    "log": None,
+    "log1p": signs.of_input,
+    "log2": None,
+    "log10": None,
+    "sqrt": signs.never_negative,
+    "rsqrt": signs.never_negative,
+    "abs": signs.never_negative,
+    "square": signs.never_negative,
+    "erf": signs.of_input,
+    "sin": None,
+    "cos": None,
+    "tan": None,
+    "sinh": signs.of_input,
+    "cosh": signs.never_negative,
+    "atan": signs.of_input,
+    "asinh": signs.of_input,
+    "reciprocal": signs.of_input,
+}
+for _name, _sign in _elementwise_signs.items():
     _elementwise: Function = getattr(torch, _name)
     _activation(
         _name,
         _elementwise,
+        functions=[builtins.abs, torch.absolute] if _name == "abs" else [],
         inplace=[getattr(torch, f"{_name}_")],
-        methods=_name,
+        methods=f"{_name} __abs__ absolute" if _name == "abs" else _name,
         inplace_methods=f"{_name}_",
-        aten=f"{_name}.default",
+        aten=f"{_name}.default" + (" absolute.default" if _name == "abs" else ""),
         inplace_aten=f"{_name}_.default",
+        sign=_sign,
+        scales={"rsqrt": 2, "reciprocal": 2, "erf": 1}.get(_name, 0),
     )
 _activation(
     "pow",
@@ -527,7 +667,9 @@ _activation(
     methods="pow __pow__",
     inplace_methods="pow_ __ipow__",
     aten="pow.Tensor_Scalar pow.Tensor_Tensor",
-    inplace_aten="pow_.Scalar",
+    inplace_aten="pow_.Scalar pow_.Tensor",
+    reflected="exponential",
+    sign=signs.of_power,
 )
 _activation(
     "log_softmax",
@@ -537,6 +679,7 @@ _activation(
     methods="log_softmax",
     aten="log_softmax.int",
     reordered=[(_f.log_softmax, "input dim _stacklevel dtype")],
+    sign=signs.never_positive,
 )
 
 
@@ -557,6 +700,7 @@ for _dimensions, _pool, _adaptive, _extra, _module, _adaptive_module in _average
         "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True" + _extra,
         modules=[_module],
         aten=f"avg_pool{_dimensions}d.default",
+        sign=signs.of_pooling,
     )
     _row(
         f"adaptive_avg_pool{_dimensions}d",
@@ -565,6 +709,7 @@ for _dimensions, _pool, _adaptive, _extra, _module, _adaptive_module in _average
         "input output_size",
         modules=[_adaptive_module],
         aten=f"adaptive_avg_pool{_dimensions}d.default",
+        sign=signs.of_input,
     )
 _row(
     "mean",
@@ -573,6 +718,7 @@ _row(
     "input dim=None keepdim=False dtype=None",
     methods="mean",
     aten="mean.default mean.dim",
+    sign=signs.of_input,
 )
 _max_pools: list[tuple[int, Function, Function, Function, Function, type, type]] = [
     (
@@ -613,12 +759,18 @@ for _dimensions, _pool, _pool_indices, _adaptive, _adaptive_indices, _module, _a
         modules=[_module],
         functions=_plain,
         aten=f"max_pool{_dimensions}d.default",
+        sign=signs.of_input,
+        moves=True,
+        discrete_results=(1,),
     )
     _row(
         f"max_pool{_dimensions}d_with_indices",
         types.MaxPool,
         functions=[_pool_indices],
         aten=f"max_pool{_dimensions}d_with_indices.default",
+        sign=signs.of_input,
+        moves=True,
+        discrete_results=(1,),
     )
     _row(
         f"adaptive_max_pool{_dimensions}d",
@@ -626,12 +778,18 @@ for _dimensions, _pool, _pool_indices, _adaptive, _adaptive_indices, _module, _a
         _adaptive,
         "input output_size return_indices=False",
         modules=[_adaptive_module],
+        sign=signs.of_input,
+        moves=True,
+        discrete_results=(1,),
     )
     _row(
         f"adaptive_max_pool{_dimensions}d_with_indices",
         types.MaxPool,
         functions=[_adaptive_indices],
         aten=f"adaptive_max_pool{_dimensions}d.default",
+        sign=signs.of_input,
+        moves=True,
+        discrete_results=(1,),
     )
 
 # --- sums ------------------------------------------------------------------------------------------------------------------
@@ -651,6 +809,7 @@ _row(
     inplace_aten="add_.Tensor add_.Scalar",
     adjoint=addition_adjoint,
     reflected="add",
+    sign=signs.of_sum,
 )
 _row(
     "sub",
@@ -662,9 +821,10 @@ _row(
     inplace=[operator.isub],
     methods="sub subtract __sub__",
     inplace_methods="sub_ subtract_ __isub__",
-    aten="sub.Tensor sub.Scalar",
+    aten="sub.Tensor sub.Scalar subtract.Tensor subtract.Scalar",
     inplace_aten="sub_.Tensor sub_.Scalar",
     reflected="rsub",
+    sign=signs.of_difference,
 )
 _row(
     "rsub",
@@ -674,6 +834,7 @@ _row(
     data="input other",
     methods="__rsub__",
     aten="rsub.Tensor rsub.Scalar",
+    sign=signs.of_reversed_difference,
 )
 _row(
     "sum",
@@ -683,15 +844,42 @@ _row(
     modules=[layers.Sum],
     methods="sum",
     aten="sum.default sum.dim_IntList",
+    sign=signs.of_input,
 )
 
+_row("cumsum", types.Sum, torch.cumsum, "input dim dtype=None", methods="cumsum", aten="cumsum.default", sign=signs.of_input)
+
+_row("diff", types.Sum, functions=[torch.diff], methods="diff", aten="diff.default")
 _row(
-    "cumsum",
+    "scatter_add",
     types.Sum,
-    torch.cumsum,
-    "input dim dtype=None",
-    methods="cumsum",
-    aten="cumsum.default",
+    scatter_added,
+    "input source dim index",
+    data="input source",
+    reordered=[(spelled, "input dim index source") for spelled in (torch.scatter_add, torch.ops.aten.scatter_add.default)],
+    reordered_methods=[("scatter_add", "input dim index source")],
+    reordered_inplace_methods=[("scatter_add_", "input dim index source")],
+    indices="index",
+)
+_row(
+    "index_add",
+    types.Sum,
+    index_added,
+    "input source dim index alpha=1",
+    data="input source",
+    reordered=[(spelled, "input dim index source alpha") for spelled in (torch.index_add, torch.ops.aten.index_add.default)],
+    reordered_methods=[("index_add", "input dim index source alpha")],
+    reordered_inplace_methods=[("index_add_", "input dim index source alpha")],
+    indices="index",
+)
+_row("index_put_accumulated", types.Sum, index_put_accumulated, "input values indices", data="input values")
+_row(
+    "affine_grid",
+    types.Sum,
+    _f.affine_grid,
+    "theta size align_corners=None",
+    data="theta",
+    aten="affine_grid_generator.default",
 )
 
 for _name, _overloads in [("std", "default dim correction"), ("var", "default dim correction")]:
@@ -701,13 +889,49 @@ for _name, _overloads in [("std", "default dim correction"), ("var", "default di
         functions=[getattr(torch, _name)],
         methods=_name,
         aten=" ".join(f"{_name}.{overload}" for overload in _overloads.split()),
+        sign=signs.never_negative,
     )
 _row(
     "norm",
     types.Statistic,
     functions=[torch.norm, torch.linalg.norm, torch.linalg.vector_norm],
     methods="norm",
-    aten="linalg_vector_norm.default linalg_norm.default norm.Scalar norm.ScalarOpt_dim",
+    aten="linalg_vector_norm.default linalg_norm.default norm.Scalar norm.ScalarOpt_dim "
+    "norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype linalg_norm.ord_str",
+    sign=signs.never_negative,
+)
+for _name in ("var_mean", "std_mean"):
+    _row(
+        _name,
+        types.Statistic,
+        functions=[getattr(torch, _name)],
+        aten=f"{_name}.default {_name}.dim {_name}.correction",
+        sign=None,
+    )
+_row(
+    "lp_pool",
+    types.Statistic,
+    functions=[_f.lp_pool1d, _f.lp_pool2d, _f.lp_pool3d],
+    modules=[nn.LPPool1d, nn.LPPool2d, nn.LPPool3d],
+)
+_row(
+    "cdist",
+    types.Statistic,
+    torch.cdist,
+    "x1 x2 p=2.0 compute_mode=None",
+    data="x1 x2",
+    aten="cdist.default",
+    sign=signs.never_negative,
+)
+_row(
+    "pairwise_distance",
+    types.Statistic,
+    _f.pairwise_distance,
+    "x1 x2 p=2.0 eps=1e-06 keepdim=False",
+    data="x1 x2",
+    modules=[nn.PairwiseDistance],
+    aten="pairwise_distance.default",
+    sign=signs.never_negative,
 )
 _row(
     "detach",
@@ -732,9 +956,10 @@ _row(
     inplace=[operator.imul],
     methods="mul multiply __mul__ __rmul__",
     inplace_methods="mul_ multiply_ __imul__",
-    aten="mul.Tensor mul.Scalar",
+    aten="mul.Tensor mul.Scalar multiply.Tensor multiply.Scalar",
     inplace_aten="mul_.Tensor mul_.Scalar",
     reflected="mul",
+    sign=signs.of_product,
 )
 _row(
     "div",
@@ -746,29 +971,83 @@ _row(
     inplace=[operator.itruediv],
     methods="div divide true_divide __truediv__",
     inplace_methods="div_ divide_ true_divide_ __itruediv__",
-    aten="div.Tensor div.Scalar",
-    inplace_aten="div_.Tensor div_.Scalar",
+    aten="div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode divide.Tensor divide.Scalar divide.Tensor_mode "
+    "divide.Scalar_mode true_divide.Tensor true_divide.Scalar",
+    inplace_aten="div_.Tensor div_.Scalar div_.Tensor_mode div_.Scalar_mode",
     reflected="divided_by",
+    sign=signs.of_quotient,
 )
 
 
-_row("divided_by", types.Activation, divided_by, "input other", methods="__rtruediv__")
+_row("divided_by", types.Activation, divided_by, "input other", methods="__rtruediv__", sign=signs.of_product, scales=2)
 _row(
-    "neg", types.Product, torch.neg, "input", functions=[operator.neg], inplace=[torch.neg_], methods="neg", aten="neg.default"
+    "exponential",
+    types.Activation,
+    exponential,
+    "input other",
+    methods="__rpow__",
+    reordered=[(torch.ops.aten.pow.Scalar, "other input")],
+    sign=signs.of_exponential,
 )
-_row("gate", types.Gate, gate, "input other", data="input other")
-_row("quotient", types.Gate, quotient, "input other", data="input other")
+_row(
+    "neg",
+    types.Product,
+    torch.neg,
+    "input",
+    functions=[operator.neg, torch.negative],
+    inplace=[torch.neg_, torch.negative_],
+    methods="neg negative __neg__",
+    inplace_methods="neg_ negative_",
+    aten="neg.default negative.default",
+    inplace_aten="neg_.default",
+    sign=signs.flipped,
+)
+_row(
+    "prod",
+    types.Product,
+    torch.prod,
+    "input dim=None keepdim=False dtype=None",
+    methods="prod",
+    aten="prod.default prod.dim_int",
+)
+_row("cumprod", types.Product, torch.cumprod, "input dim dtype=None", methods="cumprod", aten="cumprod.default")
+_row("gate", types.Gate, gate, "input other", data="input other", sign=signs.of_product)
+_row("quotient", types.Gate, quotient, "input other", data="input other", sign=signs.of_quotient)
 _row(
     "matmul",
     types.MatMul,
     torch.matmul,
     "input other",
     data="input other",
-    functions=[operator.matmul, torch.bmm, torch.mm, torch.mv],
+    functions=[operator.matmul, torch.bmm, torch.mm, torch.mv, torch.linalg.matmul],
     methods="matmul __matmul__ bmm mm mv",
-    aten="matmul.default bmm.default mm.default mv.default",
+    aten="linalg_matmul.default matmul.default bmm.default mm.default mv.default",
+    sign=signs.of_matrix_product,
 )
 _row("einsum", types.MatMul, functions=[torch.einsum], aten="einsum.default")
+_row("tensordot", types.MatMul, functions=[torch.tensordot], aten="tensordot.default")
+_row("dot", types.MatMul, functions=[torch.dot, torch.vdot], methods="dot vdot", aten="dot.default vdot.default")
+_row("inner", types.MatMul, torch.inner, "input other", data="input other", methods="inner", aten="inner.default")
+_row(
+    "outer",
+    types.Product,
+    torch.outer,
+    "input other",
+    data="input other",
+    functions=[torch.ger],
+    methods="outer ger",
+    aten="outer.default ger.default",
+)
+_row(
+    "bilinear",
+    types.MatMul,
+    functional.bilinear,
+    "input1 input2 weight bias=None",
+    data="input1 input2",
+    parameters="weight bias",
+    modules=[nn.Bilinear],
+    aten="bilinear.default",
+)
 
 # --- normalization with the sample's own statistics ----------------------------------------------------------------------
 
@@ -824,7 +1103,7 @@ _row(
     functions=[torch.rms_norm],
     aten="rms_norm.default",
 )
-_row("normalize", types.RMSNorm, _f.normalize, "input p=2.0 dim=1 eps=1e-12 out=None")
+_row("normalize", types.RMSNorm, _f.normalize, "input p=2.0 dim=1 eps=1e-12 out=None", sign=signs.of_input)
 _row(
     "local_response_norm",
     types.RMSNorm,
@@ -845,15 +1124,29 @@ _row(
     methods="softmax",
     aten="softmax.int",
     reordered=[(_f.softmax, "input dim _stacklevel dtype")],
+    sign=signs.never_negative,
+    scales=2,
 )
 
 
+_row(
+    "softmin",
+    types.Softmax,
+    _f.softmin,
+    "input dim=None dtype=None",
+    modules=[nn.Softmin],
+    reordered=[(_f.softmin, "input dim _stacklevel dtype")],
+    sign=signs.never_negative,
+    scales=2,
+)
 _row(
     "masked_softmax",
     types.Softmax,
     masked_softmax,
     "input dim",
     reordered=[(torch.ops.aten._safe_softmax.default, "input dim dtype")],
+    sign=signs.never_negative,
+    scales=2,
 )
 _row(
     "scaled_dot_product_attention",
@@ -918,6 +1211,8 @@ _row(
     _f.embedding,
     "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
     parameters="weight",
+    indices="input",
+    aliases="indices=input",
     modules=[nn.Embedding],
     reordered=[
         (torch.embedding, "weight input padding_idx scale_grad_by_freq sparse"),
@@ -930,7 +1225,7 @@ _row(
     _f.interpolate,
     "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
     modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
-    functions=[_f.upsample, _f.upsample_nearest, _f.upsample_bilinear],
+    sign=signs.of_interpolation,
 )
 _row(
     "upsample",
@@ -939,19 +1234,38 @@ _row(
     "upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec "
     "_upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec _upsample_nearest_exact3d.vec",
 )
-_row("fold", types.Sum, _f.fold, "input output_size kernel_size dilation=1 padding=0 stride=1", modules=[nn.Fold])
-_row("col2im", types.Sum, aten="col2im.default")
+_row(
+    "grid_sample",
+    types.Interpolation,
+    grid_sampled,
+    "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
+    functions=[_f.grid_sample, torch.grid_sampler],
+    aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
+    aliases="interpolation_mode=mode",
+    controls="grid",
+)
+_row(
+    "fold",
+    types.Sum,
+    _f.fold,
+    "input output_size kernel_size dilation=1 padding=0 stride=1",
+    modules=[nn.Fold],
+    sign=signs.of_input,
+)
+_row("col2im", types.Sum, aten="col2im.default", sign=signs.of_input)
 
 # --- dropout, which the compiler removes -----------------------------------------------------------------------------------
 
-for _name, _module in [
-    ("dropout", nn.Dropout),
-    ("dropout1d", nn.Dropout1d),
-    ("dropout2d", nn.Dropout2d),
-    ("dropout3d", nn.Dropout3d),
-    ("alpha_dropout", nn.AlphaDropout),
-    ("feature_alpha_dropout", nn.FeatureAlphaDropout),
-]:
+_aten: Any = torch.ops.aten
+_dropouts: list[tuple[str, type, list[Function]]] = [
+    ("dropout", nn.Dropout, [torch.dropout, _aten.dropout.default]),
+    ("dropout1d", nn.Dropout1d, []),
+    ("dropout2d", nn.Dropout2d, [torch.feature_dropout, _aten.feature_dropout.default]),
+    ("dropout3d", nn.Dropout3d, []),
+    ("alpha_dropout", nn.AlphaDropout, [torch.alpha_dropout, _aten.alpha_dropout.default]),
+    ("feature_alpha_dropout", nn.FeatureAlphaDropout, [torch.feature_alpha_dropout, _aten.feature_alpha_dropout.default]),
+]
+for _name, _module, _native in _dropouts:
     _function: Function = getattr(functional, _name)
     _row(
         _name,
@@ -959,9 +1273,7 @@ for _name, _module in [
         _function,
         "input p=0.5 training=True",
         modules=[_module],
-        reordered=[(torch.dropout, "input p training"), (torch.ops.aten.dropout.default, "input p training")]
-        if _name == "dropout"
-        else [],
+        reordered=[(spelled, "input p training") for spelled in _native],
         view=True,
     )
 
@@ -974,20 +1286,21 @@ _row(
     view=True,
 )
 
-# --- neutral operations: they move values --------------------------------------------------------------------------------
+# --- neutral operations: they move values, or their results are no signal -------------------------------------------------
 
 
-def _neutral(
-    name: str, functions: Sequence[Function] = (), *, methods: str | None = None, aten: str = "", view: bool = True
-) -> None:
-    _row(
-        name,
-        types.Neutral,
-        functions=functions,
-        methods=name if methods is None else methods,
-        aten=aten,
-        view=view,
-    )
+def _neutral(name: str, functions: Sequence[Function] = (), *, methods: str | None = None, **facts: Any) -> None:
+    _row(name, types.Neutral, functions=functions, methods=name if methods is None else methods, **facts)
+
+
+def _moving(name: str, functions: Sequence[Function] = (), *, view: bool = True, **facts: Any) -> None:
+    """A row for an operator whose results are entries of its first argument."""
+    _neutral(name, functions, view=view, sign=signs.of_input, moves=True, **facts)
+
+
+def _combining(name: str, functions: Sequence[Function], **facts: Any) -> None:
+    """A row for an operator that puts the tensors of a list together."""
+    _neutral(name, functions, methods="", sign=signs.of_tensors, moves=True, **facts)
 
 
 _row(
@@ -999,68 +1312,119 @@ _row(
     methods="flatten",
     aten="flatten.using_ints",
     view=True,
+    sign=signs.of_input,
+    moves=True,
 )
-_row(
-    "unflatten",
-    types.Neutral,
-    modules=[nn.Unflatten],
-    methods="unflatten",
-    functions=[torch.unflatten],
-    aten="unflatten.int",
-    view=True,
-)
-_row("container", types.Neutral)  # a model's output as a dataclass
-_neutral("view", methods="view view_as", aten="view.default _unsafe_view.default view_as.default")
-_neutral("reshape", [torch.reshape], methods="reshape reshape_as", aten="reshape.default reshape_as.default")
-_neutral("permute", [torch.permute], aten="permute.default")
-_neutral(
+_moving("unflatten", [torch.unflatten], modules=[nn.Unflatten], aten="unflatten.int")
+_neutral("container", methods="")  # a model's output as a dataclass
+_moving("view", methods="view view_as", aten="view.default _unsafe_view.default view_as.default")
+_moving("reshape", [torch.reshape], methods="reshape reshape_as", aten="reshape.default reshape_as.default")
+_moving("ravel", [torch.ravel], aten="ravel.default")
+_moving("permute", [torch.permute], aten="permute.default")
+_moving(
     "transpose",
     [torch.transpose, torch.swapaxes, torch.swapdims, torch.t, torch.adjoint],
     methods="transpose swapaxes swapdims t adjoint",
     aten="transpose.int swapaxes.default swapdims.default t.default mT.default numpy_T.default adjoint.default",
 )
-_neutral(
+_moving(
     "movedim",
     [torch.movedim, torch.moveaxis],
     methods="movedim moveaxis",
     aten="movedim.int movedim.intlist moveaxis.int moveaxis.intlist",
 )
-_neutral("squeeze", [torch.squeeze], aten="squeeze.default squeeze.dim squeeze.dims")
-_neutral("unsqueeze", [torch.unsqueeze], aten="unsqueeze.default")
-_neutral("expand", methods="expand expand_as", aten="expand.default expand_as.default")
-_neutral("getitem", [operator.getitem], methods="__getitem__")
-_neutral("select", [torch.select], aten="select.int")
-_neutral("narrow", [torch.narrow], aten="narrow.default")
-_neutral("slice", methods="", aten="slice.Tensor")
-_neutral("chunk", [torch.chunk], aten="chunk.default")
-_neutral("split", [torch.split], methods="split", aten="split.Tensor split_with_sizes.default split.sizes")
-_neutral("tensor_split", [torch.tensor_split], aten="tensor_split.indices tensor_split.sections")
-_neutral("unbind", [torch.unbind], aten="unbind.int")
-_neutral("diagonal", [torch.diagonal], aten="diagonal.default")
-_neutral("contiguous", aten="contiguous.default")
-_neutral("to", methods="to float double half bfloat16 type_as type", aten="to.dtype to.device to.dtype_layout type_as.default")
-_neutral("_to_copy", methods="", aten="_to_copy.default")
-_neutral("alias", methods="", aten="alias.default lift_fresh_copy.default")
-_neutral("broadcast_to", [torch.broadcast_to], aten="broadcast_to.default")
-_neutral("unfold", [_f.unfold], aten="im2col.default unfold.default")
-_neutral("clone", [torch.clone], aten="clone.default", view=False)
-_neutral("repeat", aten="repeat.default", view=False)
-_neutral("tile", [torch.tile], aten="tile.default", view=False)
-_neutral(
+_moving("squeeze", [torch.squeeze], aten="squeeze.default squeeze.dim squeeze.dims")
+_moving("unsqueeze", [torch.unsqueeze], aten="unsqueeze.default")
+_moving("expand", methods="expand expand_as", aten="expand.default expand_as.default")
+_moving("getitem", [operator.getitem], methods="__getitem__")
+_moving("select", [torch.select], aten="select.int")
+_moving("narrow", [torch.narrow], aten="narrow.default")
+_moving("slice", methods="", aten="slice.Tensor")
+_moving("chunk", [torch.chunk], aten="chunk.default")
+_moving(
+    "split",
+    [torch.split, torch.split_with_sizes],
+    methods="split split_with_sizes",
+    aten="split.Tensor split_with_sizes.default split.sizes",
+)
+_moving("tensor_split", [torch.tensor_split], aten="tensor_split.indices tensor_split.sections")
+_moving("unbind", [torch.unbind], aten="unbind.int")
+_moving("diagonal", [torch.diagonal], aten="diagonal.default")
+_moving("diag_embed", [torch.diag_embed], aten="diag_embed.default", view=False)
+_moving("contiguous", aten="contiguous.default")
+_moving(
+    "to",
+    methods="to float double half bfloat16 type_as type cpu cuda",
+    aten="to.dtype to.device to.dtype_layout to.other type_as.default",
+)
+_moving("_to_copy", methods="", aten="_to_copy.default")
+_moving("alias", methods="", aten="alias.default lift_fresh_copy.default")
+_moving("broadcast_to", [torch.broadcast_to], aten="broadcast_to.default")
+_moving("unfold", [_f.unfold], modules=[nn.Unfold], aten="im2col.default unfold.default")
+_moving("clone", [torch.clone], aten="clone.default", view=False)
+_moving("repeat", aten="repeat.default", view=False)
+_moving("tile", [torch.tile], aten="tile.default", view=False)
+_moving(
     "repeat_interleave", [torch.repeat_interleave], aten="repeat_interleave.self_int repeat_interleave.self_Tensor", view=False
 )
-_neutral("cat", [torch.cat, torch.concat, torch.concatenate], methods="", aten="cat.default", view=False)
-_neutral("stack", [torch.stack], methods="", aten="stack.default", view=False)
-for _name in ("hstack", "vstack", "dstack"):
-    _neutral(_name, [getattr(torch, _name)], methods="", view=False)
-_neutral("flip", [torch.flip], aten="flip.default", view=False)
-_neutral("roll", [torch.roll], aten="roll.default", view=False)
-_neutral("rot90", [torch.rot90], aten="rot90.default", view=False)
-_neutral("gather", [torch.gather], aten="gather.default", view=False)
-_neutral("take_along_dim", [torch.take_along_dim], aten="take_along_dim.default", view=False)
-_neutral("index_select", [torch.index_select], aten="index_select.default", view=False)
-_neutral("index", methods="", aten="index.Tensor", view=False)
-_neutral("where", [torch.where], aten="where.self where.ScalarOther where.ScalarSelf where.Scalar", view=False)
+_moving(
+    "flip",
+    [torch.flip, torch.fliplr, torch.flipud],
+    methods="flip fliplr flipud",
+    aten="flip.default fliplr.default flipud.default",
+    view=False,
+)
+_moving("roll", [torch.roll], aten="roll.default", view=False)
+_moving("rot90", [torch.rot90], aten="rot90.default", view=False)
+_moving("gather", [torch.gather], aten="gather.default", view=False, indices="2 index")
+_moving("take_along_dim", [torch.take_along_dim], aten="take_along_dim.default", view=False, indices="1 indices")
+_moving("index_select", [torch.index_select], aten="index_select.default", view=False, indices="2 index")
+_moving("index", methods="", aten="index.Tensor", view=False)
+_moving("masked_select", [torch.masked_select], aten="masked_select.default", view=False, indices="1 mask")
+_moving("tril", [torch.tril], aten="tril.default", view=False)
+_moving("triu", [torch.triu], aten="triu.default", view=False)
+_moving(
+    "channel_shuffle",
+    [_f.channel_shuffle, torch.channel_shuffle],
+    methods="",
+    modules=[nn.ChannelShuffle],
+    aten="channel_shuffle.default",
+    view=False,
+)
+_moving("pixel_shuffle", [_f.pixel_shuffle], methods="", modules=[nn.PixelShuffle], aten="pixel_shuffle.default", view=False)
+_moving(
+    "pixel_unshuffle", [_f.pixel_unshuffle], methods="", modules=[nn.PixelUnshuffle], aten="pixel_unshuffle.default", view=False
+)
+_moving("require_matrix", [require_matrix], methods="")
+_row(
+    "pad",
+    types.Neutral,
+    functional.pad,
+    "input pad mode='constant' value=None",
+    aten="pad.default",
+    reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
+    sign=signs.of_padding,
+    moves=True,
+)
+_combining("cat", [torch.cat, torch.concat, torch.concatenate], aten="cat.default concat.default concatenate.default")
+_combining("stack", [torch.stack], aten="stack.default")
+_combining("hstack", [torch.hstack], aten="hstack.default")
+_combining("vstack", [torch.vstack, torch.row_stack], aten="vstack.default row_stack.default")
+_combining("dstack", [torch.dstack], aten="dstack.default")
+_combining("column_stack", [torch.column_stack], aten="column_stack.default")
+_neutral("broadcast_tensors", [torch.broadcast_tensors], methods="", aten="broadcast_tensors.default", view=True)
+_neutral("meshgrid", [torch.meshgrid], methods="", aten="meshgrid.default meshgrid.indexing", view=True)
+_row(
+    "where",
+    types.Neutral,
+    torch.where,
+    "condition input other",
+    data="condition input other",
+    reordered_methods=[("where", "input condition other")],
+    aten="where.self where.ScalarOther where.ScalarSelf where.Scalar",
+    indices="condition",
+    sign=signs.of_both,
+)
 _row(
     "masked_fill",
     types.Neutral,
@@ -1070,57 +1434,186 @@ _row(
     inplace_methods="masked_fill_",
     aten="masked_fill.Scalar masked_fill.Tensor",
     inplace_aten="masked_fill_.Scalar masked_fill_.Tensor",
+    indices="mask",
+    sign=signs.of_masked_fill,
 )
-_neutral("slice_scatter", [torch.slice_scatter], aten="slice_scatter.default", view=False)
-_neutral("select_scatter", [torch.select_scatter], aten="select_scatter.default", view=False)
-_neutral("index_put", [torch.index_put], aten="index_put.default", view=False)
-_neutral("scatter", [torch.scatter], aten="scatter.src scatter.value", view=False)
+_neutral("slice_scatter", [torch.slice_scatter], aten="slice_scatter.default")
+_neutral("select_scatter", [torch.select_scatter], aten="select_scatter.default")
+_neutral("diagonal_scatter", [torch.diagonal_scatter], aten="diagonal_scatter.default")
+# What is accumulated has a row of its own, among the sums.
+_row(
+    "index_put",
+    types.Neutral,
+    torch.index_put,
+    "input indices values accumulate=False",
+    methods="index_put",
+    inplace_methods="index_put_",
+    aten="index_put.default",
+    inplace_aten="index_put_.default",
+)
+_row(
+    "scatter",
+    types.Neutral,
+    scattered,
+    "input dim index source",
+    functions=[torch.scatter],
+    methods="scatter",
+    inplace_methods="scatter_",
+    aten="scatter.src scatter.value",
+    inplace_aten="scatter_.src scatter_.value",
+    aliases="value=source",
+    indices="index",
+)
+_row(
+    "copy",
+    types.Neutral,
+    copied,
+    "input source non_blocking=False",
+    methods="",
+    inplace_methods="copy_",
+    aten="copy.default",
+    inplace_aten="copy_.default",
+)
+_row(
+    "fill",
+    types.Neutral,
+    torch.fill,
+    "input value",
+    inplace_methods="fill_",
+    aten="fill.Tensor fill.Scalar",
+    inplace_aten="fill_.Tensor fill_.Scalar",
+)
+_row(
+    "zero",
+    types.Neutral,
+    torch.zeros_like,
+    "input",
+    inplace=[torch.zero_],
+    inplace_methods="zero_",
+    inplace_aten="zero_.default",
+    discrete=True,
+)
+_neutral("attention_bias", [attention_bias], methods="")
+for _name in ("padding_bias", "head_bias"):
+    _row(_name, types.Neutral, foreign=f"lrpfx.passes.traceable.{_name}")
+_neutral(
+    "max_unpool",
+    [_f.max_unpool1d, _f.max_unpool2d, _f.max_unpool3d],
+    methods="",
+    modules=[nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d],
+    aten="max_unpool2d.default max_unpool3d.default",
+    sign=signs.of_input,
+)
 
-
-_row("copy", types.Neutral, copied, "input source non_blocking=False", aten="copy.default")
-_neutral("fill", [torch.fill], methods="", aten="fill.Tensor fill.Scalar", view=False)
-_neutral("tril", [torch.tril], aten="tril.default", view=False)
-_neutral("triu", [torch.triu], aten="triu.default", view=False)
-_neutral("channel_shuffle", [_f.channel_shuffle], methods="", aten="channel_shuffle.default", view=False)
-_neutral("maximum", [torch.maximum], aten="maximum.default", view=False)
-_neutral("minimum", [torch.minimum], aten="minimum.default", view=False)
-_neutral("amax", [torch.amax], aten="amax.default", view=False)
-_neutral("amin", [torch.amin], aten="amin.default", view=False)
-_neutral("max", [torch.max], aten="max.default max.dim max.other", view=False)
-_neutral("min", [torch.min], aten="min.default min.dim min.other", view=False)
-_neutral("topk", [torch.topk], aten="topk.default", view=False)
-_neutral("sort", [torch.sort], aten="sort.default", view=False)
-
-# Results that are integers or truth values: no relevance goes through them.
-for _name, _overload in [
-    *[(name, "Tensor Scalar") for name in ("eq", "ne", "lt", "le", "gt", "ge")],
-    *[(name, "default") for name in ("argmax", "argmin", "argsort", "logical_not", "isnan", "isinf", "bitwise_not")],
-    *[(name, "default") for name in ("logical_and", "logical_or", "all", "any")],
+# The winner takes all: its gradient is its relevance.
+for _name, _others in [("maximum", [torch.fmax]), ("minimum", [torch.fmin])]:
+    _row(
+        _name,
+        types.Neutral,
+        getattr(torch, _name),
+        "input other",
+        data="input other",
+        functions=_others,
+        methods=f"{_name} {_others[0].__name__}",
+        aten=f"{_name}.default {_others[0].__name__}.default",
+        sign=signs.of_both,
+    )
+_neutral("amax", [torch.amax], aten="amax.default", sign=signs.of_input)
+_neutral("amin", [torch.amin], aten="amin.default", sign=signs.of_input)
+for _name, _overloads in [
+    ("max", "default dim other"),
+    ("min", "default dim other"),
+    ("median", "default dim"),
+    ("nanmedian", "default dim"),
+    ("mode", "default"),
+    ("kthvalue", "default"),
+    ("topk", "default"),
+    ("sort", "default stable"),
+    ("cummax", "default"),
+    ("cummin", "default"),
 ]:
     _neutral(
         _name,
-        [getattr(torch, _name), *([getattr(operator, _name)] if hasattr(operator, _name) else [])],
-        aten=" ".join(f"{_name}.{overload}" for overload in _overload.split()) if hasattr(torch.ops.aten, _name) else "",
-        view=False,
+        [getattr(torch, _name)],
+        aten=" ".join(f"{_name}.{overload}" for overload in _overloads.split()),
+        results="values indices",
+        discrete_results=(1,),
     )
-_neutral("bitwise_and", [operator.and_, torch.bitwise_and], methods="__and__", aten="bitwise_and.Tensor", view=False)
-_neutral("bitwise_or", [operator.or_, torch.bitwise_or], methods="__or__", aten="bitwise_or.Tensor", view=False)
-_neutral("invert", [operator.invert], methods="__invert__", view=False)
+_neutral("logsumexp", [torch.logsumexp], aten="logsumexp.default")  # the soft maximum: its gradient is shares of one
+
+# Results that are integers, truth values, or constant piece by piece: to relevance they are constants.
 
 
-_neutral("require_matrix", [require_matrix], methods="")
+def _all_overloads(packet: str) -> str:
+    """All overloads of an ATen operator that return what they compute."""
+    known = getattr(torch.ops.aten, packet).overloads() if hasattr(torch.ops.aten, packet) else []
+    return " ".join(f"{packet}.{name}" for name in known if "out" not in name and name not in ("int", "str", "dimname"))
 
 
-_neutral("attention_bias", [attention_bias], methods="", view=False)
-for _name in ("padding_bias", "head_bias"):
-    _row(_name, types.Neutral, foreign=f"lrpfx.passes.traceable.{_name}")
+_comparisons = ("eq", "ne", "lt", "le", "gt", "ge")
+_python_spellings: dict[str, tuple[list[Function], list[Function], str, str]] = {  # functions, in place, methods, likewise
+    **{name: ([getattr(operator, name)], [], f"__{name}__", "") for name in _comparisons},
+    "bitwise_and": ([operator.and_], [operator.iand], "__and__ __rand__", "__iand__"),
+    "bitwise_or": ([operator.or_], [operator.ior], "__or__ __ror__", "__ior__"),
+    "bitwise_xor": ([operator.xor], [operator.ixor], "__xor__ __rxor__", "__ixor__"),
+    "bitwise_not": ([operator.invert], [], "__invert__", ""),
+    "round": ([builtins.round], [], "__round__", ""),
+    "floor": ([math.floor], [], "__floor__", ""),
+    "ceil": ([math.ceil], [], "__ceil__", ""),
+    "trunc": ([torch.fix], [], "fix", "fix_"),
+}
+for _name in [
+    *(*_comparisons, "isclose", "isin", "isnan", "isinf", "isfinite", "signbit", "logical_not", "logical_and", "logical_or"),
+    *("logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "all", "any", "count_nonzero", "nonzero"),
+    *("argmax", "argmin", "argsort", "searchsorted", "bucketize", "bincount"),
+    *("sign", "sgn", "round", "floor", "ceil", "trunc"),
+]:
+    _functions_of, _inplace_of, _methods_of, _inplace_methods_of = _python_spellings.get(_name, ([], [], "", ""))
+    _logic = _name.removeprefix("bitwise_") if _name in ("bitwise_and", "bitwise_or", "bitwise_xor") else ""
+    _integers = "0 1 input other" if _logic else "0 input" if _name == "bitwise_not" else ""
+    _neutral(
+        _name,
+        [getattr(torch, _name), *_functions_of],
+        inplace=_inplace_of,
+        methods=f"{_name} {_methods_of}",
+        inplace_methods=f"{_name}_ {_inplace_methods_of}" if hasattr(torch.Tensor, f"{_name}_") else _inplace_methods_of,
+        aten=f"{_all_overloads(_name)} {_all_overloads(f'__{_logic}__')}" if _logic else _all_overloads(_name),
+        discrete=True,
+        indices=_integers,
+    )
 _row(
-    "pad",
+    "floor_divide",
     types.Neutral,
-    functional.pad,
-    "input pad mode='constant' value=None",
-    aten="pad.default constant_pad_nd.default",
+    floor_divided,
+    "input other",
+    functions=[torch.floor_divide, operator.floordiv],
+    inplace=[operator.ifloordiv],
+    methods="floor_divide __floordiv__",
+    inplace_methods="floor_divide_ __ifloordiv__",
+    aten=_all_overloads("floor_divide"),
+    discrete=True,
+    reflected="floor_divides",
 )
-_neutral("pixel_shuffle", [_f.pixel_shuffle], methods="", aten="pixel_shuffle.default", view=False)
-_neutral("max_unpool", [_f.max_unpool1d, _f.max_unpool2d, _f.max_unpool3d], methods="", aten="max_unpool2d.default", view=False)
-_neutral("pixel_unshuffle", [_f.pixel_unshuffle], methods="", aten="pixel_unshuffle.default", view=False)
+_row("floor_divides", types.Neutral, floor_divides, "input other", methods="__rfloordiv__", discrete=True)
+_row(
+    "heaviside",
+    types.Neutral,
+    heaviside,
+    "input values",
+    functions=[torch.heaviside],
+    methods="heaviside",
+    aten="heaviside.default",
+    discrete=True,
+)
+_row(
+    "histc",
+    types.Neutral,
+    histogram,
+    "input bins=100 min=0 max=0",
+    functions=[torch.histc],
+    methods="histc",
+    aten="histc.default",
+    discrete=True,
+)
+_neutral("to_integer", methods="bool long int short byte char", discrete=True)
+_neutral("one_hot", [_f.one_hot], methods="", aten="one_hot.default", discrete=True, indices="0 input self")

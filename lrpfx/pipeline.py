@@ -1,7 +1,7 @@
 """The compiler: a model and a composite in, an explainable GraphModule out."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -43,6 +43,7 @@ def transform(
     input_range: InputRange = None,
     fold: bool = True,
     optimize: bool = True,
+    constants: Collection[str] = (),
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
@@ -55,7 +56,9 @@ def transform(
     and modified weights as live computations, and makes relevance differentiable with respect to inputs and parameters: take
     such derivatives inside `with explain_model.inactive()`. `optimize=False` evaluates every rule as it is written, without the
     shortcuts that give the same relevance with less work; it is for comparison, and for relevance that is put in anywhere but
-    at the output.
+    at the output. `constants`: names of inputs that are no signal, such as a mask of floating-point numbers: they and what is
+    computed from them alone get no relevance. Inputs of integers or truth values need not be named, unless the vectors that an
+    embedding looks up for them are no signal either.
 
     Errors: `CaptureError` for models that cannot be traced or are in training mode, `UnsupportedOperationError` for
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
@@ -72,7 +75,7 @@ def transform(
         for canonizer in canonizers:
             canonizer.apply(model)
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
-    program, verification = normal_form(model, example_inputs, composite, capture)
+    program, verification = normal_form(model, example_inputs, composite, capture, constants)
     for step in canonization(program, composite):
         verification = verification or random_verification(program)
         run_pass(program, step, verification)
@@ -143,7 +146,7 @@ def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
     for node in graph.nodes:
         if node.op == "placeholder" or node.op.startswith("call"):
             info = node_info(node)
-            if info.role is Role.DATA:
+            if info.role is Role.DATA or node.op == "placeholder":
                 yield info.name, node
 
 

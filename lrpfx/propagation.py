@@ -307,6 +307,13 @@ class PropagateRelevance(torch.autograd.Function):
             positive, version = getattr(values[0], _POSITIVE, (None, None))
             if positive is not None and values[0]._version == version:
                 return positive.detach()
+        for place, value in enumerate(values[: ruled.operation.inputs]):
+            if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+                raise InputError(
+                    f"{ruled.name or 'a layer'} gets a tensor of {value.dtype} as input {place}, which the compiler took for a "
+                    "signal. Pass example_inputs to lrpfx.transform, so that it knows the dtypes, or declare the input of the "
+                    "model that it comes from to be no signal: constants=(name,)"
+                )
         output = ruled.with_inputs(values[: ruled.operation.inputs], values)
         if not isinstance(output, torch.Tensor):
             raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")

@@ -10,21 +10,11 @@ from lrpfx.hooks import BasicHook, Hook
 from lrpfx.node import Role, Sign, node_info, update_info
 from lrpfx.operators import operator_named
 from lrpfx.rules import AbsoluteRatio, NormalizationEpsilon, Pass, SoftmaxTaylor, UniformEpsilon, ValueOnly
-from lrpfx.types import Activation, MaxPool
+from lrpfx.signs import of_input
+from lrpfx.types import Activation
 
-from .analyze_signs import KEEPS_SIGN
 from .program import Pass as GraphPass
 from .program import PassResult, Program
-
-# fmt: off
-#: Operators whose results are entries of their arguments, or numbers that get no relevance.
-_MOVES = frozenset({
-    "flatten", "unflatten", "view", "reshape", "permute", "transpose", "movedim", "squeeze", "unsqueeze", "expand", "getitem",
-    "select", "narrow", "slice", "chunk", "split", "tensor_split", "unbind", "diagonal", "contiguous", "to", "_to_copy",
-    "alias", "broadcast_to", "clone", "repeat", "tile", "cat", "stack", "flip", "roll", "rot90", "index_select", "pad",
-    "channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "require_matrix",
-})
-# fmt: on
 
 
 class AnalyzeSupport(GraphPass):
@@ -60,8 +50,8 @@ def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
     if operator is None or info.keeps_gradient or not info.relevant_where_positive:
         return False
     if info.rule is None:
-        return operator.name in _MOVES or operator.kind is MaxPool
-    return operator.kind is Activation and (operator.name in KEEPS_SIGN or operator.name in ("relu", "relu6"))
+        return operator.moves
+    return operator.kind is Activation and (operator.sign is of_input or operator.name in ("relu", "relu6"))
 
 
 def _is_proportional(rule: Hook) -> bool:

@@ -3,17 +3,21 @@
 import dataclasses
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lrpfx.errors import CaptureError
 from lrpfx.explain_module import Scope, scope_at
+from lrpfx.node import update_info
 from lrpfx.operators import lookup, module_classes
 
 from .capture_symbolic import private_copy
@@ -23,6 +27,41 @@ from .program import Program
 _GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+
+
+#: Functions that torch.export takes apart, and that are one operation of the table: name -> (function, its schema for torch).
+_WHOLE: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
+    "softsign": (functional.softsign, "(Tensor input) -> Tensor"),
+    "tanhshrink": (functional.tanhshrink, "(Tensor input) -> Tensor"),
+    "normalize": (functional.normalize, "(Tensor input, float p=2.0, int dim=1, float eps=1e-12) -> Tensor"),
+    "local_response_norm": (
+        functional.local_response_norm,
+        "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor",
+    ),
+}
+_library = torch.library.Library("lrpfx", "FRAGMENT")  # it lives as long as this module
+for _name, (_function, _schema) in _WHOLE.items():
+    _library.define(_name + _schema)
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+_kept_whole = {_function: getattr(torch.ops.lrpfx, _name).default for _name, (_function, _) in _WHOLE.items()}
+_functions_kept = {_overload: _function for _function, _overload in _kept_whole.items()}
+
+
+class _KeepWhole(TorchFunctionMode):
+    """While it is entered, the functions of `_WHOLE` are one operator each to whoever traces."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = _kept_whole.get(func) if isinstance(func, FunctionType) else None
+        if whole is not None and _fits(whole, args, kwargs or {}):
+            return whole(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether an operator of `_WHOLE` takes these arguments: a normalization over two dimensions, say, is left to torch."""
+    names = [argument.name for argument in operator._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **keywords}
+    return len(args) <= len(names) and set(given) <= set(names) and isinstance(given.get("dim", 1), int)
 
 
 def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]) -> Program:
@@ -37,7 +76,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
         keywords = dict(zip(names, given, strict=True))
         shapes = pytree.tree_map(lambda value, size=dynamic: _dynamic_shape(value, size), keywords)
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), _KeepWhole():
                 program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             errors.append(error)
@@ -92,6 +131,9 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
     calls = _ModuleCalls(root, graph)
     names = with_qualified_names(graph, names_in(root), calls.of_node.get, _source)
     for node in names.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            update_info(node, dtype=value.dtype)
         for key in ("val", "tensor_meta", "unbacked_bindings", "from_node"):
             node.meta.pop(key, None)  # holds fake tensors and the exporter's state
     return Program(root, names, title)
@@ -181,6 +223,7 @@ class _Reader:
         if isinstance(source, fx.Node) and node.target is operator.getitem and source.target is _FUNCTIONAL_BATCH_NORM:
             return self.copies[source]  # the result; the other two are statistics for training
         copied = self.graph.node_copy(node, self.copies.__getitem__)
+        copied.target = _functions_kept.get(copied.target, copied.target)
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
@@ -209,6 +252,7 @@ class _Reader:
                 for key in path:
                     index = getattr(key, "idx", getattr(key, "key", None))
                     value = self.graph.call_function(operator.getitem, (value, index))
+                value.meta["val"] = flat[number].meta.get("val")
                 self.copies[flat[number]] = value
 
     def _outputs(self, node: fx.Node) -> Any:

@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from lrpfx.errors import CaptureError
-from lrpfx.functions import attention_bias, gate, masked_softmax
+from lrpfx.functions import attention_bias, gate, masked_softmax, pair
 from lrpfx.layer_view import bound_arguments
-from lrpfx.node import NodeInfo, Role, attribute_of, calls, node_info, role_from
+from lrpfx.node import NodeInfo, Role, attribute_of, calls, is_data, node_info, nodes_in, role_from
 from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, insert_call
@@ -74,26 +74,33 @@ class _Builder:
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
-    def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None) -> fx.Node:
+    def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, **options: Any) -> fx.Node:
         """A call of a listed operator, or of `target` for one that leaves the choice of a function."""
         row = operator_named(operator_name)
         assert row is not None
-        return self._insert(operator_name, target or row.function, args, None, operator_name, row.kind.__name__)
+        return self._insert(operator_name, target or row.function, args, None, operator_name, row.kind.__name__, options)
 
     def metadata(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         """A call whose result depends on shapes alone."""
         return self._insert(function.__name__, function, args, Role.METADATA, None, "")
 
     def _insert(
-        self, what: str, function: Any, args: tuple[Any, ...], role: Role | None, operator: str | None, kind: str
+        self,
+        what: str,
+        function: Any,
+        args: tuple[Any, ...],
+        role: Role | None,
+        operator: str | None,
+        kind: str,
+        options: dict[str, Any] | None = None,
     ) -> fx.Node:
         self.made[what] = self.made.get(what, -1) + 1
         suffix = f"{what}_{self.made[what]}" if self.made[what] else what
         if role is None:
-            role = role_from(args)
+            role = role_from(nodes_in((args, options or {})))
         name = f"{self.info.name}.{suffix}"
         info = NodeInfo(name, source=self.info.source, operator=operator, kind=kind, role=role, description=what)
-        return insert_call(self.program.graph, self.node, function, args, info)
+        return insert_call(self.program.graph, self.node, function, args, info, options)
 
     def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
         """Whether a value depends on parameters alone and has one of these numbers of dimensions."""
@@ -226,6 +233,86 @@ def _gated_linear_unit(build: _Builder) -> fx.Node:
     return build.call("gate", signal, build.call("sigmoid", control), target=gate)
 
 
+def _softmin(build: _Builder) -> fx.Node:
+    negated = build.call("neg", build["input"])
+    options = {} if build["dtype"] is None else {"dtype": build["dtype"]}
+    return build.call("softmax", negated, build["dim"], **options)
+
+
+def _distance(build: _Builder) -> fx.Node:
+    """The norm of the difference of two vectors, each entry moved by eps."""
+    difference = build.call("add", build.call("sub", build["x1"], build["x2"]), build["eps"])
+    return build.call("norm", difference, build["p"], -1, build["keepdim"], target=torch.norm)
+
+
+def _distances(build: _Builder) -> fx.Node:
+    """The norm of the difference of every vector of one set and every vector of another."""
+    first = build.call("unsqueeze", build["x1"], -2, target=torch.unsqueeze)
+    second = build.call("unsqueeze", build["x2"], -3, target=torch.unsqueeze)
+    return build.call("norm", build.call("sub", first, second), build["p"], -1, target=torch.norm)
+
+
+def _clamped(build: _Builder) -> fx.Node | None:
+    """A bound that depends on the input takes the relevance of the entries that it replaces."""
+    result, bounds = build["input"], {"min": "maximum", "max": "minimum"}
+    given = [name for name in bounds if build.arguments.get(name) is not None]
+    if not any(is_data(build[name]) for name in given):
+        return None
+    for name in given:
+        result = build.call(bounds[name] if is_data(build[name]) else f"clamp_{name}", result, build[name])
+    return result  # type: ignore[no-any-return]
+
+
+def _outer(build: _Builder) -> fx.Node:
+    column = build.call("unsqueeze", build["input"], -1, target=torch.unsqueeze)
+    return build.call("mul", column, build["other"])
+
+
+def _bilinear(build: _Builder) -> fx.Node:
+    """Bilinear forms of two inputs: one matrix for each output."""
+    equation = "...i,oij,...j->...o"
+    product = build.call("einsum", equation, build["input1"], build["weight"], build["input2"], target=torch.einsum)
+    return product if build["bias"] is None else build.call("add", product, build["bias"])
+
+
+def _accumulated(build: _Builder) -> fx.Node | None:
+    if not build["accumulate"]:
+        return None
+    return build.call("index_put_accumulated", build["input"], build["values"], build["indices"])
+
+
+def _deviation_of(function: Any) -> Any:
+    """The form of the standard deviation that takes the arguments of a form of the variance."""
+    if isinstance(function, torch._ops.OpOverload):
+        return getattr(torch.ops.aten.std, function._overloadname)
+    return torch.Tensor.std if function is torch.Tensor.var else torch.std
+
+
+def _variance(build: _Builder) -> fx.Node:
+    """The square of the standard deviation, which is what it is compared with: relevance would be twice as much otherwise."""
+    node = build.node
+    deviation = build.call("std", *node.args, target=_deviation_of(node.target), **node.kwargs)
+    return build.call("square", deviation)
+
+
+def _with_mean(build: _Builder) -> fx.Node:
+    """The standard deviation or variance, and the mean, each by itself."""
+    data, *positional = build.node.args
+    options = dict(build.node.kwargs)
+    for aliased, name in (("axis", "dim"), ("keepdims", "keepdim")):
+        if aliased in options:
+            options[name] = options.pop(aliased)
+    names = ("unbiased",) if positional and isinstance(positional[0], bool) else ("dim", "unbiased", "keepdim")
+    options.update(zip(names, positional, strict=False))
+    if "unbiased" in options:
+        options["correction"] = int(options.pop("unbiased"))
+    spread = build.call("std", data, target=torch.std, **options)
+    if build.info.operator == "var_mean":
+        spread = build.call("square", spread)
+    mean = build.call("mean", data, **{name: value for name, value in options.items() if name != "correction"})
+    return build.call("container", spread, mean, target=pair)
+
+
 decompositions: dict[str, Callable[[_Builder], fx.Node | None]] = {
     "scaled_dot_product_attention": _attention,
     "addmm": _sum_and_product("mat1", "mat2"),
@@ -237,4 +324,16 @@ decompositions: dict[str, Callable[[_Builder], fx.Node | None]] = {
     "matmul": _product,
     "linear": _linear,
     "glu": _gated_linear_unit,
+    "softmin": _softmin,
+    "pairwise_distance": _distance,
+    "cdist": _distances,
+    "clamp": _clamped,
+    "clamp_min": _clamped,
+    "clamp_max": _clamped,
+    "outer": _outer,
+    "bilinear": _bilinear,
+    "index_put": _accumulated,
+    "var": _variance,
+    "var_mean": _with_mean,
+    "std_mean": _with_mean,
 }

@@ -10,12 +10,6 @@ from lrpfx.types import Product, Sum
 
 from .program import Pass, PassResult, Program
 
-#: How surely the result of an operator is what scales a signal, and not the signal itself.
-SCALES = {
-    **dict.fromkeys(("sigmoid", "hardsigmoid", "softmax", "masked_softmax", "rsqrt", "reciprocal", "divided_by"), 2),
-    **dict.fromkeys(("tanh", "erf", "relu6", "hardtanh"), 1),
-}
-
 
 class FindGates(Pass):
     """Mark a product as a gate where one factor comes from a bounded function or a divisor: its first argument is the signal.
@@ -59,8 +53,8 @@ def _certainty(value: fx.Node) -> int:
         operator = operator_named(name)
         if operator is None:
             return 0
-        if operator.name in SCALES:
-            return SCALES[operator.name]
+        if operator.scales:
+            return operator.scales
         if operator.name == "clamp":
             bound = bound_arguments(value, operator)
             return int(bound.get("min") is not None and bound.get("max") is not None)

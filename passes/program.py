@@ -65,9 +65,16 @@ class Pass(ABC):
         """Edit `program.graph`; neither lint nor recompile it."""
 
 
-def insert_call(graph: fx.Graph, before: fx.Node, target: Any, args: tuple[Any, ...], info: NodeInfo) -> fx.Node:
+def insert_call(
+    graph: fx.Graph,
+    before: fx.Node,
+    target: Any,
+    args: tuple[Any, ...],
+    info: NodeInfo,
+    kwargs: dict[str, Any] | None = None,
+) -> fx.Node:
     """A new function call in front of `before`, named after `info`."""
     with graph.inserting_before(before):
-        node = graph.create_node("call_function", target, args, name=info.name.replace(".", "_"))
+        node = graph.create_node("call_function", target, args, kwargs, name=info.name.replace(".", "_"))
     set_info(node, info)
     return node

@@ -1,8 +1,9 @@
 """NORMALIZE: nodes that nothing reads are gone, with the checks that tracing leaves behind."""
 
 import torch
+from torch import fx
 
-from lrpfx.node import calls
+from lrpfx.node import Role, calls, node_info
 
 from .program import Pass, PassResult, Program
 
@@ -18,5 +19,18 @@ class RemoveDeadCode(Pass):
         for node in list(calls(program.graph)):
             if node.target is torch._assert:
                 program.graph.erase_node(node)
-        program.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        program.graph.eliminate_dead_code(is_impure_node=_has_effect)
         return PassResult(before - len(program.graph.nodes))
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node does something else than compute its value: a tensor made of shapes may be written to after it is made."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function" or node_info(node).role is not Role.METADATA or not node.args:
+        return False
+    name = getattr(node.target, "__name__", "")
+    return name in _INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+_INPLACE_OPERATORS = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "setitem"})

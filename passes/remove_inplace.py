@@ -4,7 +4,7 @@ from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.node import calls, node_info
-from lrpfx.operators import operator_named
+from lrpfx.operators import spelling_of
 
 from .normalize_operators import INPLACE
 from .program import Pass, PassResult, Program
@@ -59,8 +59,8 @@ def _memory_origins(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node the first one whose memory it may share."""
     origins: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        operator = operator_named(node_info(node).operator)
-        shares = node.op == "call_function" and operator is not None and operator.view
+        spelling = spelling_of(node)  # views of tensors that are made of shapes have no row in their metadata
+        shares = spelling is not None and spelling.operator.view
         first = node.args[0] if shares and node.args else None
         inplace = node.meta.get(INPLACE) and node.args and isinstance(node.args[0], fx.Node)
         first = node.args[0] if inplace else first

@@ -106,7 +106,7 @@ def test_roles():
     program = normalized(Net().eval())
     roles = {node_info(node).name: node_info(node).role for node in program.graph.nodes}
     assert roles["weight"] is roles["tanh"] is roles["add"] is Role.PARAMETER
-    assert roles["getattr"] is roles["getitem"] is roles["mul"] is roles["floordiv"] is Role.METADATA
+    assert roles["getattr"] is roles["getitem"] is roles["mul"] is roles["floor_divide"] is Role.METADATA
     assert roles["linear"] is roles["reshape"] is Role.DATA
     composite = NameMapComposite([(["linear"], lrpfx.rules.ZPlus())])
     explain_model = lrpfx.transform(Net().eval(), composite)
