@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def attribute(
     inputs: Inputs,
     target: Target = None,
     *,
-    record: Sequence[str] = (),
+    record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
 ) -> Attribution:
@@ -76,7 +77,8 @@ def attribute(
     the output as a tensor of its shape, a function from the output to that, or None for the class of the largest output. An
     index gives the output itself as relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see
     `lrpfx.node_names`) whose output's relevance is returned in `layers`; the path of a module stands for the last node under
-    it. `output`: which output of a model with several is explained: its index, its key or attribute, or a function of them all.
+    it, and a pattern with `*`, `?` or `[...]` for all nodes that it fits. `output`: which output of a model with several is
+    explained: its index, its key or attribute, or a function of them all.
 
     A list of targets, or a tensor of relevances with one more dimension in front than the output, explains several targets
     with one forward pass: all relevances then have a dimension for the targets in front. `chunk_size` of them go back together,
@@ -90,6 +92,7 @@ def attribute(
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.check_ranges(module.graph)
+        record = recorded_names(module.graph, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         runner = explain_model if not names else recorder_of(module, names, bool(embeddings))
@@ -401,6 +404,16 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
         output.args = ((output.args[0], *nodes),)
         module.recorders[key] = TreeGraphModule(module, graph, module.title)
     return module.recorders[key]
+
+
+def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, ...]:
+    """The names that `record` stands for: patterns are replaced by the names of the nodes that they fit."""
+    known = [name for name, _ in named_nodes(graph)]
+    names: list[str] = []
+    for name in (record,) if isinstance(record, str) else record:
+        fitting = [] if name in known or not set(name) & set("*?[") else [other for other in known if fnmatchcase(other, name)]
+        names += fitting or [name]
+    return tuple(dict.fromkeys(names))
 
 
 def resolve_names(graph: fx.Graph, names: Sequence[str]) -> list[fx.Node]:

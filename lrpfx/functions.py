@@ -260,6 +260,36 @@ def grid_sampled(
     return torch.nn.functional.grid_sample(input, grid, named, padding, bool(align_corners))
 
 
+def embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str | int = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.embedding_bag`, which takes the numbers that ATen uses for the modes as well."""
+    named = ("sum", "mean", "max")[mode] if isinstance(mode, int) else mode
+    return torch.nn.functional.embedding_bag(
+        input,
+        weight,
+        offsets,
+        max_norm,
+        norm_type,
+        scale_grad_by_freq,
+        named,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+
+
 def require_matrix(input: torch.Tensor) -> torch.Tensor:
     """`input`, which must have two dimensions: where the compiler could not prove what it relied on."""
     if input.ndim != 2:

@@ -28,6 +28,7 @@ from .attribution import (
     OutputSelector,
     attribute,
     embeddings_of,
+    recorded_names,
     recorder_of,
     relevance_of_class,
     relevance_of_output,
@@ -83,7 +84,7 @@ def lower(
     example_inputs: Inputs,
     *,
     target: str = "index",
-    record: Sequence[str] = (),
+    record: str | Sequence[str] = (),
     dynamic_batch: bool = True,
     reduce: str | None = None,
     balance: bool = False,
@@ -108,6 +109,7 @@ def lower(
         raise InputError(f"target is one of {', '.join(map(repr, TARGETS))}, not {target!r}")
     if reduce not in REDUCTIONS:
         raise InputError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
+    record = recorded_names(module.graph, record)
     resolve_names(module.graph, record)  # an error where there is no such node
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:

@@ -86,11 +86,20 @@ def update_info(node: fx.Node, **changes: Any) -> None:
     set_info(node, replace(node_info(node), **changes))
 
 
+def like(sequence: Any, items: list[Any]) -> Any:
+    """`items` as a list, or as a tuple of the class of `sequence`: a named one keeps its names."""
+    if not isinstance(sequence, tuple):
+        return items
+    if hasattr(sequence, "_fields"):
+        return type(sequence)(*items)
+    return type(sequence)(items) if hasattr(sequence, "n_sequence_fields") else tuple(items)
+
+
 def map_arguments(arguments: Any, change: Callable[[Any], Any]) -> Any:
     """A structure of call arguments (tuples, lists, dicts, slices) with every leaf changed by a function."""
     if isinstance(arguments, (tuple, list)):
         items = [map_arguments(item, change) for item in arguments]
-        return tuple(items) if isinstance(arguments, tuple) else items
+        return like(arguments, items)
     if isinstance(arguments, dict):
         return {name: map_arguments(value, change) for name, value in arguments.items()}
     if isinstance(arguments, slice):

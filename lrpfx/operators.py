@@ -37,6 +37,7 @@ from .functions import (
     detached_instance_norm,
     detached_layer_norm,
     divided_by,
+    embedding_bag,
     exponential,
     floor_divided,
     floor_divides,
@@ -175,7 +176,7 @@ def lookup(function: Function) -> Spelling | None:
         spelling = _functions.get(function)
     except TypeError:  # unhashable callables are nobody's spelling
         return None
-    if isinstance(function, type) and dataclasses.is_dataclass(function):
+    if isinstance(function, type) and (dataclasses.is_dataclass(function) or hasattr(function, "_fields")):
         return Spelling(_operators["container"], ())
     name = getattr(function, "__name__", "")
     if spelling is None and name in _methods and getattr(torch.Tensor, name, None) is function:
@@ -1220,6 +1221,19 @@ _row(
     ],
 )
 _row(
+    "embedding_bag",
+    types.Embedding,
+    embedding_bag,
+    "input weight offsets=None max_norm=None norm_type=2.0 scale_grad_by_freq=False mode='mean' sparse=False "
+    "per_sample_weights=None include_last_offset=False padding_idx=None",
+    parameters="weight",
+    modules=[nn.EmbeddingBag],
+    functions=[_f.embedding_bag],
+    indices="input offsets",
+    aliases="indices=input",
+    controls="per_sample_weights",
+)
+_row(
     "interpolate",
     types.Interpolation,
     _f.interpolate,
@@ -1316,7 +1330,7 @@ _row(
     moves=True,
 )
 _moving("unflatten", [torch.unflatten], modules=[nn.Unflatten], aten="unflatten.int")
-_neutral("container", methods="")  # a model's output as a dataclass
+_neutral("container", methods="")  # a model's output as a dataclass or named tuple
 _moving("view", methods="view view_as", aten="view.default _unsafe_view.default view_as.default")
 _moving("reshape", [torch.reshape], methods="reshape reshape_as", aten="reshape.default reshape_as.default")
 _moving("ravel", [torch.ravel], aten="ravel.default")

@@ -3,8 +3,8 @@
 import dataclasses
 import operator
 import re
+import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from lrpfx.errors import CaptureError
 from lrpfx.explain_module import Scope, scope_at
-from lrpfx.node import update_info
+from lrpfx.functions import embedding_bag
+from lrpfx.node import like, node_info, set_info, update_info
 from lrpfx.operators import lookup, module_classes
 
 from .capture_symbolic import private_copy
@@ -27,31 +28,42 @@ from .program import Program
 _GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+#: Operators of which the graph uses the first result alone, which is all that the table's row returns.
+_EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
+_FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
 
 
-#: Functions that torch.export takes apart, and that are one operation of the table: name -> (function, its schema for torch).
-_WHOLE: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
-    "softsign": (functional.softsign, "(Tensor input) -> Tensor"),
-    "tanhshrink": (functional.tanhshrink, "(Tensor input) -> Tensor"),
-    "normalize": (functional.normalize, "(Tensor input, float p=2.0, int dim=1, float eps=1e-12) -> Tensor"),
+#: Functions that torch.export takes apart, and that are one operation of the table: name -> its schema for torch, spellings.
+_WHOLE: dict[str, tuple[str, tuple[Callable[..., Any], ...]]] = {
+    "softsign": ("(Tensor input) -> Tensor", (functional.softsign,)),
+    "tanhshrink": ("(Tensor input) -> Tensor", (functional.tanhshrink,)),
+    "softshrink": ("(Tensor input, float lambd=0.5) -> Tensor", (functional.softshrink,)),
+    "hardshrink": (
+        "(Tensor input, float lambd=0.5) -> Tensor",
+        (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink),
+    ),
+    "normalize": ("(Tensor input, float p=2.0, int dim=1, float eps=1e-12) -> Tensor", (functional.normalize,)),
     "local_response_norm": (
-        functional.local_response_norm,
         "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor",
+        (functional.local_response_norm,),
     ),
 }
 _library = torch.library.Library("lrpfx", "FRAGMENT")  # it lives as long as this module
-for _name, (_function, _schema) in _WHOLE.items():
+_kept_whole: dict[Any, Any] = {}
+_functions_kept: dict[Any, Any] = {}
+for _name, (_schema, _spellings) in _WHOLE.items():
     _library.define(_name + _schema)
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-_kept_whole = {_function: getattr(torch.ops.lrpfx, _name).default for _name, (_function, _) in _WHOLE.items()}
-_functions_kept = {_overload: _function for _function, _overload in _kept_whole.items()}
+    _library.impl(_name, _spellings[0], "CompositeExplicitAutograd")
+    _overload = getattr(torch.ops.lrpfx, _name).default
+    _kept_whole.update(dict.fromkeys(_spellings, _overload))
+    _functions_kept[_overload] = _spellings[0]
 
 
 class _KeepWhole(TorchFunctionMode):
     """While it is entered, the functions of `_WHOLE` are one operator each to whoever traces."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        whole = _kept_whole.get(func) if isinstance(func, FunctionType) else None
+        whole = _kept_whole.get(func)
         if whole is not None and _fits(whole, args, kwargs or {}):
             return whole(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -134,8 +146,11 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             update_info(node, dtype=value.dtype)
-        for key in ("val", "tensor_meta", "unbacked_bindings", "from_node"):
-            node.meta.pop(key, None)  # holds fake tensors and the exporter's state
+        info, stack = node_info(node), node.meta.get("nn_module_stack")
+        node.meta.clear()  # holds fake tensors, and much else of the exporter's that cannot be pickled
+        set_info(node, info)
+        if stack is not None:
+            node.meta["nn_module_stack"] = stack
     return Program(root, names, title)
 
 
@@ -220,10 +235,16 @@ class _Reader:
     def _call(self, node: fx.Node) -> fx.Node:
         aten = torch.ops.aten
         source = node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and node.target is operator.getitem and source.target is _FUNCTIONAL_BATCH_NORM:
-            return self.copies[source]  # the result; the other two are statistics for training
+        if isinstance(source, fx.Node) and node.target is operator.getitem and source.target in _FIRST_OF_SEVERAL:
+            return self.copies[source]  # the result; the others are for training
         copied = self.graph.node_copy(node, self.copies.__getitem__)
+        if node.target is aten.slice_scatter.default or node.target is aten.slice.Tensor:
+            copied.args = tuple(None if argument == sys.maxsize else argument for argument in copied.args)
         copied.target = _functions_kept.get(copied.target, copied.target)
+        if node.target in _EMBEDDING_BAGS:
+            names = [argument.name for argument in node.target._schema.arguments]
+            bound = {**dict(zip(names, copied.args, strict=False)), **copied.kwargs}
+            copied.target, copied.args, copied.kwargs = embedding_bag, (bound.pop("indices"),), bound
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
@@ -273,7 +294,7 @@ class _Reader:
             return {name: self._rebuilt(item) for name, item in value.items()}
         if isinstance(value, (tuple, list)):
             items = [self._rebuilt(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            return like(value, items)
         return value
 
 

@@ -3,8 +3,8 @@
 from torch import fx
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
-from lrpfx.layer_view import layer_of_node
-from lrpfx.node import Role, data_calls, node_info, update_info
+from lrpfx.layer_view import bound_arguments, layer_of_node
+from lrpfx.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.operators import is_neutral
 
 from .program import Pass, PassResult, Program
@@ -56,6 +56,15 @@ def misfit(program: Program, node: fx.Node) -> str | None:
     for name, value in layer.parameters.items():
         if isinstance(value, fx.Node) and node_info(value).role is Role.DATA:
             return f"  {info.name} ({info.source}): its parameter {name!r} depends on the model's input"
+    operator = layer.operation.operator
+    if operator is not None and operator.arguments and node.op == "call_function":
+        known = (*operator.data, *operator.parameters, *operator.controls)
+        for name, value in bound_arguments(node, operator).items():
+            if name not in known and any(map(is_data, nodes_in(value))):
+                return (
+                    f"  {info.name} ({info.source}): its argument {name!r} depends on the model's input, and no rule says how "
+                    "much relevance it gets; write the call with operations on both, such as torch.maximum for a bound"
+                )
     try:
         info.rule.check(layer)
     except RuleError as error:

@@ -231,6 +231,10 @@ CALLS: dict[str, Call] = {
         scale_grad_by_freq=False,
         sparse=False,
     ),
+    "embedding_bag": Call(
+        {"input": Fixed([[1, 2], [3, 0]]), "weight": weight(5, 4)},
+        None,
+    ),
     "interpolate": Call(
         dict(
             input=_image,
