@@ -50,6 +50,7 @@ from .functions import (
     linear_uniform,
     masked_softmax,
     quotient,
+    require_dimensions,
     require_matrix,
     scatter_added,
     scattered,
@@ -1396,6 +1397,7 @@ _moving(
     "pixel_unshuffle", [_f.pixel_unshuffle], methods="", modules=[nn.PixelUnshuffle], aten="pixel_unshuffle.default", view=False
 )
 _moving("require_matrix", [require_matrix], methods="")
+_moving("require_dimensions", [require_dimensions], methods="")
 _row(
     "pad",
     types.Neutral,

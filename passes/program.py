@@ -40,6 +40,7 @@ class Program:
     history: list[Stage] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
+    fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
 
 
 @dataclass
