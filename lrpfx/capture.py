@@ -22,13 +22,15 @@ from .passes import (
     RemoveDeadCode,
     RemoveDropout,
     RemoveInplace,
+    Verification,
     capture_export,
     capture_program,
     capture_symbolic,
     private_copy,
+    record,
     run_pass,
 )
-from .passes.driver import Verification, record
+from .passes.driver import NOT_VERIFIED, fresh, random_arguments, verified_after_all
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
@@ -136,7 +138,8 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     unknown = [name for name in constants if name not in inputs]
     if isinstance(constants, str) or unknown:
         raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
-    record(program, "capture", front_end, PassResult(len(program.graph.nodes)))
+    unverified = NOT_VERIFIED if verification is None else ""
+    record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
     if verification is not None:
         verification.check(program, "capture")
     for step in (
@@ -147,10 +150,25 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         RemoveDeadCode(),
         FindGates(),
     ):
-        run_pass(program, step)
-    if verification is not None:
-        verification.check(program, "normalize")
+        run_pass(program, step, verification)
     return program
+
+
+def guessed_verification(program: Program, model: Model) -> Verification | None:
+    """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
+    if isinstance(model, ExportedProgram):
+        return None
+    names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
+    for args in random_arguments(program):
+        try:
+            expected = _run_untouched(model, args, names)
+        except InputError:  # the wrong size for this model: nothing is wrong with the model
+            continue
+        verification = Verification(args, expected, records=False)
+        verification.check(program, "normalize")
+        verified_after_all(program)
+        return verification
+    return None
 
 
 def _unknown_calls(program: Program, composite: Composite | None) -> list[str]:
@@ -216,7 +234,7 @@ def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) ->
     copied = private_copy(model, share_parameters=True)
     try:
         with torch.no_grad():
-            return copied(**dict(zip(names, args, strict=True)))
+            return copied(**dict(zip(names, fresh(args), strict=True)))
     except Exception as error:
         name = type(model).__name__
         raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error

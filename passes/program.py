@@ -19,11 +19,13 @@ class Stage:
     details: tuple[tuple[str, str], ...]  # (qualified name, what was done there)
     reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
     code: str
+    unverified: str = ""  # why what the pass changed was not held against the model, if so
 
     def __str__(self) -> str:
         lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
         lines += [f"#   {name}: {detail}" for name, detail in self.details]
         lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
+        lines += [f"#   not verified: {self.unverified}"] if self.unverified else []
         return "\n".join([*lines, self.code])
 
 
@@ -40,6 +42,7 @@ class Program:
     history: list[Stage] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
+    unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
     fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
 
 
@@ -58,8 +61,10 @@ class Pass(ABC):
 
     name: ClassVar[str]
     stage: ClassVar[str]
-    #: Whether the pass may edit nodes; one that does not leaves nothing to verify.
+    #: Whether the pass may change the graph. The driver finds out whether it did.
     edits: ClassVar[bool] = True
+    #: Whether the next pass completes what this one begins; the graph is then verified after that.
+    unfinished: bool = False
 
     @abstractmethod
     def run(self, program: Program) -> PassResult:
