@@ -89,7 +89,7 @@ def attribute(
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
-        arguments.check_ranges(module.graph)
+        arguments.admit(module)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         runner = explain_model if not names else recorder_of(module, names, bool(embeddings))
@@ -210,17 +210,23 @@ class Arguments:
             raise InputTypeError(
                 f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts"
             )
+        if value.is_inference():
+            value = value.clone()
         if not value.is_floating_point():
             self.integers.append(place)
             return value
         if not torch.isfinite(value).all():
             raise InputError(f"{what} has values that are not finite")
-        self.leaves.append((value.clone() if value.is_inference() else value.detach()).requires_grad_())
+        self.leaves.append(value.detach().requires_grad_())
         return self.leaves[-1]
 
-    def check_ranges(self, graph: fx.Graph) -> None:
-        """`InputError` for inputs outside the range that the compiler was told."""
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    def admit(self, module: ExplainModule) -> None:
+        """`InputError` for inputs outside the range that the compiler was told, or other than the graph was made for."""
+        if isinstance(self.inputs, Mapping):
+            self.values = module.admit((), self.values)
+        else:
+            module.admit(tuple(self.values.values()), {})
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         for number, node in enumerate(placeholders):
             limits = node_info(node).value_range
             for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):

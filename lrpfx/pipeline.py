@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
 from .canonizers import graph_passes, needed_in_graphs
-from .capture import AUTO, ExampleInputs, Model, guessed_verification, normal_form
+from .capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
 from .composites import Composite
 from .errors import InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
@@ -64,6 +65,22 @@ def transform(
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
     """
     _check_arguments(model, composite, unassigned)
+    with torch.inference_mode(False):  # tensors made in inference mode could not be part of a gradient
+        return _compile(model, composite, example_inputs, capture, unassigned, input_range, fold, optimize, constants)
+
+
+def _compile(
+    model: Model,
+    composite: Composite,
+    example_inputs: ExampleInputs,
+    capture: str,
+    unassigned: str,
+    input_range: InputRange,
+    fold: bool,
+    optimize: bool,
+    constants: Collection[str],
+) -> ExplainModule:
+    """The stages in order."""
     canonizers = needed_in_graphs(composite.canonizers)
     if canonizers and isinstance(model, ExportedProgram):
         raise InputError(
@@ -81,10 +98,18 @@ def transform(
         run_pass(program, step, verification)
     for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
         for message in run_pass(program, step, verification).warnings:
-            warnings.warn(message, LrpfxWarning, stacklevel=2)
-    history = tuple(program.history)
+            warnings.warn(message, LrpfxWarning, stacklevel=3)
+    if program.fixed_dimensions and verification is not None:
+        program.guards += fixed_dimensions(program, verification)
     return ExplainModule(
-        program.root, program.graph, program.title, history, program.fold_graph, program.derived, repr(composite)
+        program.root,
+        program.graph,
+        program.title,
+        tuple(program.history),
+        program.fold_graph,
+        program.derived,
+        repr(composite),
+        tuple(program.guards),
     )
 
 

@@ -43,9 +43,12 @@ class Verification:
         tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
         self.largest = max(map(_largest, tensors), default=0.0) or 1.0
 
-    def check(self, program: Program, name: str) -> None:
-        """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes."""
-        interpreter = (_Recorder if self.records else fx.Interpreter)(program.root, graph=program.graph)
+    def check(self, program: Program, name: str, overwrites: bool = False) -> None:
+        """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes.
+
+        `overwrites`: whether the graph may have in-place operations on parameters and buffers, which stay as they are.
+        """
+        interpreter = _Interpreter(program, self.records, overwrites)
         try:
             with torch.no_grad():
                 actual = _leaves(interpreter.run(*fresh(self.args)))
@@ -102,12 +105,18 @@ def _leaves(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-class _Recorder(fx.Interpreter):
+class _Interpreter(fx.Interpreter):
+    """Runs a graph; notes shapes and dtypes, and hands out copies of parameters and buffers, where asked to."""
+
+    def __init__(self, program: Program, records: bool, copies: bool) -> None:
+        super().__init__(program.root, graph=program.graph)
+        self.records, self.copies = records, copies
+
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if isinstance(value, torch.Tensor) and n.op != "output" and has_info(n):
+        if self.records and isinstance(value, torch.Tensor) and n.op != "output" and has_info(n):
             update_info(n, shape=tuple(value.shape), dtype=value.dtype)
-        return value
+        return fresh(value) if self.copies and n.op == "get_attr" else value
 
 
 def random_arguments(program: Program) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from torch import fx, nn
 
+from lrpfx.errors import CaptureError
+from lrpfx.guards import Guard
 from lrpfx.node import NodeInfo, set_info
 
 
@@ -43,6 +45,7 @@ class Program:
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
+    guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments
     fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
 
 
@@ -84,3 +87,17 @@ def insert_call(
         node = graph.create_node("call_function", target, args, kwargs, name=info.name.replace(".", "_"))
     set_info(node, info)
     return node
+
+
+def refuse_state(tensor: fx.Node, name: str) -> None:
+    """`CaptureError` if the output depends on a tensor of the model that forward itself overwrites."""
+    reached, pending = {tensor}, [tensor]
+    while pending:
+        node = pending.pop()
+        if node.op == "output":
+            raise CaptureError(
+                f"forward overwrites {name!r}, on which its output depends: each call would compute something else than the "
+                "one before. Change it outside of forward, or keep its value in an input."
+            )
+        pending += [user for user in node.users if user not in reached]
+        reached.update(node.users)

@@ -7,7 +7,7 @@ from lrpfx.node import calls, node_info
 from lrpfx.operators import spelling_of
 
 from .normalize_operators import INPLACE
-from .program import Pass, PassResult, Program
+from .program import Pass, PassResult, Program, refuse_state
 
 
 class RemoveInplace(Pass):
@@ -40,7 +40,10 @@ class RemoveInplace(Pass):
             overwritten = node.args[0]
             if not isinstance(overwritten, fx.Node):
                 continue
-            for alias in sharing[origins[overwritten]]:
+            origin = origins[overwritten]
+            if origin.op == "get_attr":
+                refuse_state(origin, str(origin.target))
+            for alias in sharing[origin]:
                 later = [user for user in alias.users if order[user] > order[node]]
                 if alias in (overwritten, node) or order[alias] > order[node] or not later:
                     continue
