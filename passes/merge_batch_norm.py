@@ -127,7 +127,8 @@ def _made_with(program: Program, node: fx.Node, operator: Operator) -> int | Non
         return dimensions
     path = node_info(node).module_path
     if operator.name == "batch_norm" and path is not None:  # these two refuse all else themselves
-        return {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}.get(type(program.root.get_submodule(path)))
+        known: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+        return known.get(type(program.root.get_submodule(path)))
     return None
 
 
