@@ -224,7 +224,7 @@ def test_guards_are_part_of_what_torch_compile_and_lower_follow():
     compiled = torch.compile(explain_model, backend="eager", fullgraph=True)
     assert_close(compiled(x).detach(), model(x).detach(), 1e-13)
     assert_close(compiled(torch.cat([x, x])).detach(), model(torch.cat([x, x])).detach(), 1e-13)
-    with pytest.raises(Exception, match=r"x\.shape\[0\]"):
+    with pytest.raises((lrpfx.InputError, torch._dynamo.exc.TorchDynamoException)):  # how torch.compile reports an error
         compiled(x[:2])
     program = lrpfx.lower(explain_model, x, dynamic_batch=False)
     expected = lrpfx.attribute(explain_model, x, 1).relevance
