@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lrpfx.errors import CaptureError
 from lrpfx.guards import is_constant
@@ -75,16 +76,21 @@ def tensors_held(root: nn.Module) -> dict[tuple[str, str, str], Any]:
 
 
 def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) -> set[str]:
-    """Undo what forward assigned to attributes while it was captured; their qualified names."""
-    after = tensors_held(root)
-    written = [key for key in after.keys() | before.keys() if after.get(key) is not before.get(key)]
-    for path, table, name in written:
-        holder = getattr(root.get_submodule(path), table)
-        if (path, table, name) in before:
-            holder[name] = before[path, table, name]
-        else:
+    """Undo what forward assigned to attributes while it was captured; their qualified names. Constants that it made stay."""
+    written = set()
+    for (path, table, name), value in tensors_held(root).items():
+        holder, former = getattr(root.get_submodule(path), table), before.get((path, table, name))
+        if former is not None and value is not former:
+            holder[name] = former
+        elif former is None and isinstance(value, (fx.Proxy, FakeTensor)):
             del holder[name]
-    return {f"{path}.{name}".lstrip(".") for path, _, name in written}
+        else:
+            continue
+        written.add(f"{path}.{name}".lstrip("."))
+    for path, table, name in before.keys() - tensors_held(root).keys():
+        getattr(root.get_submodule(path), table)[name] = before[path, table, name]
+        written.add(f"{path}.{name}".lstrip("."))
+    return written
 
 
 def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
