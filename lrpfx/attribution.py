@@ -192,6 +192,7 @@ class Arguments:
             raise InputError("there are no inputs")
         single = len(named) == 1 and not isinstance(inputs, Mapping)
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
+        self.passed = self.values  # without those that the graph does not take, being fixed
         if not self.leaves and not self.integers:
             raise InputTypeError("none of the inputs is a tensor that could carry relevance")
 
@@ -223,7 +224,7 @@ class Arguments:
     def admit(self, module: ExplainModule) -> None:
         """`InputError` for inputs outside the range that the compiler was told, or other than the graph was made for."""
         if isinstance(self.inputs, Mapping):
-            self.values = module.admit((), self.values)
+            self.passed = module.admit((), self.values)
         else:
             module.admit(tuple(self.values.values()), {})
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -238,7 +239,7 @@ class Arguments:
 
     def call(self, module: Callable[..., Any]) -> Any:
         """The result of `module` for these inputs."""
-        return module(**self.values) if isinstance(self.inputs, Mapping) else module(*self.values.values())
+        return module(**self.passed) if isinstance(self.inputs, Mapping) else module(*self.passed.values())
 
     def at(self, place: tuple[Any, ...]) -> Any:
         """The input at a place."""

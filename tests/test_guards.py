@@ -84,6 +84,8 @@ def test_a_default_that_is_fixed(capture, caller):
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
     run = callers(explain_model)[caller]
     run(x=x, relu=True, scale=2.0)  # the values that they have
+    relevance = lrpfx.attribute(explain_model, {"x": x, "relu": True}, 1).relevance
+    assert list(relevance) == ["x", "relu"] and relevance["relu"] is None
     with pytest.raises(lrpfx.InputError, match="'relu' is False, but the graph was made with True, its default"):
         run(x=x, relu=False)
     with pytest.raises(lrpfx.InputError, match=r"2 arguments were given, but the inputs are x; relu is fixed at True"):
