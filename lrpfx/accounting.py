@@ -142,7 +142,7 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *
     module = explainable(explain_model, "ledger")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
-        arguments.check_ranges(module.graph)
+        arguments.admit(module)
         sweep = _Sweep(module)
         result = arguments.call(sweep.forward)
         outputs: dict[int, torch.Tensor] = {}

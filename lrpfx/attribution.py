@@ -91,7 +91,7 @@ def attribute(
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
-        arguments.check_ranges(module.graph)
+        arguments.admit(module)
         record = recorded_names(module.graph, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
@@ -195,6 +195,7 @@ class Arguments:
             raise InputError("there are no inputs")
         single = len(named) == 1 and not isinstance(inputs, Mapping)
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
+        self.passed = self.values  # without those that the graph does not take, being fixed
         if not self.leaves and not self.integers:
             raise InputTypeError("none of the inputs is a tensor that could carry relevance")
 
@@ -213,17 +214,23 @@ class Arguments:
             raise InputTypeError(
                 f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts"
             )
+        if value.is_inference():
+            value = value.clone()
         if not value.is_floating_point():
             self.integers.append(place)
             return value
         if not torch.isfinite(value).all():
             raise InputError(f"{what} has values that are not finite")
-        self.leaves.append((value.clone() if value.is_inference() else value.detach()).requires_grad_())
+        self.leaves.append(value.detach().requires_grad_())
         return self.leaves[-1]
 
-    def check_ranges(self, graph: fx.Graph) -> None:
-        """`InputError` for inputs outside the range that the compiler was told."""
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    def admit(self, module: ExplainModule) -> None:
+        """`InputError` for inputs outside the range that the compiler was told, or other than the graph was made for."""
+        if isinstance(self.inputs, Mapping):
+            self.passed = module.admit((), self.values)
+        else:
+            module.admit(tuple(self.values.values()), {})
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         for number, node in enumerate(placeholders):
             limits = node_info(node).value_range
             for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):
@@ -235,7 +242,7 @@ class Arguments:
 
     def call(self, module: Callable[..., Any]) -> Any:
         """The result of `module` for these inputs."""
-        return module(**self.values) if isinstance(self.inputs, Mapping) else module(*self.values.values())
+        return module(**self.passed) if isinstance(self.inputs, Mapping) else module(*self.passed.values())
 
     def at(self, place: tuple[Any, ...]) -> Any:
         """The input at a place."""

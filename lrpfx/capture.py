@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from .composites import Composite, MappingContext
-from .errors import CaptureError, InputError, VerificationError
+from .errors import CaptureError, InputError, LrpfxError, VerificationError
+from .guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, is_constant, place_of
 from .layer_view import layer_of_node
 from .node import data_calls, node_info
 from .operators import module_classes
@@ -22,13 +24,15 @@ from .passes import (
     RemoveDeadCode,
     RemoveDropout,
     RemoveInplace,
+    Verification,
     capture_export,
     capture_program,
     capture_symbolic,
     private_copy,
+    record,
     run_pass,
 )
-from .passes.driver import Verification, record
+from .passes.driver import NOT_VERIFIED, fresh, random_arguments, verified_after_all
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
@@ -54,6 +58,7 @@ def normal_form(
         raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
     if isinstance(model, ExportedProgram):
         return _of_exported(model, example_inputs, constants)
+    refuse_scripts(model)
     check_evaluation_mode(model)
     args, names = positional(model, example_inputs)
     opaque = _opaque_paths(model, composite)
@@ -90,7 +95,10 @@ def _other_front_end(capture: str, args: tuple[Any, ...] | None, opaque: set[str
 def _by_trace(
     model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
 ) -> tuple[Program, Verification | None]:
-    program = capture_symbolic(model, opaque, names)
+    given = {} if args is None else dict(zip(names, args, strict=True))
+    program = capture_symbolic(model, opaque, given)
+    program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
+    program.guards += _fixed_defaults(model, names)
     verification = None if args is None else Verification(args, _run_untouched(model, args, names))
     return _normalized(program, SYMBOLIC, verification, constants), verification
 
@@ -106,7 +114,66 @@ def _by_export(
             'capture="symbolic", or map the layers inside.'
         )
     verification = Verification(args, _run_untouched(model, args, names))
-    return _normalized(capture_export(model, args, names), EXPORT, verification, constants), verification
+    try:
+        program = _normalized(capture_export(model, args, names), EXPORT, verification, constants)
+    except VerificationError:  # a batch of one, where the graph for larger ones is another
+        program = _normalized(capture_export(model, args, names, dynamic=False), EXPORT, verification, constants)
+    program.guards += _fixed_defaults(model, names)
+    program.guards += _smallest_batch(program, model, args, names)
+    return program, verification
+
+
+def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:
+    """Guards for the arguments that keep their default."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    optional = [one for one in parameters if one.default is not one.empty and one.name not in names]
+    return [FixedValue(Place(one.name), one.default, default=True) for one in optional]
+
+
+def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], names: list[str]) -> list[Guard]:
+    """A guard against a batch of one where the graph computes something else than the model there.
+
+    torch.export takes a size that may vary for one of at least two, and follows branches accordingly, without a condition.
+    """
+    varying = [
+        guard.place for guard in program.guards if isinstance(guard, FixedSizes) and guard.sizes and guard.sizes[0] is None
+    ]
+    if not varying:
+        return []
+    named = dict(zip(names, args, strict=True))
+    batches = {place.value_in(named).shape[0] for place in varying}
+    if batches == {1}:
+        return []  # the example itself
+    first = {id(place.value_in(named)) for place in varying}
+    single = pytree.tree_map(lambda value: value[:1] if id(value) in first else value, args)
+    try:
+        expected = _run_untouched(model, single, names)
+        Verification(single, expected, records=False).check(program, "capture")
+    except LrpfxError:
+        return [SizeCondition("sizes[0] >= 2", ((place, 0),)) for place in varying]
+    return []
+
+
+def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
+    """Guards for the numbers of dimensions of the example inputs, where a pass relied on them."""
+    guards: list[Guard] = []
+    why = "batch norm was merged, or the weight of a layer norm, which relies on it"
+    for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            if isinstance(leaf, torch.Tensor):
+                guards.append(FixedSizes(place_of(str(node.target), path), (None,) * leaf.ndim, why))
+    return guards
+
+
+def refuse_scripts(model: nn.Module) -> None:
+    """`CaptureError` for what torch.jit made: its code is not Python that could be followed."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"the submodule {path!r} is" if path else "the model is"
+            raise CaptureError(
+                f"{what} a {type(module).__name__} of torch.jit, whose code the compiler cannot follow. Transform the Python "
+                "model that it was made from; its state_dict() fits that model."
+            )
 
 
 def _of_exported(
@@ -136,9 +203,10 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     unknown = [name for name in constants if name not in inputs]
     if isinstance(constants, str) or unknown:
         raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
-    record(program, "capture", front_end, PassResult(len(program.graph.nodes)))
+    unverified = NOT_VERIFIED if verification is None else ""
+    record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
     if verification is not None:
-        verification.check(program, "capture")
+        verification.check(program, "capture", overwrites=True)
     for step in (
         NormalizeOperators(constants),
         RemoveInplace(),
@@ -147,10 +215,25 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         RemoveDeadCode(),
         FindGates(),
     ):
-        run_pass(program, step)
-    if verification is not None:
-        verification.check(program, "normalize")
+        run_pass(program, step, verification)
     return program
+
+
+def guessed_verification(program: Program, model: Model) -> Verification | None:
+    """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
+    if isinstance(model, ExportedProgram):
+        return None
+    names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
+    for args in random_arguments(program):
+        try:
+            expected = _run_untouched(model, args, names)
+        except InputError:  # the wrong size for this model: nothing is wrong with the model
+            continue
+        verification = Verification(args, expected, records=False)
+        verification.check(program, "normalize")
+        verified_after_all(program)
+        return verification
+    return None
 
 
 def _unknown_calls(program: Program, composite: Composite | None) -> list[str]:
@@ -216,7 +299,7 @@ def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) ->
     copied = private_copy(model, share_parameters=True)
     try:
         with torch.no_grad():
-            return copied(**dict(zip(names, args, strict=True)))
+            return copied(**dict(zip(names, fresh(args), strict=True)))
     except Exception as error:
         name = type(model).__name__
         raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error

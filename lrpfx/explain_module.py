@@ -1,7 +1,7 @@
 """The explainable GraphModule and the modules in it."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from .callables import dotted_path, resolve_path
 from .errors import InputError
+from .guards import FixedValue, Guard
 from .node import map_arguments
 from .propagation import Rule, RuledOperation, propagate_relevance
 
@@ -118,8 +119,11 @@ class ExplainModule(TreeGraphModule):
     """A network whose gradient is relevance: what `lrpfx.transform` returns.
 
     It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
-    were merged or modified are derived buffers: they follow the parameters after `load_state_dict` and after a change of dtype
-    or device; after other changes of parameters call `refold()`.
+    were merged or modified are derived buffers: they follow the parameters after `load_state_dict`, after a change of dtype or
+    device, and, from the next call on, after changes in place such as an optimizer's step. Where the module was compiled by
+    torch.compile and is called directly, and after changes through `.data`, call `refold()`.
+
+    A call with other values of what the compiler fixed (flags, sizes, conditions on sizes) is an `InputError`.
     """
 
     def __init__(
@@ -131,23 +135,71 @@ class ExplainModule(TreeGraphModule):
         fold_graph: fx.Graph | None,
         derived: tuple[str, ...],
         composite: str,
+        guards: tuple[Guard, ...] = (),
     ) -> None:
         super().__init__(root, graph, title)
         self.composite = composite
         self.history = history
         self.fold_graph = fold_graph
         self.derived = derived
+        self.guards = guards
         self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
+        self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
+        self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
+        self._sources = self._folded_tensors()
+        self._versions = self._current_versions()
+        self.register_forward_pre_hook(_admit, with_kwargs=True)
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
 
     def refold(self) -> None:
         """Derive the merged and modified weights anew from the parameters."""
         if self.fold_graph is None:
             return
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             values = fx.Interpreter(self, graph=self.fold_graph).run()
         for name, value in zip(self.derived, values, strict=True):
             set_derived_buffer(self, name, value)
+        self._sources = self._folded_tensors()
+        self._versions = self._current_versions()
+
+    def _folded_tensors(self) -> list[tuple[dict[str, Any], str]]:
+        """Where the tensors stand that derived buffers are computed from: tables, and keys in them."""
+        found = []
+        for node in [] if self.fold_graph is None else self.fold_graph.find_nodes(op="get_attr"):
+            path, _, leaf = str(node.target).rpartition(".")
+            holder = self.get_submodule(path)
+            table = holder._parameters if leaf in holder._parameters else holder._buffers
+            found.append((table, leaf))
+        return found
+
+    def _current_versions(self) -> list[int | None]:
+        """How often each of those tensors was changed in place; None where torch does not count."""
+        tensors = [table[leaf] for table, leaf in self._sources]
+        return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+
+    def _refold_if_changed(self) -> None:
+        if self._versions != self._current_versions():
+            self.refold()
+
+    def admit(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords of a call, without those that are fixed; `InputError` for arguments that the graph was not made for.
+
+        Derived buffers follow parameters that were changed in place.
+        """
+        if len(args) > len(self._inputs):
+            fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
+            remedy = " Pass such an argument in example_inputs, with the value that it is to have." if fixed else ""
+            raise InputError(f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}")
+        arguments = {name: default[0] for name, default in self._inputs.items() if default}
+        arguments.update(zip(self._inputs, args, strict=False))
+        arguments.update(keywords)
+        for guard in self.guards:
+            problem = guard.problem(arguments)
+            if problem is not None:
+                raise InputError(problem)
+        if self._sources and not torch.compiler.is_compiling():
+            self._refold_if_changed()
+        return {name: value for name, value in keywords.items() if name not in self._fixed}
 
     @contextmanager
     def inactive(self) -> Iterator[Self]:
@@ -177,20 +229,30 @@ class ExplainModule(TreeGraphModule):
         return root
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
+        self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
         root = copy.deepcopy(self._tree(), memo)
-        copied = ExplainModule(root, copy_graph(self.graph), self.title, self.history, fold_graph, self.derived, self.composite)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards)
+        copied = ExplainModule(root, copy_graph(self.graph), *state)
         copied._copy_hooks(self)
         return copied
 
     def _copy_hooks(self, source: nn.Module) -> None:
+        own = {key for key, hook in source._forward_pre_hooks.items() if hook is _admit}  # which the copy has already
         for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
-            getattr(self, name).update(getattr(source, name))
+            hooks = getattr(source, name)
+            getattr(self, name).update({key: hook for key, hook in hooks.items() if key not in own})
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
-        state = (self._tree(), graph_state(self.graph), self.title, self.history, fold_graph, self.derived, self.composite)
-        return (_rebuild, state)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards)
+        return (_rebuild, (self._tree(), graph_state(self.graph), *state))
+
+
+def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    assert isinstance(module, ExplainModule)
+    return args, module.admit(args, keywords)
 
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
@@ -263,6 +325,7 @@ def _rebuild(
     fold_graph: list[tuple[Any, ...]] | None,
     derived: tuple[str, ...],
     composite: str,
+    guards: tuple[Guard, ...],
 ) -> ExplainModule:
     folded = None if fold_graph is None else restore_graph(fold_graph)
-    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards)

@@ -298,3 +298,13 @@ def require_matrix(input: torch.Tensor) -> torch.Tensor:
             f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform, so that the compiler knows the shapes."
         )
     return input
+
+
+def require_dimensions(input: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """`input`, which must have so many dimensions: where the compiler could not prove what it relied on."""
+    if input.ndim != dimensions:
+        raise InputError(
+            f"a batch norm was merged into a convolution on the assumption that its input has {dimensions} dimensions, the "
+            f"batch first, but it has {input.ndim}. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes."
+        )
+    return input

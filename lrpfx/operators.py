@@ -51,6 +51,7 @@ from .functions import (
     linear_uniform,
     masked_softmax,
     quotient,
+    require_dimensions,
     require_matrix,
     scatter_added,
     scattered,
@@ -1410,6 +1411,7 @@ _moving(
     "pixel_unshuffle", [_f.pixel_unshuffle], methods="", modules=[nn.PixelUnshuffle], aten="pixel_unshuffle.default", view=False
 )
 _moving("require_matrix", [require_matrix], methods="")
+_moving("require_dimensions", [require_dimensions], methods="")
 _row(
     "pad",
     types.Neutral,

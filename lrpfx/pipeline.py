@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
 from .canonizers import graph_passes, needed_in_graphs
-from .capture import AUTO, ExampleInputs, Model, normal_form
+from .capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
 from .composites import Composite
 from .errors import InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
@@ -25,7 +26,6 @@ from .passes import (
     Rewrite,
     Validate,
     private_copy,
-    random_verification,
     run_pass,
 )
 from .types import BatchNorm
@@ -49,8 +49,9 @@ def transform(
 
     The model, a module or an `ExportedProgram`, is not changed; the result holds a copy of its parameters and buffers.
     `example_inputs` (a tensor, a tuple of arguments, or a dict of keyword arguments) makes every stage be verified against the
-    model's own output, and shapes known. `capture`: how the graph is found, "symbolic", "export" (torch.export, which needs
-    example inputs), or "auto": the symbolic trace, and torch.export where that fails and there are example inputs.
+    model's own output, and shapes known; without it, random inputs serve for the former where they fit the model. `capture`:
+    how the graph is found, "symbolic", "export" (torch.export, which needs example inputs), or "auto": the symbolic trace, and
+    torch.export where that fails and there are example inputs.
     `unassigned`: "error", or "gradient" to let operations without a rule keep their plain gradient. `input_range`: the lowest
     and the highest value that inputs take, for all or by name in a dict; it makes rules cheaper. `fold=False` leaves merged
     and modified weights as live computations, and makes relevance differentiable with respect to inputs and parameters: take
@@ -64,6 +65,22 @@ def transform(
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
     """
     _check_arguments(model, composite, unassigned)
+    with torch.inference_mode(False):  # tensors made in inference mode could not be part of a gradient
+        return _compile(model, composite, example_inputs, capture, unassigned, input_range, fold, optimize, constants)
+
+
+def _compile(
+    model: Model,
+    composite: Composite,
+    example_inputs: ExampleInputs,
+    capture: str,
+    unassigned: str,
+    input_range: InputRange,
+    fold: bool,
+    optimize: bool,
+    constants: Collection[str],
+) -> ExplainModule:
+    """The stages in order."""
     canonizers = needed_in_graphs(composite.canonizers)
     if canonizers and isinstance(model, ExportedProgram):
         raise InputError(
@@ -76,15 +93,23 @@ def transform(
             canonizer.apply(model)
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     program, verification = normal_form(model, example_inputs, composite, capture, constants)
+    verification = verification or guessed_verification(program, model)
     for step in canonization(program, composite):
-        verification = verification or random_verification(program)
         run_pass(program, step, verification)
     for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
         for message in run_pass(program, step, verification).warnings:
-            warnings.warn(message, LrpfxWarning, stacklevel=2)
-    history = tuple(program.history)
+            warnings.warn(message, LrpfxWarning, stacklevel=3)
+    if program.fixed_dimensions and verification is not None:
+        program.guards += fixed_dimensions(program, verification)
     return ExplainModule(
-        program.root, program.graph, program.title, history, program.fold_graph, program.derived, repr(composite)
+        program.root,
+        program.graph,
+        program.title,
+        tuple(program.history),
+        program.fold_graph,
+        program.derived,
+        repr(composite),
+        tuple(program.guards),
     )
 
 

@@ -7,14 +7,14 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from .capture import EXPORT, SYMBOLIC, Model, check_evaluation_mode, normal_form
+from .capture import EXPORT, SYMBOLIC, Model, check_evaluation_mode, guessed_verification, normal_form
 from .composites import Composite
 from .errors import InputTypeError, LrpfxError
 from .inspection import NEUTRAL
 from .node import data_calls, node_info
 from .operators import is_neutral
-from .passes import Assign, Program, run_pass
-from .passes.driver import Verification
+from .passes import Assign, Program, Verification, run_pass
+from .passes.driver import NOT_VERIFIED
 from .passes.validate import complaint, misfit
 from .pipeline import canonization
 from .table import format_table
@@ -107,7 +107,8 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
             front_ends[front_end] = "not tried: it needs example inputs"
         else:
             try:
-                found[front_end] = normal_form(model, example, composite, front_end)
+                program, verification = normal_form(model, example, composite, front_end)
+                found[front_end] = program, verification or guessed_verification(program, model)
                 front_ends[front_end] = "works"
             except LrpfxError as error:
                 front_ends[front_end] = str(error).splitlines()[0]
@@ -138,9 +139,11 @@ def _report(
             result = run_pass(program, step, verification)
             batch_norms.update(result.reasons)
             batch_norms.update(result.details)
-        warnings += run_pass(program, Assign(composite)).warnings
+        warnings += run_pass(program, Assign(composite), verification).warnings
     except LrpfxError as error:
         problems.append(str(error))
+    if verification is None:
+        warnings.append(f"the graph is not verified: {NOT_VERIFIED}")
     uses: dict[tuple[str, str], list[tuple[str, str]]] = {}
     uncovered = 0
     keeps_gradient = composite.unassigned == "gradient"
@@ -188,10 +191,11 @@ def _next_steps(
         steps.append('give the operations listed a rule by name or by kind, or allow their gradient with unassigned="gradient"')
     elif problems:
         steps.append("change the entries of the composite that do not fit")
-    if verification is None:
+    given = verification is not None and verification.records
+    if not given:
         steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
     if not problems:
         capture = "" if front_ends.get(SYMBOLIC) == "works" else ', capture="export"'
-        example = "" if verification is None else ", example_inputs=..."
+        example = ", example_inputs=..." if given else ""
         steps.append(f"lrpfx.transform(model, composite{example}{capture}), then lrpfx.ledger to see where relevance goes")
     return tuple(steps)

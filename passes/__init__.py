@@ -10,7 +10,7 @@ from .assign import Assign
 from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
 from .decompose import Decompose
-from .driver import random_verification, run_pass
+from .driver import Verification, record, run_pass
 from .find_gates import FindGates
 from .fold import Fold
 from .merge_batch_norm import MergeBatchNorm
@@ -44,11 +44,12 @@ __all__ = [
     "Rewrite",
     "Stage",
     "Validate",
+    "Verification",
     "capture_copy",
     "capture_export",
     "capture_program",
     "capture_symbolic",
     "private_copy",
-    "random_verification",
+    "record",
     "run_pass",
 ]

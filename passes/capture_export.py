@@ -1,16 +1,19 @@
 """CAPTURE by torch.export: a model with example inputs, or an exported program, to the same form as the symbolic trace."""
 
 import dataclasses
+import logging
 import operator
 import re
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -18,12 +21,13 @@ from torch.utils import _pytree as pytree
 from lrpfx.errors import CaptureError
 from lrpfx.explain_module import Scope, scope_at
 from lrpfx.functions import embedding_bag
+from lrpfx.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.node import like, node_info, set_info, update_info
 from lrpfx.operators import lookup, module_classes
 
-from .capture_symbolic import private_copy
+from .capture_symbolic import private_copy, restore_tensors, tensors_held
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
-from .program import Program
+from .program import Program, refuse_state
 
 _GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
@@ -76,23 +80,26 @@ def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> boo
     return len(args) <= len(names) and set(given) <= set(names) and isinstance(given.get("dim", 1), int)
 
 
-def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]) -> Program:
+def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str], dynamic: bool = True) -> Program:
     """Export `model`, called with `args` for the arguments called `names`, without changing it.
 
-    The batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model fixes it; other
-    sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
+    With `dynamic` the batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model
+    fixes it; other sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
     """
     root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
+    before = tensors_held(root)
     errors: list[Exception] = []
-    for given, dynamic in _attempts(args):
+    for given, batch in _attempts(args) if dynamic else [(args, None)]:
         keywords = dict(zip(names, given, strict=True))
-        shapes = pytree.tree_map(lambda value, size=dynamic: _dynamic_shape(value, size), keywords)
+        shapes = pytree.tree_map(lambda value, size=batch: _dynamic_shape(value, size), keywords)
         try:
-            with torch.enable_grad(), _KeepWhole():
+            with _quiet(), torch.enable_grad(), _KeepWhole():
                 program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             errors.append(error)
             continue
+        finally:
+            restore_tensors(root, before)  # what forward keeps of the export are fake tensors
         return _to_program(program, root, type(model).__name__)
     raise CaptureError(
         f"torch.export cannot follow the forward of {type(model).__name__}: {type(errors[-1]).__name__}: "
@@ -137,6 +144,7 @@ def _dynamic_shape(value: Any, batch: int | None) -> Any:
 
 
 def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Program:
+    guards = _guards(exported)
     if _writes_into_views(exported.graph):
         exported = exported.run_decompositions({})  # functional: slice assignments become operations
     graph = _Reader(exported, root).graph
@@ -151,7 +159,102 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
         set_info(node, info)
         if stack is not None:
             node.meta["nn_module_stack"] = stack
-    return Program(root, names, title)
+    return Program(root, names, title, guards=guards)
+
+
+def _guards(exported: ExportedProgram) -> list[Guard]:
+    """What torch.export fixed: constants among the arguments, sizes, and the conditions that it found on others."""
+    spec = exported.call_spec.in_spec
+    assert spec is not None
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    specs = [item for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
+    args, keywords = pytree.tree_unflatten(list(range(len(specs))), spec)
+    named = dict(zip(_argument_names(exported, len(args)), args, strict=True)) | keywords
+    guards: list[Guard] = []
+    sizes: dict[Any, list[tuple[Place, int]]] = {}  # a varying size -> where it stands
+    sources: dict[str, Place] = {}  # as torch.export writes it -> the tensor
+    for name, structure in named.items():
+        for path, number in pytree.tree_flatten_with_path(structure)[0]:
+            place, item = place_of(name, path), specs[number].arg
+            if not isinstance(item, TensorArgument):
+                guards.append(FixedValue(place, getattr(item, "value", None)))
+                continue
+            shape = placeholders[item.name].meta["val"].shape
+            fixed = tuple(size if isinstance(size, int) else None for size in shape)
+            guards.append(FixedSizes(place, fixed, "torch.export fixes all sizes but the batch"))
+            sources[f"L[{name!r}]{pytree.keystr(path)}"] = place
+            for dimension, size in enumerate(shape):
+                if not isinstance(size, int):
+                    sizes.setdefault(size.node.expr, []).append((place, dimension))
+    for expression, places in sizes.items():
+        guards += [SizeCondition("sizes[0] == sizes[1]", (places[0], other)) for other in places[1:]]
+        limits = exported.range_constraints.get(expression)
+        if limits is not None and limits.lower.is_Integer and limits.lower > 2:  # it assumes 2, which it does not ask for
+            guards.append(SizeCondition(f"sizes[0] >= {limits.lower}", (places[0],)))
+        if limits is not None and limits.upper.is_Integer:
+            guards.append(SizeCondition(f"sizes[0] <= {limits.upper}", (places[0],)))
+    guards += [_condition(text, sources) for text in getattr(exported, "_guards_code", None) or ()]
+    return list(dict.fromkeys(guards))
+
+
+def _condition(text: str, sources: Mapping[str, Place]) -> Guard:
+    """A condition on sizes, as torch.export writes it."""
+    of: list[tuple[Place, int]] = []
+
+    def size(found: re.Match[str]) -> str:
+        where = (sources[found[1]], int(found[2]))
+        if where not in of:
+            of.append(where)
+        return f"sizes[{of.index(where)}]"
+
+    longest_first = "|".join(re.escape(source) for source in sorted(sources, key=len, reverse=True))
+    expression = re.sub(rf"({longest_first})\.size\(\)\[(\d+)\]", size, text.replace("\n", "")) if sources else text
+    if "L[" in expression:
+        raise CaptureError(f"torch.export found a condition on the inputs that cannot be checked in a call: {text}")
+    return SizeCondition(expression, tuple(of))
+
+
+# While torch.export runs, its report is kept from the log and from sys.stderr: for one model at a time.
+_EXPORTING = threading.Lock()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log and print of why it cannot export a model, which the error says; all else is written as ever."""
+    thread = threading.get_ident()
+
+    def from_elsewhere(entry: logging.LogRecord) -> bool:
+        return entry.thread != thread
+
+    known = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
+    loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
+    with _EXPORTING:
+        stream = sys.stderr
+        sys.stderr = stream and _WithoutPartialGraphs(stream)
+        for logger in loggers:
+            logger.addFilter(from_elsewhere)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(from_elsewhere)
+            sys.stderr = stream
+
+
+class _WithoutPartialGraphs:
+    """A stream without what torch.export prints to it, which are graphs that it could not complete."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_globals.get("__name__") == "torch.export._trace":
+            return len(text)
+        written: int = self.stream.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def _writes_into_views(graph: fx.Graph) -> bool:
@@ -193,6 +296,10 @@ class _Reader:
             self.copies[node] = self._attribute(spec.target)
         self._calls(self.exported.graph_module)
         self.graph.output(self._outputs(self.exported.graph.output_node()))
+        written = {spec.target for spec in signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION}
+        for name, node in placeholders.items():
+            if kinds[name].target in written:
+                refuse_state(self.copies[node], str(kinds[name].target))
 
     def _calls(self, module: fx.GraphModule) -> None:
         """Copy the calls of a graph, and those of the blocks in it."""

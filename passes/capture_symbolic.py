@@ -5,36 +5,45 @@ import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lrpfx.errors import CaptureError
+from lrpfx.guards import is_constant
 from lrpfx.types import Recurrent
 
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
-from .program import Program
+from .program import Program, refuse_state
 from .traceable import make_traceable
 
 # While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
 _TRACING = threading.Lock()
 
 
-def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
+def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
     """Trace `model` without changing it.
 
-    `opaque`: paths of modules to keep as one node. `given`: names of arguments of `forward` that the caller will pass although
-    they have a default; all other arguments with a default are fixed at it. `CaptureError` where the model cannot be traced.
+    `opaque`: paths of modules to keep as one node. `given`: examples of the arguments of `forward` by name, which are inputs
+    also where they have a default; flags and numbers among them are fixed, as are all other arguments with a default.
+    `CaptureError` where the model cannot be traced.
     """
     return capture_copy(private_copy(model), opaque, given)
 
 
-def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Collection[str] = ()) -> Program:
+def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
     """`capture_symbolic` of a model that is a private copy already, and is used up."""
+    if isinstance(root, Recurrent):
+        raise CaptureError(
+            f"the model is an {type(root).__name__} itself, so that a composite has no name for it. Make it a submodule of a "
+            "module that calls it."
+        )
     make_traceable(root)
-    tracer = _Tracer(set(opaque), set(given))
+    before = tensors_held(root)
+    tracer = _Tracer(set(opaque), {} if given is None else dict(given))
     try:
         try:
             with _TRACING:
@@ -46,9 +55,42 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Collectio
         names = with_qualified_names(
             traced, names_in(root), tracer.call_of_node.get, lambda node: tracer.source_of_node.get(node, "")
         )
+        written = restore_tensors(root, before)
+        for node in names.nodes:
+            if node.op == "get_attr" and str(node.target) in written:
+                refuse_state(node, str(node.target))
         return Program(root, names, type(root).__name__)
     finally:
         tracer.release()
+
+
+def tensors_held(root: nn.Module) -> dict[tuple[str, str, str], Any]:
+    """What stands in the tables of the modules: path, table, name -> the tensor."""
+    return {
+        (path, table, name): value
+        for path, module in root.named_modules()
+        for table in ("_parameters", "_buffers", "__dict__")
+        for name, value in getattr(module, table).items()
+        if isinstance(value, (torch.Tensor, fx.Proxy))
+    }
+
+
+def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) -> set[str]:
+    """Undo what forward assigned to attributes while it was captured; their qualified names. Constants that it made stay."""
+    written = set()
+    for (path, table, name), value in tensors_held(root).items():
+        holder, former = getattr(root.get_submodule(path), table), before.get((path, table, name))
+        if former is not None and value is not former:
+            holder[name] = former
+        elif former is None and isinstance(value, (fx.Proxy, FakeTensor)):
+            del holder[name]
+        else:
+            continue
+        written.add(f"{path}.{name}".lstrip("."))
+    for path, table, name in before.keys() - tensors_held(root).keys():
+        getattr(root.get_submodule(path), table)[name] = before[path, table, name]
+        written.add(f"{path}.{name}".lstrip("."))
+    return written
 
 
 def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
@@ -139,7 +181,7 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, opaque: set[str], given: set[str]) -> None:
+    def __init__(self, opaque: set[str], given: dict[str, Any]) -> None:
         super().__init__()
         self.opaque = opaque
         self.given = given
@@ -173,6 +215,8 @@ class _Tracer(fx.Tracer):
                 value = self.create_proxy("placeholder", parameter.name, (), {})
             elif parameter.name in self.given:
                 value = self.create_proxy("placeholder", parameter.name, (value,), {})
+            if parameter.name in self.given and is_constant(self.given[parameter.name]):
+                value = self.given[parameter.name]  # the placeholder stays, so that the argument can be passed
             if parameter.kind is parameter.KEYWORD_ONLY:
                 keywords[parameter.name] = value
             else:

@@ -1,82 +1,140 @@
 """The driver: runs a pass, checks what it left, and records it."""
 
-import math
+import dataclasses
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.node import attribute_of, data_calls, floating_tensors, has_info, node_info, update_info
+from lrpfx.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
 from lrpfx.operators import operator_named
 
 from .program import Pass, PassResult, Program, Stage
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
+NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
+
+#: By how much an output may differ: relative to itself, and to the largest value of its tensor.
+_PRECISION = {
+    torch.float64: (1e-9, 1e-9),
+    torch.complex128: (1e-9, 1e-9),
+    torch.float16: (0.0, 5e-3),
+    torch.bfloat16: (0.0, 5e-2),
+}
+_SINGLE_PRECISION = (1e-3, 1e-4)
+#: Outputs below 1 may be small beside what they are computed from: up to this share, they may differ as if they were 1.
+_CANCELLATION = 0.02
 
 
 class Verification:
-    """The source model's answer on example inputs, to hold the graph against after every pass."""
+    """The source model's answer on some inputs, to hold the graph against after every change."""
 
     def __init__(self, args: tuple[Any, ...], expected: Any, records: bool = True) -> None:
         """`records`: whether shapes and dtypes of the values are facts to keep, and not those of a guess."""
         self.records = records
-        self.args = args
-        self.expected = expected
-        tensors = floating_tensors(expected)
-        double = any(tensor.dtype == torch.float64 for tensor in tensors)
-        largest = max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0)
-        scale = largest if 1.0 < largest < math.inf else 1.0
-        self.rtol, self.atol = (1e-9, 1e-9 * scale) if double else (1e-3, 1e-4 * scale)
+        self.args = fresh(args)
+        self.expected = _leaves(fresh(expected))
+        tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
+        self.largest = max(map(_largest, tensors), default=0.0) or 1.0
 
-    def check(self, program: Program, name: str) -> None:
-        """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes."""
-        with torch.no_grad():
-            actual = (_Recorder if self.records else fx.Interpreter)(program.root, graph=program.graph).run(*self.args)
+    def check(self, program: Program, name: str, overwrites: bool = False) -> None:
+        """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes.
+
+        `overwrites`: whether the graph may have in-place operations on parameters and buffers, which stay as they are.
+        """
+        interpreter = _Interpreter(program, self.records, overwrites)
         try:
-            results = (floating_tensors(actual), floating_tensors(self.expected))
-            torch.testing.assert_close(*results, rtol=self.rtol, atol=self.atol, check_stride=False)
+            with torch.no_grad():
+                actual = _leaves(interpreter.run(*fresh(self.args)))
+        except LrpfxError:
+            raise
+        except Exception as error:
+            raise VerificationError(
+                f"after {name} the graph of {program.title} raises {type(error).__name__}, where the model does not: {error}"
+            ) from error
+        try:
+            self._compare(actual)
         except AssertionError as error:
             raise VerificationError(
                 f"after {name} the graph of {program.title} computes something else than the model: {error}. "
                 "A Python branch on the type or the shape of a tensor is the usual cause: tracing took another branch."
             ) from error
 
+    def _compare(self, actual: list[Any]) -> None:
+        """`AssertionError` unless the outputs are those expected: their number, dtypes, shapes and values."""
+        if len(actual) != len(self.expected):
+            raise AssertionError(f"it returns {len(actual)} values instead of {len(self.expected)}")
+        for found, expected in zip(actual, self.expected, strict=True):
+            if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+                if type(found) is not type(expected) or (found != expected and found == found):
+                    raise AssertionError(f"it returns {found!r} instead of {expected!r}")
+                continue
+            relative, absolute = 0.0, 0.0
+            if expected.is_floating_point() or expected.is_complex():
+                relative, absolute = _PRECISION.get(expected.dtype, _SINGLE_PRECISION)
+                scale = _largest(expected) or self.largest
+                absolute = max(absolute * scale, min(absolute, _CANCELLATION * scale))
+            torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, check_stride=False, equal_nan=True)
 
-class _Recorder(fx.Interpreter):
+
+def fresh(values: Any) -> Any:
+    """Values whose tensors are copies, so that a model may write into them."""
+    return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude of a tensor; 0 for one of integers or truth values."""
+    finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor[:0]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The tensors, numbers and texts in a result, in order: in tuples, lists, dicts and dataclasses."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, item.name) for item in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [] if value is None else [value]
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a graph; notes shapes and dtypes, and hands out copies of parameters and buffers, where asked to."""
+
+    def __init__(self, program: Program, records: bool, copies: bool) -> None:
+        super().__init__(program.root, graph=program.graph)
+        self.records, self.copies = records, copies
+
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if isinstance(value, torch.Tensor) and n.op != "output" and has_info(n):
+        if self.records and isinstance(value, torch.Tensor) and n.op != "output" and has_info(n):
             update_info(n, shape=tuple(value.shape), dtype=value.dtype)
-        return value
+        return fresh(value) if self.copies and n.op == "get_attr" else value
 
 
-def random_verification(program: Program) -> Verification | None:
-    """The graph's own answer on random inputs, to hold canonization against where the user gave no example.
-
-    None where the shape of the input cannot be guessed from the first layer with a weight.
-    """
+def random_arguments(program: Program) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Random inputs that may fit a model for which there is no example: those for its first layer with a weight."""
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     weight = _first_weight(program.graph, program.root)
     if len(placeholders) != 1 or weight is None:
-        return None
+        return
     tensor, groups, dimensions = weight
     generator = torch.Generator(tensor.device).manual_seed(0)
     for size in _SIZES if dimensions else (1,):
-        shape = (2, tensor.shape[1] * groups, *[size] * dimensions)
-        args = (torch.rand(shape, generator=generator, dtype=tensor.dtype, device=tensor.device),)
-        try:
-            with torch.no_grad():
-                return Verification(args, fx.Interpreter(program.root, graph=program.graph).run(*args), records=False)
-        except Exception:  # the wrong size for this model: nothing is wrong with the model
-            continue
-    return None
+        if size**dimensions <= _MOST_POSITIONS:
+            shape = (2, tensor.shape[1] * groups, *[size] * dimensions)
+            yield (torch.rand(shape, generator=generator, dtype=tensor.dtype, device=tensor.device),)
 
 
-_SIZES = (32, 64, 128, 224, 299)
+_MOST_POSITIONS = 1 << 17
+_SIZES = (32, 28, 64, 96, 128, 224, 256, 299, 384, 16, 8)
 
 
 def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
@@ -94,29 +152,62 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
 
 
 def run_pass(program: Program, step: Pass, verification: Verification | None = None) -> PassResult:
-    """Run `step` on `program`, then lint, verify, record and dump."""
+    """Run `step` on `program`, then lint and record; where it changed the graph, verify, or record that nothing could be."""
+    before = _structure(program)
     try:
         result = step.run(program)
     except LrpfxError as error:
         error.add_note(f"while running the pass {step.name} on {program.title}")
         raise
-    record(program, step.stage, step.name, result)
-    if verification is not None and step.edits and result.matches:
-        verification.check(program, step.name)
+    changed = _structure(program) != before
+    if changed and not step.edits:
+        raise PassError(f"the pass {step.name} is not to edit anything, but it changed the graph of {program.title}")
+    record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "")
+    program.unverified += [step.name] if changed else []
+    if verification is not None and program.unverified and not step.unfinished:
+        verification.check(program, " and ".join(program.unverified))
+        program.unverified.clear()
     return result
 
 
-def record(program: Program, stage: str, name: str, result: PassResult) -> None:
+def _structure(program: Program) -> list[Any]:
+    """What a pass can change of what a program computes, to be compared: equal only where nothing was changed."""
+    nodes = [(node, node.op, _identity(node.target), _identities((node.args, node.kwargs))) for node in program.graph.nodes]
+    named = [
+        *program.root.named_parameters(remove_duplicate=False),
+        *program.root.named_buffers(remove_duplicate=False),
+    ]
+    tensors = [(name, _identity(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in named]
+    return [_identity(program.root), nodes, tensors]
+
+
+def _identities(arguments: Any) -> Any:
+    return map_arguments(arguments, lambda leaf: leaf if isinstance(leaf, fx.Node) else _identity(leaf))
+
+
+def _identity(value: Any) -> tuple[int, Any]:
+    """Equal for the same object only, which it keeps alive, so that its number is not given away."""
+    return id(value), value
+
+
+def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "") -> None:
     """Lint the graph, add the step to the history, and dump it where the environment asks for it."""
     try:
         program.graph.lint()
     except Exception as error:
         raise PassError(f"the pass {name} left a graph of {program.title} that is not well formed: {error}") from error
     details, reasons = tuple(result.details), tuple(result.reasons)
-    program.history.append(Stage(stage, name, result.matches, details, reasons, readable_code(program.graph)))
+    code = readable_code(program.graph)
+    program.history.append(Stage(stage, name, result.matches, details, reasons, code, unverified))
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:
         dump(program.history[-1], len(program.history), Path(directory))
+
+
+def verified_after_all(program: Program) -> None:
+    """Note that what the graph computes was verified, all changes so far together."""
+    program.unverified.clear()
+    program.history[:] = [dataclasses.replace(stage, unverified="") for stage in program.history]
 
 
 def readable_code(graph: fx.Graph) -> str:

@@ -7,12 +7,12 @@ batch norm alone reads the layer's output, so that nobody sees that it changed.
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
-from lrpfx.functions import require_matrix
+from lrpfx.functions import require_dimensions, require_matrix
 from lrpfx.layer_view import bound_arguments
 from lrpfx.node import NodeInfo, Role, calls, node_info, update_info
-from lrpfx.operators import operator_named
+from lrpfx.operators import Operator, operator_named
 from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
 
 from .program import Pass, PassResult, Program, insert_call
@@ -56,7 +56,7 @@ class MergeBatchNorm(Pass):
             operator = operator_named(node_info(node).operator)
             if operator is None or not issubclass(operator.kind, BatchNorm):
                 continue
-            reason = _why_not(node)
+            reason = _why_not(program, node)
             if reason is None:
                 result.details.append((node_info(node).name, f"merged into {_merge(program, node)}"))
                 result.matches += 1
@@ -65,7 +65,7 @@ class MergeBatchNorm(Pass):
         return result
 
 
-def _why_not(batch_norm: fx.Node) -> str | None:
+def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     """Why a batch norm cannot be merged into its producer, or None if it can."""
     producer = batch_norm.args[0]
     if not isinstance(producer, fx.Node) or producer.op != "call_function":
@@ -81,29 +81,76 @@ def _why_not(batch_norm: fx.Node) -> str | None:
     weights = [*producer.args[1:], *batch_norm.args[1:]]
     if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
-    if operator.name == "linear" and info.shape is not None and len(info.shape) != 2:
-        dimensions = len(info.shape)
+    dimensions, expected = dimensions_of(program, batch_norm), batched_dimensions(operator)
+    if dimensions is not None and operator.name == "linear" and dimensions != 2:
         where = "its channels are the last, but batch norm acts on the second"
         return f"the output of {info.name} has {dimensions} dimensions: {where}"
+    if dimensions is not None and dimensions != expected:
+        return (
+            f"{info.name} takes a sample without a batch: its channels come first, but batch norm acts on the second dimension"
+        )
     return None
 
 
-def is_matrix(value: Any) -> bool:
-    """Whether a value is known to have two dimensions."""
-    while isinstance(value, fx.Node):
-        info = node_info(value)
-        if info.shape is not None:
-            return len(info.shape) == 2
-        operator = operator_named(info.operator)
-        if operator is None or not value.args:
-            return False
-        if operator.name == "flatten":
-            return bound_arguments(value, operator) == {"input": value.args[0], "start_dim": 1}
-        if operator.name == "require_matrix":
+def batched_dimensions(operator: Operator) -> int:
+    """How many dimensions the data of a dense layer, convolution or pooling has, when its channels are the second of them."""
+    return next((int(digit) + 2 for digit in "123" if f"{digit}d" in operator.name), 2)
+
+
+def dimensions_of(program: Program, value: Any) -> int | None:
+    """How many dimensions a value has: proven by the operations that made it, or as on the example inputs; None if unknown."""
+    node = value
+    while isinstance(node, fx.Node):
+        operator = operator_named(node_info(node).operator)
+        proven = None if operator is None else _made_with(program, node, operator)
+        if proven is not None:
+            return proven
+        if operator is None or not _keeps_dimensions(node, operator):
+            break
+        node = node.args[0]
+    shape = node_info(value).shape if isinstance(value, fx.Node) else None
+    if shape is None or _depends_on_sizes(value):
+        return None
+    program.fixed_dimensions = True
+    return len(shape)
+
+
+def _made_with(program: Program, node: fx.Node, operator: Operator) -> int | None:
+    """How many dimensions the result of an operation always has."""
+    if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:
+        return 2
+    if operator.name == "require_matrix":
+        return 2
+    if operator.name == "require_dimensions":
+        dimensions = node.args[1]
+        assert isinstance(dimensions, int)
+        return dimensions
+    path = node_info(node).module_path
+    if operator.name == "batch_norm" and path is not None:  # these two refuse all else themselves
+        known: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+        return known.get(type(program.root.get_submodule(path)))
+    return None
+
+
+def _keeps_dimensions(node: fx.Node, operator: Operator) -> bool:
+    """Whether the result of an operation has as many dimensions as its first argument."""
+    if issubclass(operator.kind, Activation):
+        tensors = [argument for argument in node.all_input_nodes if argument is not node.args[0]]
+        return not tensors or operator.name in ("prelu", "thresholded_relu")
+    pools = operator.name.startswith(("avg_pool", "adaptive_avg_pool", "max_pool")) and not operator.name.endswith("indices")
+    return issubclass(operator.kind, (BatchNorm, Linear)) or (pools and not node.kwargs.get("return_indices"))
+
+
+def _depends_on_sizes(value: fx.Node) -> bool:
+    """Whether a value is computed from the result of `squeeze`, which has more dimensions for some sizes than for others."""
+    pending, seen = [value], {value}
+    while pending:
+        node = pending.pop()
+        if node_info(node).operator == "squeeze":
             return True
-        if not issubclass(operator.kind, (Activation, BatchNorm)) and operator.name != "linear":
-            return False
-        value = value.args[0]  # keeps the number of dimensions
+        found = [argument for argument in node.all_input_nodes if argument not in seen]
+        seen.update(found)
+        pending += found
     return False
 
 
@@ -116,11 +163,8 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     assert operator is not None and norm is not None
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
-    if operator.name == "linear" and not is_matrix(linear.args[0]):
-        # Batch norm acts on dimension 1, a dense layer on the last one: the same only for matrices.
-        name = f"{info.name}.require_matrix"
-        guard = NodeInfo(name, source=info.source, operator="require_matrix", kind="Neutral", description="require_matrix")
-        linear.args = (insert_call(graph, linear, require_matrix, (linear.args[0],), guard), *linear.args[1:])
+    if dimensions_of(program, batch_norm) is None:
+        _require(graph, linear, operator)
 
     def derive(function: Any, what: str, *args: Any) -> fx.Node:
         derived = NodeInfo(f"{info.name}.{what}", source=node_info(batch_norm).source, role=Role.PARAMETER)
@@ -145,6 +189,16 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     batch_norm.replace_all_uses_with(linear)
     graph.erase_node(batch_norm)
     return info.name
+
+
+def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
+    """Let the call fail for inputs whose channels are not the second dimension, on which batch norm acts."""
+    info = node_info(linear)
+    dense = operator.name == "linear"
+    function = require_matrix if dense else require_dimensions
+    row, further = function.__name__, () if dense else (batched_dimensions(operator),)
+    guard = NodeInfo(f"{info.name}.{row}", source=info.source, operator=row, kind="Neutral", description=row)
+    linear.args = (insert_call(graph, linear, function, (linear.args[0], *further), guard), *linear.args[1:])
 
 
 def move_up(value: fx.Node, target: fx.Node) -> None:

@@ -2,23 +2,25 @@
 
 A map x -> scale * x + shift per channel in front of a linear layer becomes W' = W * scale along the input channels and
 b' = b + W shift. Where the layer pads with zeros, which the shift does not reach, the bias depends on the position: it is what
-the layer makes of the shift alone. Between the two there may be operations that commute with an affine map per channel.
+the layer makes of the shift alone. Between the two there may be operations that commute with an affine map per channel. A
+`_Layout` follows where the channels are, and what it cannot prove is left alone with the reason.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from lrpfx.functions import thresholded_relu
 from lrpfx.layer_view import bound_arguments
-from lrpfx.node import NodeInfo, Role, calls, node_info, update_info
+from lrpfx.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, update_info
 from lrpfx.operators import Operator, operator_named
-from lrpfx.types import AvgPool, BatchNorm, Product, Sum
+from lrpfx.types import AvgPool, BatchNorm
 
-from .merge_batch_norm import batch_norm_scale, is_matrix, move_up
+from .merge_batch_norm import batch_norm_scale, batched_dimensions, dimensions_of, move_up
 from .program import Pass, PassResult, Program, insert_call
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------
@@ -42,7 +44,7 @@ def scale_input_channels(weight: torch.Tensor, scale: torch.Tensor, groups: int)
 
 
 def scale_features(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A dense weight (out, in) with each input feature scaled; a channel may stand for several features in a row."""
+    """A dense weight (out, in) with each input feature scaled; flattened, a channel is several features in a row."""
     return weight * scale.repeat_interleave(weight.shape[1] // scale.shape[0])
 
 
@@ -94,8 +96,134 @@ class _Place:
     operator: Operator
 
 
-def _linear_readers(value: fx.Node, passes: Callable[[fx.Node], bool]) -> list[_Place]:
-    """The linear layers that read `value`, through operations that `passes` allows. `_ObstacleError` where others read it."""
+class _Layout(ABC):
+    """Where the entries of a value are that a map scales and shifts together."""
+
+    @abstractmethod
+    def behind(self, node: fx.Node, operator: Operator) -> "_Layout":
+        """The layout of what an operation makes of the value; `_ObstacleError` where the map does not pass through."""
+
+    @abstractmethod
+    def check_reader(self, place: _Place) -> None:
+        """`_ObstacleError` unless the linear layer takes those entries for its input channels or features."""
+
+
+def _obstacle(node: fx.Node, why: str = "") -> _ObstacleError:
+    info = node_info(node)
+    because = f": {why}" if why else ""
+    return _ObstacleError(f"{info.name} ({info.operator}) reads it, which an affine map does not pass through{because}")
+
+
+_UNKNOWN = "how many dimensions the value has is not known; pass example_inputs"
+
+
+@dataclass(frozen=True)
+class _Channels(_Layout):
+    """Channels are dimension 1 of so many; flat: each stands for as many features in a row as the dimension has for each."""
+
+    dimensions: int | None
+    flat: bool = False
+
+    def behind(self, node: fx.Node, operator: Operator) -> _Layout:
+        bound = bound_arguments(node, operator)
+        if operator.name == "require_matrix":
+            return replace(self, dimensions=2)
+        if operator.name == "flatten":
+            return self._behind_flatten(node, bound.get("start_dim", 0), bound.get("end_dim", -1))
+        if self.flat:
+            raise _obstacle(node, "its channels are flattened")
+        if operator.name == "mean":
+            return self._behind_mean(node, bound)
+        if issubclass(operator.kind, AvgPool):
+            self._check_pooling(node, operator, bound)
+            return self
+        if operator.name == "pad" and bound.get("mode", "constant") != "constant":
+            if self.dimensions is None:
+                raise _obstacle(node, _UNKNOWN)
+            amounts = bound["pad"]
+            if not isinstance(amounts, (tuple, list)) or len(amounts) // 2 > self.dimensions - 2:
+                raise _obstacle(node, "it pads the channels")
+            return self
+        raise _obstacle(node)
+
+    def _behind_flatten(self, node: fx.Node, start: Any, end: Any) -> _Layout:
+        known = self.dimensions
+        if known is not None and isinstance(start, int) and isinstance(end, int):
+            start, end = start % known, end % known - known
+        if start != 1 or end != -1:
+            raise _obstacle(node, "it does not keep the batch and flatten all else")
+        return replace(self, dimensions=2, flat=self.flat or known != 2)
+
+    def _behind_mean(self, node: fx.Node, bound: dict[str, Any]) -> _Layout:
+        dims = bound.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims
+        if not isinstance(dims, (tuple, list)) or not dims or not all(isinstance(dim, int) for dim in dims):
+            raise _obstacle(node, "it takes the mean over all dimensions")
+        if bound.get("dtype") is not None:
+            raise _obstacle(node, "it changes the dtype")
+        if self.dimensions is None:
+            raise _obstacle(node, _UNKNOWN)
+        over = {dim % self.dimensions for dim in dims}
+        if over & {0, 1}:
+            raise _obstacle(node, "it takes the mean over the channels or the batch")
+        return self if bound.get("keepdim") else replace(self, dimensions=self.dimensions - len(over))
+
+    def _check_pooling(self, node: fx.Node, operator: Operator, bound: dict[str, Any]) -> None:
+        if self.dimensions is None:
+            raise _obstacle(node, _UNKNOWN)
+        if self.dimensions != batched_dimensions(operator):
+            raise _obstacle(node, f"it pools over the channels of a value with {self.dimensions} dimensions")
+        if bound.get("divisor_override") is not None:
+            raise _obstacle(node, "with a divisor of its own it is not a mean, so that it scales the shift")
+        if _pads(bound.get("padding", 0)) and bound.get("count_include_pad", True) is not False:
+            raise _obstacle(node, "it counts zeros of its padding, which the shift does not reach")
+
+    def check_reader(self, place: _Place) -> None:
+        name, dense = node_info(place.node).name, place.operator.name == "linear"
+        if self.flat and dense:
+            return
+        if self.dimensions is None and dense:
+            raise _ObstacleError("a dense layer reads it, and its channels may not be the last dimension; pass example_inputs")
+        if self.dimensions is None:
+            raise _ObstacleError(f"{name} reads it, and {_UNKNOWN}")
+        if self.dimensions != batched_dimensions(place.operator):
+            reads = "the last dimension" if dense else "the first as channels"
+            raise _ObstacleError(f"{name} reads {reads}, but its channels are the second of {self.dimensions} dimensions")
+
+
+@dataclass(frozen=True)
+class _LastDimension(_Layout):
+    """The entries are those of the last dimension."""
+
+    program: Program
+
+    def behind(self, node: fx.Node, operator: Operator) -> _Layout:
+        if not _keeps_last_dimension(node):
+            raise _obstacle(node)
+        self.program.fixed_dimensions = True
+        return self
+
+    def check_reader(self, place: _Place) -> None:
+        if place.operator.name != "linear":
+            raise _ObstacleError("not only dense layers read it")
+
+
+@dataclass(frozen=True)
+class _ConvolvedChannels(_Layout):
+    """The entries are the channels of convolutions that all move over so many dimensions."""
+
+    dimensions: int
+
+    def behind(self, node: fx.Node, operator: Operator) -> _Layout:
+        raise _obstacle(node)
+
+    def check_reader(self, place: _Place) -> None:
+        if place.operator.name != f"conv{self.dimensions}d":
+            raise _ObstacleError(f"what reads it is not only convolutions over {self.dimensions} dimensions")
+
+
+def _linear_readers(value: fx.Node, layout: _Layout) -> list[_Place]:
+    """The linear layers that read `value`, directly or through operations. `_ObstacleError` where others read it."""
     found: list[_Place] = []
     for user in value.users:
         info = node_info(user)
@@ -112,31 +240,14 @@ def _linear_readers(value: fx.Node, passes: Callable[[fx.Node], bool]) -> list[_
                 raise _ObstacleError(f"{name} takes it as a parameter")
             if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
                 raise _ObstacleError(f"a parameter of {name} depends on the input")
-            found.append(_Place(user, operator))
-        elif passes(user):
-            found += _linear_readers(user, passes)
+            place = _Place(user, operator)
+            layout.check_reader(place)
+            found.append(place)
+        elif user.all_input_nodes == [value]:
+            found += _linear_readers(user, layout.behind(user, operator))
         else:
-            raise _ObstacleError(f"{name} ({operator.name}) reads it, which an affine map does not pass through")
+            raise _obstacle(user)
     return found
-
-
-def _commutes_per_channel(node: fx.Node) -> bool:
-    """Whether an operation on (batch, channels, ...) gives the same before and after an affine map of the channels."""
-    operator = operator_named(node_info(node).operator)
-    assert operator is not None
-    bound = bound_arguments(node, operator)
-    if issubclass(operator.kind, AvgPool) and operator.name != "mean":
-        padding = bound.get("padding", 0)
-        padded = any(padding) if isinstance(padding, (tuple, list)) else padding
-        return bool(not padded or bound.get("count_include_pad") is False)
-    if operator.name == "mean":
-        dims = bound.get("dim")
-        return isinstance(dims, (tuple, list)) and all(isinstance(dim, int) and dim >= 2 for dim in dims)
-    if operator.name == "flatten":
-        return bool(bound.get("start_dim", 0) == 1 and bound.get("end_dim", -1) == -1)
-    if operator.name == "pad":
-        return bool(bound.get("mode", "constant") != "constant")
-    return operator.name == "require_matrix"
 
 
 class _Merger:
@@ -232,13 +343,9 @@ class MergeBatchNormRight(Pass):
             raise _ObstacleError("a weight or statistic depends on the model's input")
         users = list(node.users)
         relu = users[0] if len(users) == 1 and node_info(users[0]).operator == "relu" else None
-        start = node if relu is None else relu
-        places = _linear_readers(start, _commutes_per_channel)
+        places = _linear_readers(node if relu is None else relu, _Channels(dimensions_of(program, node)))
         if not places:
             raise _ObstacleError("no linear layer reads it")
-        dense = [place.node for place in places if place.operator.name == "linear"]
-        if any(reader.args[0] is start for reader in dense) and not is_matrix(start):
-            raise _ObstacleError("a dense layer reads it, and its channels may not be the last dimension; pass example_inputs")
         merger = _Merger(program, places, (info.name,), info.source)
         eps = bound.get("eps", operator.arguments["eps"])
         variance, mean, weight, bias = (bound.get(name) for name in ("running_var", "running_mean", "weight", "bias"))
@@ -274,9 +381,7 @@ class MergeInputNormalization(Pass):
                 result.reasons.append((node_info(placeholder).name, "no constant is added to it or multiplied with it"))
                 continue
             try:
-                places = _linear_readers(chain[-1], lambda node: False)
-                if any(place.operator.name == "linear" for place in places) or not places:
-                    raise _ObstacleError("what reads it is not only convolutions")
+                places = _places_behind(program, placeholder, chain)
             except _ObstacleError as obstacle:
                 result.reasons.append((node_info(chain[-1]).name, str(obstacle)))
                 continue
@@ -297,26 +402,25 @@ class MergeInputNormalization(Pass):
         scale: Any = merger.derive(chain[0], f"{info.name}.scale", _constant_channels, first["weight"], counts, 1.0)
         shift: Any = merger.derive(chain[0], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)
         for node in chain:
-            constant: Any = next(argument for argument in node.args if argument is not placeholder and argument not in chain)
+            value, constant = _value_and_constant(node)
             if isinstance(constant, fx.Node):
                 constant = merger.derive(node, f"{node_info(node).name}.constant", as_channels, constant, counts)
-            operator = node_info(node).operator
-            assert operator is not None
-            factors, terms = _ARITHMETIC[operator]
-            name = node_info(node).name
+            operator, name = node_info(node).operator, node_info(node).name
+            if operator in ("mul", "div"):
+                function = torch.mul if operator == "mul" else torch.div
+                scale = merger.derive(node, f"{name}.scale", function, scale, constant)
+                shift = merger.derive(node, f"{name}.shift", function, shift, constant)
+                continue
+            # What the first and the second operand are multiplied with: rsub(first, second) is second - alpha * first.
             alpha: Any = node.kwargs.get("alpha", 1)
-            if factors is not None:
-                scale = merger.derive(node, f"{name}.scale", factors, scale, constant)
-                shift = merger.derive(node, f"{name}.shift", factors, shift, constant)
-            elif operator == "rsub":  # constant - alpha * x
-                scale = merger.derive(node, f"{name}.scale", torch.mul, scale, -alpha)
-                shift = merger.derive(node, f"{name}.shift", torch.mul, shift, -alpha)
-                shift = merger.derive(node, f"{name}.shift_1", torch.add, shift, constant)
-            else:
-                assert terms is not None
-                if alpha != 1:
-                    constant = merger.derive(node, f"{name}.scaled", _scaled_constant, constant, alpha)
-                shift = merger.derive(node, f"{name}.shift", terms, shift, constant)
+            factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[str(operator)]
+            of_value, of_constant = factors if node.args[0] is value else reversed(factors)
+            if of_value != 1:
+                scale = merger.derive(node, f"{name}.scale", torch.mul, scale, of_value)
+                shift = merger.derive(node, f"{name}.shift", torch.mul, shift, of_value)
+            if of_constant != 1:
+                constant = merger.derive(node, f"{name}.scaled", _scaled_constant, constant, of_constant)
+            shift = merger.derive(node, f"{name}.sum", torch.add, shift, constant)
         merger.merge(scale, shift)
 
 
@@ -332,29 +436,76 @@ def _scaled_constant(constant: Any, factor: Any) -> Any:
     return constant * factor
 
 
-#: What an operation with a constant does to scale and shift: a function of either and the constant, or of the shift alone.
-_ARITHMETIC: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
-    "mul": (torch.mul, None),
-    "div": (torch.div, None),
-    "add": (None, torch.add),
-    "sub": (None, torch.sub),
-    "rsub": (None, None),
-}
+_ARITHMETIC = ("mul", "div", "add", "sub", "rsub")
 
 
 def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
     """The operations with constants that an input goes through, one after the other."""
     while len(value.users) == 1:
         (user,) = value.users
-        operator = operator_named(node_info(user).operator)
-        if operator is None or operator.name not in _ARITHMETIC or not issubclass(operator.kind, (Sum, Product)):
+        if node_info(user).operator not in _ARITHMETIC or len(user.args) != 2 or set(user.kwargs) - {"alpha"}:
             return
-        others = [argument for argument in user.args if argument is not value]
-        constants = [a for a in others if not isinstance(a, fx.Node) or node_info(a).role is Role.PARAMETER]
-        if len(others) != 1 or len(constants) != 1 or (operator.name == "div" and user.args[0] is not value):
+        if isinstance(user.kwargs.get("alpha"), fx.Node) or _value_and_constant(user)[0] is not value:
             return
         yield user
         value = user
+
+
+def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
+    """The operand of an operation that depends on the input, and the other one; None for both where there is no such pair."""
+    first, second = node.args
+    constants = [not isinstance(a, fx.Node) or node_info(a).role is Role.PARAMETER for a in (first, second)]
+    if constants == [False, True]:
+        return first, second
+    if constants == [True, False] and node_info(node).operator != "div":
+        return second, first
+    return None, None
+
+
+def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[_Place]:
+    """The convolutions that read a normalized input; `_ObstacleError` unless its constants are ones of their channels."""
+    first = next((operator_named(node_info(user).operator) for user in chain[-1].users), None)
+    dimensions = 0 if first is None or not first.name.startswith("conv") else batched_dimensions(first) - 2
+    places = _linear_readers(chain[-1], _ConvolvedChannels(dimensions))
+    if not places:
+        raise _ObstacleError("no convolution reads it")
+    bound = bound_arguments(places[0].node, places[0].operator)
+    weight = parameter_value(program.root, bound["weight"])
+    channels = weight.shape[1] * bound.get("groups", 1)
+    info = node_info(placeholder)
+    if info.dtype is not None and not info.dtype.is_floating_point:
+        raise _ObstacleError(f"the input has dtype {info.dtype}, which a convolution does not take")
+    if info.shape is not None and info.shape[-1 - dimensions] != channels:
+        raise _ObstacleError("the input has other channels before it is normalized")
+    for node in chain:
+        constant = _value_and_constant(node)[1]
+        if isinstance(constant, fx.Node):
+            shape = tuple(parameter_value(program.root, constant).shape)
+            most = dimensions + 2 if info.shape is None else len(info.shape)
+            _check_constant(node, shape, (channels, *[1] * dimensions), most)
+    return places
+
+
+def _check_constant(node: fx.Node, shape: tuple[int, ...], per_channel: tuple[int, ...], most: int) -> None:
+    """`_ObstacleError` unless a constant of this shape is one value, or one for each channel, in at most so many dimensions."""
+    alike = all(size == 1 for size in shape)
+    fits = shape[-len(per_channel) :] == per_channel and all(size == 1 for size in shape[: -len(per_channel)])
+    if not (alike or fits) or len(shape) > most:
+        raise _ObstacleError(
+            f"the constant of {node_info(node).name} has shape {shape}, which is not one value for each channel"
+        )
+
+
+def parameter_value(root: nn.Module, node: fx.Node) -> Any:
+    """The value of a node that depends on parameters alone."""
+    if node.op == "get_attr":
+        return attribute_of(node, root)
+    assert node.op == "call_function" and callable(node.target)
+    args, kwargs = map_arguments(
+        (node.args, node.kwargs), lambda leaf: parameter_value(root, leaf) if isinstance(leaf, fx.Node) else leaf
+    )
+    with torch.no_grad():
+        return node.target(*args, **kwargs)
 
 
 class MergeLayerNorm(Pass):
@@ -378,9 +529,9 @@ class MergeLayerNorm(Pass):
                     raise _ObstacleError("it has no weight")
                 if len(bound["normalized_shape"]) != 1:
                     raise _ObstacleError("it normalizes more than the last dimension")
-                places = _linear_readers(node, _keeps_last_dimension)
-                if not places or any(place.operator.name != "linear" for place in places):
-                    raise _ObstacleError("not only dense layers read it")
+                places = _linear_readers(node, _LastDimension(program))
+                if not places:
+                    raise _ObstacleError("no dense layer reads it")
             except _ObstacleError as obstacle:
                 result.reasons.append((info.name, str(obstacle)))
                 continue

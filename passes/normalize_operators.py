@@ -39,6 +39,7 @@ class NormalizeOperators(Pass):
 
     name = "normalize_operators"
     stage = "normalize"
+    unfinished = True  # RemoveInplace gives later readers the effect of in-place operations
 
     def __init__(self, constants: Collection[str] = ()) -> None:
         self.constants = frozenset(constants)

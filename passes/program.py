@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from torch import fx, nn
 
+from lrpfx.errors import CaptureError
+from lrpfx.guards import Guard
 from lrpfx.node import NodeInfo, set_info
 
 
@@ -19,11 +21,13 @@ class Stage:
     details: tuple[tuple[str, str], ...]  # (qualified name, what was done there)
     reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
     code: str
+    unverified: str = ""  # why what the pass changed was not held against the model, if so
 
     def __str__(self) -> str:
         lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
         lines += [f"#   {name}: {detail}" for name, detail in self.details]
         lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
+        lines += [f"#   not verified: {self.unverified}"] if self.unverified else []
         return "\n".join([*lines, self.code])
 
 
@@ -40,6 +44,9 @@ class Program:
     history: list[Stage] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
+    unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
+    guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments
+    fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
 
 
 @dataclass
@@ -57,8 +64,10 @@ class Pass(ABC):
 
     name: ClassVar[str]
     stage: ClassVar[str]
-    #: Whether the pass may edit nodes; one that does not leaves nothing to verify.
+    #: Whether the pass may change the graph. The driver finds out whether it did.
     edits: ClassVar[bool] = True
+    #: Whether the next pass completes what this one begins; the graph is then verified after that.
+    unfinished: bool = False
 
     @abstractmethod
     def run(self, program: Program) -> PassResult:
@@ -78,3 +87,17 @@ def insert_call(
         node = graph.create_node("call_function", target, args, kwargs, name=info.name.replace(".", "_"))
     set_info(node, info)
     return node
+
+
+def refuse_state(tensor: fx.Node, name: str) -> None:
+    """`CaptureError` if the output depends on a tensor of the model that forward itself overwrites."""
+    reached, pending = {tensor}, [tensor]
+    while pending:
+        node = pending.pop()
+        if node.op == "output":
+            raise CaptureError(
+                f"forward overwrites {name!r}, on which its output depends: each call would compute something else than the "
+                "one before. Change it outside of forward, or keep its value in an input."
+            )
+        pending += [user for user in node.users if user not in reached]
+        reached.update(node.users)

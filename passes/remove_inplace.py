@@ -9,7 +9,7 @@ from lrpfx.node import Role, calls, node_info, set_info
 from lrpfx.operators import spelling_of
 
 from .normalize_operators import INPLACE
-from .program import Pass, PassResult, Program
+from .program import Pass, PassResult, Program, refuse_state
 
 #: Operators whose result is always a view, never a copy.
 _VIEWS = frozenset(
@@ -46,7 +46,11 @@ class RemoveInplace(Pass):
             overwritten = node.args[0]
             if not isinstance(overwritten, fx.Node):
                 continue
-            for alias in memory.sharing(overwritten):
+            aliases = memory.sharing(overwritten)
+            for state in aliases:
+                if state.op == "get_attr":
+                    refuse_state(state, str(state.target))
+            for alias in aliases:
                 later = [user for user in alias.users if order[user] > order[node]]
                 if alias in (overwritten, node) or order[alias] > order[node] or not later:
                     continue

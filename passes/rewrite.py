@@ -36,6 +36,7 @@ class Rewrite(Pass):
         """
         self.optimize = optimize
         self.gate = Gate() if differentiable else None
+        self.unfinished = not differentiable  # FOLD computes the branches' parameters, once
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

@@ -119,3 +119,188 @@ def test_example_inputs_verify_every_stage(name):
     model, x = NETWORKS[name]()
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert_close(explain_model(x), model(x).detach(), 1e-12)
+
+
+# --- verification ---------------------------------------------------------------------------------------------------------
+
+
+class Sloppy(passes.Pass):
+    """A pass that changes a graph and reports nothing."""
+
+    name = "sloppy"
+    stage = "canonize"
+
+    def __init__(self, change):
+        self.change = change
+
+    def run(self, program):
+        self.change(program)
+        return passes.PassResult()
+
+
+def without_relu(program):
+    node = next(node for node in program.graph.nodes if node.target is torch.nn.functional.relu)
+    node.replace_all_uses_with(node.args[0])
+    program.graph.erase_node(node)
+
+
+def with_other_weights(program):
+    with torch.no_grad():
+        next(program.root.parameters()).mul_(2.0)
+
+
+def with_another_constant(program):
+    node = next(node for node in program.graph.nodes if node.target is torch.nn.functional.avg_pool2d)
+    node.args, node.kwargs = (node.args[0],), {"kernel_size": 2, "divisor_override": 3}
+
+
+@pytest.mark.parametrize("change", [without_relu, with_other_weights, with_another_constant])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_change_that_a_pass_does_not_report_is_found(change, given, monkeypatch):
+    from lrpfx import pipeline
+
+    stages = pipeline._rules
+
+    def with_a_defect(*args):
+        yield Sloppy(change)
+        yield from stages(*args)
+
+    monkeypatch.setattr(pipeline, "_rules", with_a_defect)
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(lrpfx.VerificationError, match="after sloppy the graph of ResidualNet computes something else"):
+        lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=x if given else None)
+
+
+@pytest.mark.parametrize("name", ["remove_dropout", "find_gates", "rewrite", "fold"])
+@pytest.mark.parametrize("given", [True, False])
+def test_every_stage_is_verified(name, given, monkeypatch):
+    """A defect of a pass is found at the pass, or at the one that completes it."""
+    step = next(cls for cls in vars(passes).values() if getattr(cls, "name", None) == name)
+    run = step.run
+
+    def defective(self, program):
+        result = run(self, program)
+        (output,) = program.graph.find_nodes(op="output")
+        with program.graph.inserting_before(output):
+            doubled = program.graph.call_function(torch.mul, (output.args[0], 2.0))
+        lrpfx.node.set_info(doubled, lrpfx.node.NodeInfo("doubled", operator="mul", kind="Product"))
+        output.args = (doubled,)
+        return result
+
+    monkeypatch.setattr(step, "run", defective)
+    where = "rewrite and fold" if name in ("rewrite", "fold") else "normalize" if not given else name
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(lrpfx.VerificationError, match=f"after {where} the graph"):
+        lrpfx.transform(
+            small_net(), EpsilonPlus(), example_inputs=x if given else None, unassigned="gradient", capture="symbolic"
+        )
+
+
+def test_verification_that_is_left_out_is_noticed(monkeypatch):
+    checked = []
+    check = passes.Verification.check
+
+    def noted(self, program, name, **options):
+        checked.append(name)
+        check(self, program, name, **options)
+
+    monkeypatch.setattr(passes.Verification, "check", noted)
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(2, 3, 8, 8))
+    assert checked == [
+        "capture", "normalize_operators", "remove_dropout", "merge_batch_norm", "rewrite and fold",
+    ]  # fmt: skip
+    assert not any(stage.unverified for stage in lrpfx.history(explain_model))
+    checked.clear()
+    lrpfx.transform(small_net(), EpsilonPlus(), fold=False)
+    assert checked == ["normalize", "merge_batch_norm", "rewrite"]
+
+
+def test_a_pass_that_is_not_to_edit():
+    class Edits(Sloppy):
+        edits = False
+
+    with pytest.raises(lrpfx.PassError, match="sloppy is not to edit anything, but it changed the graph of ResidualNet"):
+        passes.run_pass(passes.capture_symbolic(small_net()), Edits(with_other_weights))
+
+
+class Pair(nn.Module):
+    def forward(self, a, b):
+        return torch.relu(a) + b
+
+
+def test_what_nothing_verifies_says_so():
+    model, a = Pair().eval(), torch.randn(2, 3)
+    reason = "there are no example inputs, and random ones do not fit the model"
+    stages = {stage.name: stage for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus()))}
+    for name in ("symbolic", "normalize_operators", "rewrite"):
+        assert stages[name].unverified == reason and f"not verified: {reason}" in str(stages[name])
+    assert not stages["assign"].unverified, "it changes nothing"
+    assert f"the graph is not verified: {reason}" in lrpfx.check(model, EpsilonPlus()).warnings
+    for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus(), example_inputs=(a, a))):
+        assert not stage.unverified and "not verified" not in str(stage)
+    assert not lrpfx.check(model, EpsilonPlus(), a, a).warnings
+
+
+def checked(expected, actual):
+    """Hold a graph that returns `actual` against `expected`."""
+    holder = nn.Module()
+    graph = torch.fx.Graph()
+    graph.placeholder("x")
+
+    def node_of(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = f"value{len(dict(holder.named_buffers()))}"
+        holder.register_buffer(name, value)
+        return graph.get_attr(name)
+
+    graph.output(lrpfx.node.map_arguments(actual, node_of))
+    passes.Verification((torch.zeros(1),), expected, records=False).check(passes.Program(holder, graph, "Net"), "a test")
+
+
+PRECISION = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 5e-2}
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+def test_precision_is_that_of_the_dtype(dtype):
+    expected = torch.tensor([100.0, 1.0, -50.0], dtype=torch.float64)
+    near = expected * (1 + 0.4 * PRECISION[dtype])
+    far = expected * (1 + 4 * PRECISION[dtype])
+    checked(expected.to(dtype), near.to(dtype))
+    with pytest.raises(lrpfx.VerificationError, match="not close"):
+        checked(expected.to(dtype), far.to(dtype))
+    with pytest.raises(lrpfx.VerificationError, match="not close"):  # however small outputs are
+        checked((1e-4 * expected).to(dtype), (0.5e-4 * expected).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, torch.nan])),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, torch.nan])),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, -torch.inf])),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float16)),
+        (torch.tensor([1.0]), torch.tensor([[1.0]])),
+        (torch.tensor([1.0]), (torch.tensor([1.0]), torch.tensor([1.0]))),
+        (torch.tensor([1000]), torch.tensor([1001])),
+        (torch.tensor([True]), torch.tensor([False])),
+        ((torch.tensor([1.0]), 3), (torch.tensor([1.0]), 4)),
+        ((torch.tensor([1.0]), "a"), (torch.tensor([1.0]), "b")),
+        ((torch.tensor([1.0]), 1), (torch.tensor([1.0]), True)),
+        ({"a": torch.tensor([1.0]), "b": torch.tensor([1e6])}, {"a": torch.tensor([1.01]), "b": torch.tensor([1e6])}),
+    ],
+)
+def test_outputs_that_differ(expected, actual):
+    checked(expected, expected)
+    with pytest.raises(lrpfx.VerificationError, match="after a test the graph of Net computes something else"):
+        checked(expected, actual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_models_of_low_precision_are_verified(dtype, capture):
+    model, x = small_net().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
+    result = lrpfx.attribute(explain_model, x, 1)
+    assert result.relevance.dtype == dtype and torch.isfinite(result.relevance).all()

@@ -168,6 +168,113 @@ def test_relevance_at_padded_borders():
     assert_close(actual, (z * pulled).detach(), 1e-12)
 
 
+class Function(nn.Module):
+    """A function in front of a layer."""
+
+    def __init__(self, function, layer):
+        super().__init__()
+        self.function, self.layer = function, layer
+
+    def forward(self, x):
+        return self.layer(self.function(x))
+
+
+#: What stands behind a batch norm of 4 channels -> whether it can be merged, what stands there, and the shape of a sample.
+BETWEEN = {
+    "AvgPool1d, dense over positions": (False, lambda: nn.Sequential(nn.AvgPool1d(2), nn.Linear(8, 3)), (4, 16)),
+    "dense over positions": (False, lambda: nn.Linear(8, 3), (4, 8)),
+    "mean over rows, dense over columns": (False, lambda: Function(lambda x: x.mean((2,)), nn.Linear(8, 3)), (4, 6, 8)),
+    "mean that keeps dimensions": (False, lambda: Function(lambda x: x.mean(2, True), nn.Linear(8, 3)), (4, 6, 8)),
+    "mean over channels": (False, lambda: Function(lambda x: x.mean(-3), nn.Linear(8, 3)), (4, 6, 8)),
+    "mean over all": (False, lambda: Function(lambda x: x.mean() * torch.ones(2, 8), nn.Linear(8, 3)), (4, 6, 8)),
+    "adaptive, dense over columns": (False, lambda: nn.Sequential(nn.AdaptiveAvgPool2d((1, 4)), nn.Linear(4, 3)), (4, 6, 8)),
+    "divisor": (False, lambda: nn.Sequential(nn.AvgPool2d(2, divisor_override=3), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
+    "padded mean": (False, lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
+    "pooling over channels": (False, lambda: nn.Sequential(nn.AvgPool2d((1, 2)), nn.Conv1d(4, 3, 1)), (4, 8)),
+    "padded channels": (False, lambda: Function(lambda x: F.pad(x, (1, 1, 0, 0), "reflect"), nn.Conv1d(4, 3, 1)), (4, 8)),
+    "padded with zeros": (False, lambda: Function(lambda x: F.pad(x, (1, 1)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
+    "maximum": (False, lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
+    "flattened rows": (False, lambda: Function(lambda x: x.flatten(2), nn.Linear(48, 3)), (4, 6, 8)),
+    "pooling of features": (
+        False, lambda: Function(lambda x: F.avg_pool1d(x.flatten(1), 2), nn.Linear(96, 3)), (4, 6, 8),
+    ),
+    "ceil mode": (True, lambda: nn.Sequential(nn.AvgPool2d(3, 2, ceil_mode=True), nn.Conv2d(4, 3, 1)), (4, 6, 6)),
+    "padding that does not count": (
+        True, lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1, True, count_include_pad=False), nn.Conv2d(4, 3, 1)), (4, 6, 6),
+    ),
+    "negative dimensions": (True, lambda: Function(lambda x: x.mean((-1, -2)), nn.Linear(4, 3)), (4, 6, 8)),
+    "mean of 1": (True, lambda: Function(lambda x: x.mean(-1), nn.Linear(4, 3)), (4, 8)),
+    "mean, flattened": (True, lambda: Function(lambda x: x.mean(2).flatten(1), nn.Linear(32, 3)), (4, 6, 8)),
+    "kept, flattened": (True, lambda: Function(lambda x: x.mean((2,), keepdim=True).flatten(-3), nn.Linear(32, 3)), (4, 6, 8)),
+    "AvgPool1d, flattened": (True, lambda: nn.Sequential(nn.AvgPool1d(2), nn.Flatten(), nn.Linear(32, 3)), (4, 16)),
+    "flattened twice": (True, lambda: nn.Sequential(nn.Flatten(), nn.Flatten(), nn.Linear(32, 3)), (4, 8)),
+    "matrix": (True, lambda: nn.Linear(4, 3), (4,)),
+    "conv1d": (True, lambda: nn.Sequential(nn.AvgPool1d(2), nn.Conv1d(4, 3, 3, padding=1)), (4, 8)),
+    "conv3d": (True, lambda: nn.Sequential(nn.AvgPool3d(2), nn.Conv3d(4, 3, 2)), (4, 4, 4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_only_what_is_proven_is_merged(name, relu):
+    """Without a verification too: `capture` gives no example, and the driver's own is not relied on."""
+    merges, behind, shape = BETWEEN[name]
+    norm = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(shape) - 1](4)
+    model, x = Net(behind(), norm, relu), torch.randn(2, *shape)
+    with torch.no_grad():
+        model.norm.weight[:2] = torch.tensor([0.0, -1.0])
+    for example in (x, None):
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=example)
+        assert_close(explain_model(x), model(x).detach(), 1e-13)
+        kept = [row for row in lrpfx.assignment(explain_model) if row.kind == "BatchNorm"]
+        stage = {stage.name: stage for stage in lrpfx.history(explain_model)}["merge_batch_norm_right"]
+        assert bool(kept) != bool(stage.matches) and bool(kept) == bool(stage.reasons)
+        if example is not None:
+            assert stage.matches == merges
+        else:
+            assert stage.matches <= merges
+        accounts = lrpfx.ledger(explain_model, x, torch.randn_like(model(x)))
+        assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+
+
+@pytest.mark.parametrize("name", [name for name in BETWEEN if BETWEEN[name][0]])
+def test_relevance_is_that_of_the_layers_with_the_affine_map_in_them(name):
+    """Each layer is linear: the last reads what the affine map makes of pooled values, the others pool."""
+    _, behind, shape = BETWEEN[name]
+    norm = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(shape) - 1](4)
+    model, x = Net(behind(), norm, relu=False), torch.randn(2, *shape)
+    epsilon = 0.1
+    layers = list(model.behind) if isinstance(model.behind, nn.Sequential) else [model.behind]
+    pools, last = (layers[:-1], layers[-1]) if len(layers) > 1 else ([], layers[0])
+    if isinstance(last, Function):
+        pools, last = [last.function], last.layer
+    pool = lambda z: z if not pools else pools[0](z)  # noqa: E731
+    neutral = bool(pools) and isinstance(pools[0], nn.Flatten)
+    mapped = [lrpfx.types.Linear, *([lrpfx.types.AvgPool] if pools and not neutral else [])]
+    rules = [(kind, lrpfx.rules.Epsilon(epsilon)) for kind in mapped]
+    composite = EpsilonPlus(layer_map=[*rules, (lrpfx.types.Sum, lrpfx.rules.Only(0))])
+    seed = torch.randn_like(model(x))
+    actual = lrpfx.attribute(lrpfx.transform(model, composite, example_inputs=x), x, seed).relevance
+
+    def propagate(function, z, relevance):
+        z = z.detach().requires_grad_()
+        output = function(z)
+        stabilized = output + epsilon * torch.where(output >= 0, 1.0, -1.0)
+        (pulled,) = torch.autograd.grad(output, z, relevance.reshape(output.shape) / stabilized.detach())
+        return (z * pulled).detach()
+
+    z = x + x.flip(0)
+    pooled = pool(z)
+    tail = lambda value: last(value.flatten(1) if value.ndim > 2 and isinstance(last, nn.Linear) else value)  # noqa: E731
+    scale, shift = affine_of(model.norm)
+    if pooled.ndim == 2 and pooled.shape[1] != 4:  # features: each channel stands for several in a row
+        scale, shift = (value.repeat_interleave(pooled.shape[1] // 4) for value in (scale, shift))
+    place = (1, -1, *[1] * (pooled.ndim - 2))
+    relevance = propagate(lambda value: tail(value * scale.reshape(place) + shift.reshape(place)), pooled, seed)
+    expected = relevance.reshape(z.shape) if neutral or not pools else propagate(pool, z, relevance)
+    assert_close(actual, expected, 1e-11)
+
+
 def test_several_readers_and_reasons():
     class Shared(nn.Module):
         def __init__(self, skip):
@@ -213,6 +320,11 @@ def test_wrong_merges_are_caught_without_example_inputs(monkeypatch):
         lambda self, x: (x / 255.0 - self.mean) / self.deviation,
         lambda self, x: torch.add(x * 2.0, self.mean, alpha=3),
         lambda self, x: 1.0 - x,
+        lambda self, x: self.mean - x,
+        lambda self, x: torch.add(self.mean, x, alpha=3),
+        lambda self, x: torch.sub(self.mean, x * 0.5, alpha=3) * self.deviation[None],
+        lambda self, x: torch.rsub(x, self.mean, alpha=3),
+        lambda self, x: torch.rsub(self.mean, x, alpha=3),
         lambda self, x: x.sub(0.5).div(0.25),
     ],
 )
@@ -235,6 +347,25 @@ def test_input_normalization(normalize):
     assert_close(explain_model(x), model(x), 1e-13)
     plain = lrpfx.assignment(lrpfx.transform(model, lrpfx.composites.EpsilonGammaBox(0.0, 1.0)))
     assert len(plain) > 2
+
+
+@pytest.mark.parametrize(
+    "normalize",
+    [
+        lambda x: x - torch.tensor([0.4, 0.5, 0.6]),  # of the columns
+        lambda x: x - torch.tensor([0.4, 0.5, 0.6])[:, None],  # of the rows
+        lambda x: x - torch.arange(27.0, dtype=x.dtype).reshape(3, 3, 3),
+        lambda x: torch.div(x, torch.tensor([0.4, 0.5, 0.6])[:, None, None], rounding_mode="floor"),
+        lambda x: torch.tensor([0.4, 0.5, 0.6])[:, None, None] / (x + 0.1),
+        lambda x: x[0] - torch.tensor([0.4, 0.5, 0.6])[None, :, None, None],
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_constants_that_are_not_one_value_for_each_channel(normalize, given):
+    model, x = Function(normalize, nn.Conv2d(3, 4, 2)).eval(), torch.rand(2, 3, 3, 3)
+    composite = EpsilonPlus(canonizers=[MergeInputNormalization()])
+    explain_model = lrpfx.transform(model, composite, example_inputs=x if given else None, unassigned="gradient")
+    assert_close(explain_model(x), model(x).detach(), 1e-13)
 
 
 def test_layer_norm_into_dense_layers():
