@@ -3,8 +3,10 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+NETWORKS ?= 5000
+SEED ?= 0
 
-.PHONY: demo page test test-slow test-examples sweep formats bench lint format clean
+.PHONY: demo page test test-slow test-examples sweep formats bench fuzz lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch.
@@ -29,6 +31,10 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
+
+# Random networks and composites, NETWORKS of them from SEED on; some three in a second.
+fuzz: $(VENV)/installed
+	$(BIN)/python tests/fuzzing --networks $(NETWORKS) --seed $(SEED)
 
 # The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
 test-examples: $(VENV)/installed
