@@ -109,7 +109,7 @@ class Network:
         values = self.build(returns="{" + ", ".join(f'"{name}": {name}' for name in names) + "}")(*examples)
         model = self.build(held=names)
         for name in names:
-            model.register_buffer(f"held_{name}", values[name])
+            model.register_buffer(f"held_{name}", values[name].detach())
         return model
 
     def reproduction(self, composite: str) -> str:
