@@ -12,24 +12,12 @@ from .table import FEATURES, TOKENS, WEIGHTS, Feature
 
 #: Features that the compiler does not get right yet, by the set under which they can be asked for.
 PENDING: dict[str, tuple[str, ...]] = {
-    "constants": (
-        "mask_of_tokens", "mask_of_truth_values", "function_of_tokens", "function_of_positions", "step_of_the_data",
-        "one_hot_of_the_largest", "constant_of_a_constant",
-    ),
-    "keywords": ("reduction_with_the_keywords_of_numpy", "concatenation_along_the_axis"),
     "merges": (
         "batch_norm_over_another_dimension", "batch_norm_before_pooling_and_a_layer", "batch_norm_before_a_mean_and_a_layer",
         "pooling_with_the_divisor",
     ),
-    "spellings_of_aten": ("concatenation_as_concat", "product_as_multiply", "shrink"),
     "front_ends": ("softsign", "local_response_norm", "channels_dropped_out"),
     "aliases": ("alias_read_after_a_write", "write_through_a_view"),
-    "operators": (
-        "bilinear", "named_results", "further_reductions", "power_of_a_number", "power_pooling", "softmax_of_the_negative",
-        "further_products", "horizontal_stacking", "sliced_sequence",
-    ),
-    "statistics": ("statistic", "written_layer_norm"),
-    "signs": ("softplus_of_the_negative",),
 }  # fmt: skip
 
 

@@ -113,7 +113,6 @@ def further_products(b: Builder) -> None:
         [
             ("torch.linalg.matmul({0}[:, :, None], {1}[:, None])", first.shape * 2),
             ("F.pairwise_distance({0}, {1}, keepdim=True)", (1,)),
-            ("torch.linalg.vecdot({0}, {1})[:, None]", (1,)),
         ]
     )
     b.emit(text.format(first.name, second.name), shape=shape)
