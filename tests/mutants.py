@@ -127,20 +127,23 @@ def tested(module: str, code: str | None, seconds: float = SECONDS) -> str:
     path = COPY / ("lrpfx/" + module if module.startswith("passes/") else module)
     original = (ROOT / module).read_text()
     path.write_text(original if code is None else code)
+    child = os.fork()
+    if child == 0:
+        _run_tests(module)
+    ended = False
     try:
-        child = os.fork()
-        if child == 0:
-            _run_tests(module)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             found, status = os.waitpid(child, os.WNOHANG)
             if found:
+                ended = True
                 return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
             time.sleep(0.1)
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         return "timeout"
-    finally:
+    finally:  # also where this program is told to end
+        if not ended:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         path.write_text(original)
 
 
@@ -149,6 +152,7 @@ def _run_tests(module: str) -> None:
     import pytest
 
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(COPY)
     sys.path[:0] = [str(COPY), str(COPY / "tests")]
     sys.dont_write_bytecode = True
@@ -206,6 +210,7 @@ def main() -> None:
     import torchvision  # noqa: F401  # isort: skip
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     mutants = drawn(options.mutants, options.seed, options.modules)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     prepare()
