@@ -3,8 +3,11 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+NETWORKS ?= 5000
+SEED ?= 0
+MUTANTS ?= 300
 
-.PHONY: demo page test test-slow test-examples sweep formats bench lint format clean
+.PHONY: demo page test test-slow test-examples sweep formats bench fuzz mutants lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch.
@@ -29,6 +32,15 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
+
+# Random networks and composites, NETWORKS of them from SEED on; some three in a second.
+fuzz: $(VENV)/installed
+	$(BIN)/python tests/fuzzing --networks $(NETWORKS) --seed $(SEED)
+
+# MUTANTS small changes of the code, each of which some test must notice; writes the table of docs/testing.md.
+mutants: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
+	$(BIN)/python tests/mutants.py --mutants $(MUTANTS) --seed $(SEED)
 
 # The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
 test-examples: $(VENV)/installed

@@ -355,6 +355,8 @@ class _Reader:
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
+        if node.target is aten.slice_scatter.default and copied.args[4:5] == (sys.maxsize,):
+            copied.args = (*copied.args[:4], None, *copied.args[5:])  # torch.vmap fails for the derivative with a written end
         return copied
 
     def _attribute(self, name: str) -> fx.Node:

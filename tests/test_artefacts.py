@@ -410,3 +410,23 @@ def test_onnx_runtime_has_no_convolutions_in_float64(explain_model, tmp_path):
     with pytest.raises(lrpfx.ArtefactError, match="cannot be loaded by onnxruntime"):
         lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.onnx")
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("wrong, size", [(float("nan"), "first"), (float("inf"), "last"), (1.0, "last")])
+def test_no_wrong_result_passes_the_self_test(wrong, size, explain_model, tmp_path, monkeypatch):
+    """Results that are not finite differ, too."""
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.pt2"))
+    assert runner.verify() <= 1e-12
+    call, batches = type(runner).__call__, []
+
+    def with_a_wrong_entry(self, **arguments):
+        results = call(self, **arguments)
+        batches.append(len(results["output"]))
+        if (len(batches) == 1) == (size == "first"):
+            results["relevance"].view(-1)[-1] = wrong
+        return results
+
+    monkeypatch.setattr(type(runner), "__call__", with_a_wrong_entry)
+    with pytest.raises(lrpfx.ArtefactError, match="relevance differs"):
+        runner.verify()
+    assert len(batches) == (1 if size == "first" else 2)

@@ -203,6 +203,18 @@ def test_softmax_without_a_dimension():
     assert_close(relevance, expected, 1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("shape, dim", [((4,), 0), ((2, 3), 1), ((2, 3, 4), 0), ((2, 3, 4, 2), 1), ((2, 3, 2, 2, 2), 1)])
+def test_the_dimension_that_a_softmax_takes_where_it_is_not_told(shape, dim):
+    x, seed = torch.randn(shape), torch.randn(shape)
+    expected = explain(nn.Softmax(dim), x, seed)
+    implicit = explain(nn.Softmax(), x, seed)
+    assert_close(implicit.output, torch.softmax(x, dim), 1e-14)
+    assert_close(implicit.relevance, expected.relevance, 1e-14)
+    accounts = lrpfx.ledger(lrpfx.transform(nn.Sequential(nn.Softmax()).eval(), EpsilonPlus()), x, seed)
+    assert accounts.unexplained <= 1e-12
+
+
 def test_layer_norm_conserves_up_to_its_bias():
     layer, x = nn.LayerNorm(8, elementwise_affine=False), torch.randn(3, 8)
     seed = torch.randn(3, 8)

@@ -5,6 +5,7 @@ import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
 
 import lrpfx
+from lrpfx import lowering
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat
 from lrpfx.lowering import EXPORTABLE
 from lrpfx.rules import Hook
@@ -201,3 +202,25 @@ def test_functions_that_are_replaced_for_export(dim):
     for shape in fitting[dim]:
         indices = torch.randint(3, shape)
         assert torch.equal(form(x, indices, dim), torch.take_along_dim(x, indices, dim))
+
+
+@pytest.mark.parametrize(
+    "result, wrong", [("output", float("nan")), ("relevance", float("inf")), ("balance", 1.0), ("conv1", 1.0)]
+)
+def test_programs_are_held_against_attribute(result, wrong, explain_model, monkeypatch):
+    """Every result of every batch size, and what is not finite differs."""
+    expected = lowering._Job.expected
+    sizes = []
+
+    def with_a_wrong_entry(self, arguments):
+        found = expected(self, arguments)
+        sizes.append(len(arguments[0]))
+        if len(sizes) == 3:
+            found[result] = found[result].clone()
+            found[result].view(-1)[-1] += wrong
+        return found
+
+    monkeypatch.setattr(lowering._Job, "expected", with_a_wrong_entry)
+    with pytest.raises(lrpfx.LoweringError, match=f"{result} of the program differs from the module's own for a batch of"):
+        lrpfx.lower(explain_model, images(), record=["conv1"], balance=True)
+    assert len(set(sizes)) == 3

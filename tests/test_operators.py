@@ -210,11 +210,91 @@ def test_every_spelling_can_be_pickled_by_path():
         assert resolve_path(dotted_path(function)) is function
 
 
-def test_adjoints_are_transposes():
+def settings_of(name, dimensions):
+    """Options of a linear operator that its adjoint must follow."""
+    if name in ("linear", "add"):
+        return [{}]
+    options = [{"stride": 2, "dilation": 2, "padding": 1}, {"stride": (2,), "padding": (1,) * dimensions}, {"groups": 2}]
+    if name.startswith("conv_transpose"):
+        return [{}, *options, {"stride": 2, "output_padding": 1}]
+    return [{}, *options, {"padding": "valid"}, {"padding": "same"}, {"padding": "same", "dilation": 2}]
+
+
+def linear_calls(row):
+    """Tensor arguments by name, with shapes that a linear operator takes, and its options."""
+    dimensions = int(row.name.partition("d")[0][-1]) if row.name[:4] == "conv" else 0
+    for options in settings_of(row.name, dimensions):
+        if row.name == "add":
+            for shape in ((3, 4), (4,), (3, 1), ()):
+                yield {"input": torch.randn(3, 4), "other": torch.randn(shape)}, options
+        elif row.name == "linear":
+            for shape in ((4,), (3, 4), (2, 3, 4)):
+                yield {"input": torch.randn(shape), "weight": torch.randn(5, 4)}, options
+        else:
+            groups = options.get("groups", 1)
+            transposed = row.name.startswith("conv_transpose")
+            channels = (4, 6 // groups) if transposed else (6, 4 // groups)
+            weight = torch.randn(*channels, *(3, 2, 3)[:dimensions])
+            for batch in ((2,), ()):
+                yield {"input": torch.randn(*batch, 4, *(6, 5, 7)[:dimensions]), "weight": weight}, options
+
+
+LINEAR_ROWS = [row for row in operators.all_operators() if row.adjoint is not None]
+
+
+@pytest.mark.parametrize("row", LINEAR_ROWS, ids=lambda row: row.name)
+def test_adjoints_are_transposes(row):
     """<A x, g> = <x, Aᵀ g> for every operator with an adjoint of its own is what the dense formulas rest on."""
-    with_adjoint = {row.name for row in operators.all_operators() if row.adjoint is not None}
+    answered = 0
+    for tensors, options in linear_calls(row):
+        arguments = {name: default for name, default in row.arguments.items() if name not in tensors} | options
+        output = row.function(**tensors, **arguments)
+        gradient = torch.randn(output.shape)
+        inputs = [tensors[name] for name in row.data]
+        adjoint = row.adjoint(gradient, inputs, {**tensors, **arguments})
+        if adjoint is None:  # the general route is taken
+            continue
+        answered += 1
+        assert [value.shape for value in adjoint] == [value.shape for value in inputs]
+        assert adjoint[0].abs().sum() > 0
+        there = (output * gradient).sum()
+        back = sum((value * transposed).sum() for value, transposed in zip(inputs, adjoint, strict=True))
+        assert abs(there - back) <= 1e-12 * (output.norm() * gradient.norm())
+        for place, value in enumerate(inputs):  # that of the derivative, in which a multiple of another cannot hide
+            other = [*inputs[:place], value + torch.randn(value.shape), *inputs[place + 1 :]]
+            changed = row.function(**{**tensors, **dict(zip(row.data, other, strict=True))}, **arguments)
+            expected = ((other[place] - value) * adjoint[place]).sum()
+            assert abs(((changed - output) * gradient).sum() - expected) <= 1e-11 * (changed.norm() * gradient.norm())
+    assert answered >= 3
+
+
+def test_no_adjoint_is_missing():
     convolutions = {f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)}
-    assert with_adjoint == {"linear", "add", *convolutions, *(f"conv{n}d_with_bias_map" for n in (1, 2, 3))}
+    assert {row.name for row in LINEAR_ROWS} == {
+        "linear",
+        "add",
+        *convolutions,
+        *(f"conv{n}d_with_bias_map" for n in (1, 2, 3)),
+    }
+
+
+@pytest.mark.parametrize("row", [row for row in LINEAR_ROWS if row.uniform is not None], ids=lambda row: row.name)
+def test_outputs_for_an_input_that_is_the_same_everywhere(row):
+    """With one value for all channels, and with one for each."""
+    for tensors, options in linear_calls(row):
+        arguments = {name: default for name, default in row.arguments.items() if name not in tensors} | options
+        weight, shape = tensors["weight"], tensors["input"].shape
+        transposed = row.name.startswith("conv_transpose")
+        outputs = weight.shape[1] * options.get("groups", 1) if transposed else weight.shape[0]
+        channels = shape[-1] if row.name == "linear" else 4
+        for values in (None, torch.randn(channels)):
+            for bias in (None, None if row.name.endswith("_map") else torch.randn(outputs)):
+                given = {**arguments, "weight": weight, "bias": bias}
+                same = torch.ones(channels) if values is None else values
+                input = same.expand(shape) if row.name == "linear" else same.reshape(-1, *[1] * (weight.ndim - 2)).expand(shape)
+                expected = row.function(input=input, **given)
+                actual = row.uniform(shape, values, given)
+                assert_close(actual.expand_as(expected), expected, 1e-12)
 
 
 @pytest.mark.parametrize("alpha", [1, 3])

@@ -506,3 +506,19 @@ def test_shared_tensors_and_hooks():
     explain_model.get_submodule("2").register_forward_hook(lambda module, args, output: 2 * output)
     expected = model[5](model[4](F.relu(2 * model[2](model[1](model[0](x))))))
     torch.testing.assert_close(explain_model(x.requires_grad_()), expected)
+
+
+def test_several_targets_behind_an_assigned_slice():
+    """torch.export writes the end of a slice as the largest integer, for which torch.vmap has no derivative."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            result = x.clone()
+            result[:, 1:] = 2.0 * x[:, :-1]
+            return result
+
+    x, seeds = torch.randn(3, 4), torch.randn(2, 3, 4)
+    explain_model = lrpfx.transform(Net().eval(), EpsilonPlusFlat(), example_inputs=x, capture="export")
+    together = lrpfx.attribute(explain_model, x, seeds, chunk_size=2).relevance
+    for relevance, seed in zip(together, seeds, strict=True):
+        assert_close(relevance, lrpfx.attribute(explain_model, x, seed).relevance, 1e-14)

@@ -115,7 +115,7 @@ def test_the_driver_verifies_passes_that_promise_to_preserve():
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_example_inputs_verify_every_stage(name):
+def test_networks_keep_their_output_with_example_inputs(name):
     model, x = NETWORKS[name]()
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert_close(explain_model(x), model(x).detach(), 1e-12)

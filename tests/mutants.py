@@ -1,0 +1,239 @@
+"""Mutation testing: small changes of the code, each of which some test must notice.
+
+`make mutants` draws MUTANTS of them from the modules below, runs the tests that cover each in a copy of the tree, and writes
+the table of docs/testing.md. Results are kept in build/mutants.json: a run that was stopped goes on where it was. A mutant is
+tested again where the module or its tests have changed. The mutations are cosmic-ray's.
+"""
+
+import argparse
+import ast
+import collections
+import difflib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).parent.parent
+RESULTS, COPY, DOCUMENT = ROOT / "build" / "mutants.json", ROOT / "build" / "mutants", ROOT / "docs" / "testing.md"
+BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
+
+#: The modules, and the tests that cover each, the fastest first.
+COVERED_BY = {
+    "lrpfx/rules.py": "test_rules test_attention test_against_zennit test_known_defects test_module_mode test_fuzz",
+    "lrpfx/hooks.py": "test_rules test_modifiers test_module_mode test_against_zennit test_fuzz",
+    "lrpfx/shortcuts.py": "test_rules test_attention test_shortcuts test_fuzz",
+    "lrpfx/propagation.py": "test_rules test_accounting test_shortcuts test_lowering test_fuzz",
+    "passes/analyze_signs.py": "passes/test_analyze_signs test_operators test_shortcuts test_fuzz",
+    "passes/analyze_support.py": "passes/test_analyze_signs test_shortcuts test_fuzz",
+    "passes/merge_batch_norm.py": "passes/test_merge_batch_norm test_canonizers test_fuzz",
+    "passes/merge_right.py": "passes/test_merge_right test_fuzz",
+    "passes/driver.py": "passes/test_fold_and_driver",
+    "lrpfx/accounting.py": "test_accounting test_properties test_attention test_fuzz",
+    "lrpfx/lowering.py": "test_lowering test_artefacts",
+    "lrpfx/artefacts.py": "test_artefacts test_onnx_export",
+}
+#: Survivors that compute the same, by the line that they change and what it becomes; and why.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+SECONDS = 600  # a mutant that takes longer is killed: it does not end
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change. `place`: which of the places where `operator` applies."""
+
+    module: str
+    operator: str
+    place: int
+    line: int
+
+    @property
+    def key(self) -> str:
+        """Changes with the module's code and its tests."""
+        files = [ROOT / self.module, *tests_of(self.module)]
+        code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+        return f"{self.module}:{self.operator}:{self.place}:{code}"
+
+    def code(self) -> str:
+        """The mutated module."""
+        changed = mutate_code((ROOT / self.module).read_text(), get_operator(self.operator)(), self.place)
+        assert changed is not None
+        return str(changed)
+
+    def change(self) -> tuple[str, str]:
+        """The lines that it takes away, and those that it puts there."""
+        diff = difflib.ndiff((ROOT / self.module).read_text().splitlines(), self.code().splitlines())
+        changed = [line for line in diff if line[:2] in ("- ", "+ ")]
+        sides = ["\n".join(line[2:].strip() for line in changed if line[0] == side) for side in "-+"]
+        return sides[0], sides[1]
+
+
+def tests_of(module: str) -> list[Path]:
+    return [ROOT / "tests" / f"{name}.py" for name in COVERED_BY[module].split()]
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    """All mutants of a module but those of annotations, which nothing reads."""
+    source = (ROOT / module).read_text()
+    annotated = list(_annotations(ast.parse(source)))
+    nodes = list(ast_nodes(get_ast(source)))
+    for name in sorted(operator_names()):
+        if name.endswith(("VariableReplacer", "VariableInserter")):  # which are told what to replace
+            continue
+        operator, place = get_operator(name)(), 0
+        for node in nodes:
+            for (line, column), _ in operator.mutation_positions(node):
+                if not any(start <= (line, column) < end for start, end in annotated):
+                    yield Mutant(module, name, place, line)
+                place += 1
+
+
+def _annotations(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            found = getattr(node, field, None)
+            if isinstance(found, ast.expr):
+                yield (found.lineno, found.col_offset), (found.end_lineno or 0, found.end_col_offset or 0)
+
+
+def drawn(count: int, seed: int, modules: list[str]) -> list[Mutant]:
+    """A sample of all mutants of the modules, each as likely as any other."""
+    everything = [mutant for module in modules for mutant in mutants_of(module)]
+    return random.Random(seed).sample(everything, min(count, len(everything)))
+
+
+def prepare() -> None:
+    """A copy of the packages, as an installation has them, of the tests and of what these read."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    for source, target in (("lrpfx", "lrpfx"), ("passes", "lrpfx/passes"), ("tests", "tests"), ("docs", "docs")):
+        shutil.copytree(ROOT / source, COPY / target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", COPY)
+
+
+def tested(module: str, code: str | None, seconds: float = SECONDS) -> str:
+    """ "killed", "survived" or "timeout" for a module with other code, in a process that has torch loaded already."""
+    path = COPY / ("lrpfx/" + module if module.startswith("passes/") else module)
+    original = (ROOT / module).read_text()
+    path.write_text(original if code is None else code)
+    child = os.fork()
+    if child == 0:
+        _run_tests(module)
+    ended = False
+    try:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found, status = os.waitpid(child, os.WNOHANG)
+            if found:
+                ended = True
+                return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+            time.sleep(0.1)
+        return "timeout"
+    finally:  # also where this program is told to end
+        if not ended:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        path.write_text(original)
+
+
+def _run_tests(module: str) -> None:
+    """Runs the tests of a module in this process and ends it, with 0 where all pass."""
+    import pytest
+
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir(COPY)
+    sys.path[:0] = [str(COPY), str(COPY / "tests")]
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(COPY), os.environ.get("PYTHONPATH", "")])
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    files = [str(COPY / file.relative_to(ROOT)) for file in tests_of(module)]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not examples"]
+    os._exit(int(pytest.main([*options, *files])))
+
+
+# --- the table -------------------------------------------------------------------------------------------------------------
+
+
+def table(mutants: list[Mutant], results: dict[str, dict[str, str]]) -> str:
+    """Counts for each module, and the survivors."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    survivors = []
+    for mutant in mutants:
+        outcome = results[mutant.key]["outcome"]
+        counts[mutant.module][outcome] += 1
+        if outcome == "survived":
+            survivors.append((mutant, *mutant.change()))
+    rows = ["| module | mutants | killed | survived |", "|---|---:|---:|---:|"]
+    for module in sorted(counts):
+        count = counts[module]
+        rows.append(f"| `{module}` | {count.total()} | {count.total() - count['survived']} | {count['survived']} |")
+    total = sum(counts.values(), collections.Counter())
+    killed = total.total() - total["survived"]
+    rows.append(f"| all | {total.total()} | {killed} ({killed / total.total():.1%}) | {total['survived']} |")
+    lines = ["\n".join(rows)]
+    if survivors:
+        lines.append("Survivors:")
+    for mutant, before, after in sorted(survivors, key=lambda entry: (entry[0].module, entry[0].line)):
+        why = EQUIVALENT.get((mutant.module, before, after), "not examined")
+        lines.append(
+            f"- `{mutant.module}`, line {mutant.line}: {why}\n\n  ```diff\n"
+            + "\n".join(f"  {sign} {line}" for sign, text in (("-", before), ("+", after)) for line in text.splitlines())
+            + "\n  ```"
+        )
+    return "\n\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutants", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modules", nargs="*", default=list(COVERED_BY))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for the tests of one mutant")
+    parser.add_argument("--keep-document", action="store_true", help="leave docs/testing.md as it is")
+    options = parser.parse_args()
+    import torch  # which a child need not load again
+    import torchvision_cpu  # noqa: F401
+    import torchvision  # noqa: F401  # isort: skip
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    mutants = drawn(options.mutants, options.seed, options.modules)
+    results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    prepare()
+    for module in sorted({mutant.module for mutant in mutants if mutant.key not in results}):
+        if tested(module, None) != "survived":
+            sys.exit(f"the tests of {module} fail, or take too long, for its own code")
+    for number, mutant in enumerate(mutants, 1):
+        if mutant.key not in results:
+            start = time.monotonic()
+            outcome = tested(mutant.module, mutant.code(), options.seconds)
+            results[mutant.key] = {**{name: str(value) for name, value in asdict(mutant).items()}, "outcome": outcome}
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(results, indent=1))
+            print(f"{number}/{len(mutants)} {mutant.module}:{mutant.line} {mutant.operator}: {outcome}", end=" ")
+            print(f"in {time.monotonic() - start:.0f} s", flush=True)
+        if results[mutant.key]["outcome"] == "survived":
+            print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change(), strict=True)), sep="\n", flush=True)
+    text = table(mutants, results)
+    print(text)
+    if not options.keep_document:
+        before, rest = DOCUMENT.read_text().split(BEGIN)
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
