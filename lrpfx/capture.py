@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from .composites import Composite, MappingContext
 from .errors import CaptureError, InputError, LrpfxError, VerificationError
-from .guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, is_constant, place_of
+from .guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SizeCondition, is_constant, place_of
 from .layer_view import layer_of_node
-from .node import data_calls, node_info
+from .node import Role, data_calls, node_info
 from .operators import module_classes
 from .passes import (
     Decompose,
@@ -154,6 +154,12 @@ def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], n
     return []
 
 
+def _fixed_kinds(program: Program) -> list[Guard]:
+    """Guards for which inputs are signals, and which are integers or truth values."""
+    roles = {str(node.target): node_info(node).role for node in program.graph.find_nodes(op="placeholder")}
+    return [FixedKind(Place(name), role is Role.DATA) for name, role in roles.items() if role in (Role.DATA, Role.DISCRETE)]
+
+
 def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
     """Guards for the numbers of dimensions of the example inputs, where a pass relied on them."""
     guards: list[Guard] = []
@@ -216,6 +222,12 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         FindGates(),
     ):
         run_pass(program, step, verification)
+    if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
+        raise InputError(
+            f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
+            "no embedding looks them up. Pass floating-point example_inputs"
+        )
+    program.guards += _fixed_kinds(program)
     return program
 
 

@@ -84,6 +84,29 @@ def _same(given: Any, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class FixedKind(Guard):
+    """A tensor that is a signal, of floating-point numbers, or one of integers or truth values, which are no signal."""
+
+    place: Place
+    signal: bool
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if not isinstance(given, torch.Tensor) or (given.is_floating_point() or given.is_complex()) is self.signal:
+            return None
+        if self.signal:
+            return (
+                f"the input {str(self.place)!r} has dtype {given.dtype}, which carries no relevance, but the compiler took it "
+                "for a signal. Pass a floating-point tensor, or transform the model with such example_inputs, or with "
+                f"constants=({self.place.argument!r},)"
+            )
+        return (
+            f"the input {str(self.place)!r} has dtype {given.dtype}, but the compiler took it for integers or truth values, "
+            "which are constants to relevance. Transform the model with example_inputs of this dtype"
+        )
+
+
+@dataclass(frozen=True)
 class FixedSizes(Guard):
     """A tensor with this many dimensions, of these sizes; None for a size that may vary."""
 
