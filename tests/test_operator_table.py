@@ -4,19 +4,22 @@ import itertools
 
 import pytest
 import torch
+from helpers import Unary
 from operator_samples import CALLS, CallNet, Fixed, Signal, Weight, inputs_of, network_of
 from torch import fx, nn
 
 import lrpfx
-from lrpfx import operators
+from lrpfx import operators, passes, rules, types
 from lrpfx.accounting import PARTS
 from lrpfx.callables import dotted_path
 from lrpfx.capture import normal_form
 from lrpfx.composites import EpsilonPlus
+from lrpfx.node import Sign, floating_tensors, node_info
+from lrpfx.signs import of_input
 
 COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
 #: Rows that the compiler alone makes, and one that has no default rule.
-INTERNAL = {"container", "attention_bias", "padding_bias", "head_bias", "require_matrix", "thresholded_relu", "detach"}
+INTERNAL = {"container", "attention_bias", "padding_bias", "head_bias", "require_matrix", "require_dimensions", "thresholded_relu", "detach"}
 ROWS = {row.name: row for row in operators.all_operators() if row.name not in INTERNAL}
 
 
@@ -69,6 +72,95 @@ def assert_same(actual, expected, tolerance=1e-12):
 def relevances_of(explain_model, inputs, seed=seed_of):
     found = lrpfx.attribute(explain_model, tuple(inputs), seed).relevance
     return [tensor for tensor in found if tensor is not None]
+
+
+# --- facts of rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("low, high", [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)])
+def test_no_sign_that_a_row_claims_is_wrong(low, high):
+    """For every row, with inputs of either sign: what is claimed of a value holds."""
+    claims = 0
+    for name in CALLS:
+        network, inputs = sample_network(name)
+        inputs = tuple(value.clamp(low, high) if value.is_floating_point() else value for value in inputs)
+        program, _ = normal_form(network, capture="symbolic")
+        ranges = {str(node.target): (low, high) for node in program.graph.find_nodes(op="placeholder")}
+        passes.run_pass(program, passes.AnalyzeSigns(ranges))
+        recorder = _Values(program.root, graph=program.graph)
+        recorder.run(*inputs)
+        for node, value in recorder.values.items():
+            sign = node_info(node).sign
+            for tensor in floating_tensors(value):
+                tensor = tensor[torch.isfinite(tensor)]
+                assert sign is not Sign.NONNEGATIVE or (tensor >= 0).all(), (name, node)
+                assert sign is not Sign.NONPOSITIVE or (tensor <= 0).all(), (name, node)
+            claims += sign is not Sign.UNKNOWN
+    assert claims > 25
+
+
+class _Values(fx.Interpreter):
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        self.values = {}
+
+    def run_node(self, n):
+        value = super().run_node(n)
+        if n.op.startswith("call"):
+            self.values[n] = value
+        return value
+
+
+def test_a_row_without_facts_claims_none(monkeypatch):
+    """A new row that computes -x behind a ReLU: its sign is unknown, and so is where relevance can be."""
+    for table in ("_operators", "_functions", "_methods"):
+        monkeypatch.setattr(operators, table, dict(getattr(operators, table)))
+    for kind in (types.Neutral, types.Activation, types.MaxPool):
+        operators._row("negated", kind, negated, "input")
+        model = Unary(lambda x: negated(x.relu()).relu())
+        explain_model = lrpfx.transform(model, COMPOSITE)
+        assert {row.name: (row.sign, row.support) for row in lrpfx.assignment(explain_model)}["negated"] == ("", "> 0")
+        x = torch.randn(3, 4)
+        assert torch.equal(explain_model(x), model(x))
+        relu = next(row for row in lrpfx.assignment(explain_model) if row.name == "relu")
+        assert relu.support == ""
+
+
+@fx.wrap
+def negated(input):
+    return -input
+
+
+class Between(nn.Module):
+    """A dense layer, the call, and a ReLU: what the analysis of support says of the call reaches the dense layer."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.inner, self.inputs = sample_network(name)
+        self.dense = nn.Linear(self.inputs[0].shape[-1], self.inputs[0].shape[-1])
+        self.eval()
+
+
+class BetweenOfOne(Between):
+    def forward(self, x):
+        return self.inner(self.dense(x)).relu()
+
+
+class BetweenOfTwo(Between):
+    def forward(self, x, y):
+        return self.inner(self.dense(x), y).relu()
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.moves or row.sign is of_input])
+def test_where_relevance_is_claimed_to_be_zero_it_is(name):
+    between = (BetweenOfOne, BetweenOfTwo)[len(sample_network(name)[1]) - 1](name)
+    composite = EpsilonPlus(layer_map=[(types.Linear, rules.Gamma())])
+    found = [
+        relevances_of(lrpfx.transform(between, composite, capture="symbolic", optimize=optimize), between.inputs)
+        for optimize in (True, False)
+    ]
+    for actual, expected in zip(*found, strict=True):
+        assert_same(actual, expected, 1e-10)
 
 
 # --- both front ends, lowered programs, and batches: several rows in one network ------------------------------------------
