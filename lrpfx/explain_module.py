@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from .callables import dotted_path, resolve_path
-from .errors import InputError
+from .errors import InputError, InputTypeError
 from .guards import FixedValue, Guard
 from .node import map_arguments
 from .propagation import Rule, RuledOperation, propagate_relevance
@@ -189,14 +189,17 @@ class ExplainModule(TreeGraphModule):
         if len(args) > len(self._inputs):
             fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
             remedy = " Pass such an argument in example_inputs, with the value that it is to have." if fixed else ""
-            raise InputError(f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}")
+            raise InputTypeError(
+                f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}"
+            )
         arguments = {name: default[0] for name, default in self._inputs.items() if default}
         arguments.update(zip(self._inputs, args, strict=False))
         arguments.update(keywords)
         for guard in self.guards:
             problem = guard.problem(arguments)
             if problem is not None:
-                raise InputError(problem)
+                fixed_default = isinstance(guard, FixedValue) and guard.default
+                raise InputTypeError(problem) if fixed_default else InputError(problem)
         if self._sources and not torch.compiler.is_compiling():
             self._refold_if_changed()
         return {name: value for name, value in keywords.items() if name not in self._fixed}
