@@ -26,6 +26,7 @@ from .registration import (
     call_with_rule,
     inner_forward,
     ruled_call,
+    stored_arguments,
     takes_kwargs,
 )
 from .stabilizer import Stabilizer, StabilizerFunction
@@ -78,7 +79,8 @@ class Hook:
     # --- code of one's own
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called before the module; may return other (args, kwargs)."""
+        """Called before the module; returns the (args, kwargs) to call it with, or None to leave them."""
+        return args, kwargs
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Called after the module; may return another output. The shorter signature (module, input, output) works as well.
@@ -89,7 +91,8 @@ class Hook:
             self.stored_tensors.update(input=args, kwargs=kwargs)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called last in the forward pass; may return another output."""
+        """Called last in the forward pass; returns the output, or None to leave it."""
+        return output
 
     def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
         """Called when the gradient of the outputs is known."""
@@ -107,10 +110,8 @@ class Hook:
         if call is not None:
             return call
         args, kwargs = self.stored_tensors["input"], self.stored_tensors["kwargs"]
-        modifiers = self.parameter_modifiers
-        ruled, values = ruled_call(self, modifiers, self.gate, module, inner_forward(module), args, kwargs)
-        inputs, parameters, branches, extras = ruled.split(tuple(values))
-        return LayerCall(ruled.operation, inputs, parameters, branches, extras, None)
+        ruled, values = ruled_call(self, self.gate, module, inner_forward(module), args, kwargs)
+        return ruled.layer_call(tuple(values), None)
 
     # --- module mode
 
@@ -130,7 +131,8 @@ class Hook:
         """A call of a module that the rule is registered on."""
         if self.has_code:
             return call_with_code(self, self.gate, module, forward, args, kwargs)
-        return call_with_rule(self, self.parameter_modifiers, self.gate, module, forward, args, kwargs)
+        self.stored_tensors = stored_arguments(args, kwargs) if self.saves_inputs else {}
+        return call_with_rule(self, self.gate, module, forward, args, kwargs)
 
     @property
     def title(self) -> str:
