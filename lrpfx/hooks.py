@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from . import types
 from .errors import InputTypeError, RuleError
-from .layer_view import Layer
+from .layer_view import Layer, layer_of_module
 from .modifiers import Clamp, NoMod, ParamMod, Unchanged, describe_value
 from .propagation import Gate, LayerCall
 from .registration import (
@@ -116,9 +117,16 @@ class Hook:
     # --- module mode
 
     def register(self, module: nn.Module) -> RemovableHandleList:
-        """Put the rule on a module until the handles are removed."""
+        """Put the rule on a module until the handles are removed. `RuleError` if it cannot fit the module.
+
+        Whether it fits the number of inputs and the shapes is found out when the module is called.
+        """
         if not isinstance(module, nn.Module):
             raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
+        try:
+            self.check(layer_of_module(module))
+        except RuleError as error:
+            raise RuleError(f"{self} does not fit {type(module).__name__}: {error}") from error
         self.gate = Gate()
         return RemovableHandleList([RemovableHandle(self), Registration(module, self)])
 
@@ -169,10 +177,13 @@ class Hook:
         return None
 
     def check(self, layer: Layer) -> None:
-        """`RuleError` if the rule cannot be applied to `layer` in a graph."""
-        for name in ("pre_forward", "post_forward"):
-            if getattr(type(self), name) is not getattr(Hook, name):
-                raise RuleError(f"it overrides {name}, which has no place in a graph; register it on the module instead")
+        """`RuleError` if the rule cannot be applied to `layer`: a call in a graph, or a module before any call."""
+
+    def check_call(self, kind: type[types.Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        """`RuleError` if the rule cannot be applied to a call of a layer of this kind with inputs and output of these shapes.
+
+        Asked in each forward pass, before any relevance flows, and by the compiler where it knows the shapes.
+        """
 
     def copy(self) -> Self:
         """A rule with the same settings, for composites use rules as templates; to override where __init__ takes arguments."""
@@ -259,8 +270,14 @@ class BasicHook(Hook):
         super().check(layer)
         for modifier in self.parameter_modifiers:
             modifier.check(tuple(layer.parameters))
-        if not layer.inputs:
+        if layer.input_count == 0:
             raise RuleError("the layer has no input that relevance could go to")
+        several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (types.MatMul, types.Product))
+        if several or issubclass(layer.kind, types.Gate):
+            raise RuleError(
+                "it is for layers that are linear in their inputs, but this one multiplies them, and each factor would get all "
+                "relevance. UniformEpsilon fits products of matrices; Uniform and Only fit element-wise products"
+            )
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs: list[tuple[torch.Tensor, ...]] = []

@@ -269,7 +269,7 @@ def _row(
     controls: str = "",
     foreign: str = "",
 ) -> None:
-    """Add a row.
+    """Add a row; its modules are of its kind.
 
     The `reordered` ones are spellings whose positional arguments come in another order; `foreign` functions of
     other libraries, by module and name.
@@ -300,6 +300,7 @@ def _row(
         tuple(controls.split()),
     )
     _operators[name] = row
+    kind.include(row.modules)
     order = tuple(parsed)
     for spelled in ([function] if function else []) + list(functions) + _aten_overloads(aten):
         _functions[spelled] = Spelling(row, order)

@@ -15,7 +15,7 @@ from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
 from .modifiers import ParamMod
 from .node import is_floating, map_arguments
-from .types import Sum
+from .types import Kind, Sum
 
 
 class LayerCall:
@@ -68,8 +68,7 @@ class LayerCall:
 
     def own_output(self) -> torch.Tensor:
         """The forward's output, computed again where it was not saved."""
-        output: torch.Tensor = self.operation(self.own_values()) if self.output is None else self.output
-        return output
+        return self.run(*self.inputs) if self.output is None else self.output
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a listed operator by name."""
@@ -78,8 +77,7 @@ class LayerCall:
     @property
     def remainder_key(self) -> str:
         """What the layer adds to the part that is linear in its inputs: a bias, or the constants of a sum."""
-        operator = self.operation.operator
-        return "constants" if operator is not None and issubclass(operator.kind, Sum) else "bias"
+        return "constants" if issubclass(self.operation.kind, Sum) else "bias"
 
     @staticmethod
     def with_remainder(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
@@ -90,6 +88,11 @@ class LayerCall:
             output, pull = torch.func.vjp(function, *inputs)[:2]
             linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
         return output, output - linear
+
+    def run(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The layer's output for other inputs."""
+        output: torch.Tensor = self.operation(self.values(inputs, self.parameters))
+        return output
 
     def times_inputs(self, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs, each multiplied by its input."""
@@ -169,6 +172,8 @@ class Rule(Protocol):
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]: ...
 
+    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None: ...
+
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
 
 
@@ -217,6 +222,14 @@ class RuledOperation:
         """The operation's result for other inputs, with the parameters and extras among `values`."""
         _, parameters, _, extras = self.split(values)
         return self.operation((*inputs, *parameters, *extras))
+
+    def check(self, values: tuple[Any, ...], output: torch.Tensor) -> None:
+        """`RuleError` if the rule does not fit this call."""
+        try:
+            shapes = [value.shape for value in values[: self.operation.inputs]]
+            self.rule.check_call(self.operation.kind, shapes, output.shape)
+        except RuleError as error:
+            raise RuleError(f"{self.name}: {self.rule}: {error}") from error
 
     def split(
         self, values: tuple[Any, ...]
@@ -330,6 +343,8 @@ class PropagateRelevance(torch.autograd.Function):
         output = ruled.with_inputs(values[: ruled.operation.inputs], values)
         if not isinstance(output, torch.Tensor):
             raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
+        if not ruled.rule.has_code:
+            ruled.check(values, output)
         return output
 
     @staticmethod

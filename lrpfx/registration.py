@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from .layer_view import Operation, Slot
+from . import types
+from .layer_view import Operation, Slot, kind_of
 from .node import is_floating, map_arguments
 from .operators import Operator, all_operators
 from .propagation import Gate, Rule, RuledOperation, propagate_relevance
@@ -141,15 +142,14 @@ def ruled_call(
         buffer_names = [name for name, _ in module.named_buffers() if name not in shadowed]
         buffers = [module.get_buffer(name) for name in buffer_names]
         operation = _module_call(module, forward, args, kwargs, names, buffer_names, set(shadowed))
-    own = tuple(name for name in names if "." not in name)
-    for modifier in rule.parameter_modifiers:
-        modifier.check(own)
     distinct: list[torch.Tensor] = []
     for tensor in inputs:
         distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
     first_extra = len(distinct) + len(values)
     places = tuple(range(len(distinct), first_extra))
-    ruled = RuledOperation(rule, operation, places, None, first_extra, gate, stored_tensors=rule.stored_tensors)
+    ruled = RuledOperation(
+        rule, operation, places, None, first_extra, gate, name=type(module).__name__, stored_tensors=rule.stored_tensors
+    )
     return ruled, [*distinct, *values, *buffers]
 
 
@@ -164,8 +164,9 @@ def inner_forward(module: nn.Module) -> Forward:
 @functools.cache
 def _layers_of_the_table() -> tuple[Operator, ...]:
     """The rows for layers of which rules need to know more than their forward."""
+    kinds = (types.Softmax, types.Gate)
     known = [row for row in all_operators() if row.adjoint is not None and row.parameters]
-    return tuple(known + [row for row in all_operators() if row.detached is not None or row.name == "softmax"])
+    return tuple(known + [row for row in all_operators() if row.detached is not None or issubclass(row.kind, kinds)])
 
 
 def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
@@ -228,7 +229,7 @@ def _module_call(
 
     # Modified parameters stand between the module's own and the buffers; the operation is only ever given one set of them.
     values = tuple(Slot(count + place) for place in range(len(names)))
-    return Operation(run, (slotted_args, slotted_kwargs, values), {}, count, tuple(parameters))
+    return Operation(run, (slotted_args, slotted_kwargs, values), {}, count, tuple(parameters), kind=kind_of(module))
 
 
 class _Body(nn.Module):

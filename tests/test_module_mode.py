@@ -349,7 +349,7 @@ def test_function_transforms():
 @pytest.mark.parametrize(
     "layer, rule, message",
     [
-        (lambda: nn.Linear(3, 2), rules.Pass(), r"relevance of shape \(1, 2\) for an input of shape \(1, 3\)"),
+        (lambda: nn.Linear(3, 2), rules.Pass(), r"Linear: Pass\(\): it acts entry by entry, .* \(1, 2\) .* \(1, 3\)"),
         (lambda: Unary(lambda x: {"a": x}), rules.Epsilon(), "returns one tensor, but this one returns dict"),
         (lambda: Unary(lambda x: [x, x]), rules.Epsilon(), "returns one tensor, but this one returns list"),
     ],
@@ -360,7 +360,7 @@ def test_rules_that_do_not_fit(layer, rule, message):
     x = torch.randn(1, 3, requires_grad=True)
     handles = rule.register(layer)
     with pytest.raises(lrpfx.RuleError, match=message):
-        torch.autograd.grad(layer(x).sum(), x)
+        layer(x)
     handles.remove()
 
 
