@@ -15,7 +15,7 @@ from torch import nn
 
 from . import types
 from .errors import InputTypeError, RuleError
-from .layer_view import Layer, layer_of_module
+from .layer_view import Layer, Operation, layer_of_module
 from .modifiers import Clamp, NoMod, ParamMod, Unchanged, describe_value
 from .propagation import Gate, LayerCall
 from .registration import (
@@ -179,8 +179,8 @@ class Hook:
     def check(self, layer: Layer) -> None:
         """`RuleError` if the rule cannot be applied to `layer`: a call in a graph, or a module before any call."""
 
-    def check_call(self, kind: type[types.Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        """`RuleError` if the rule cannot be applied to a call of a layer of this kind with inputs and output of these shapes.
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        """`RuleError` if the rule cannot be applied to a call of `operation` with inputs and output of these shapes.
 
         Asked in each forward pass, before any relevance flows, and by the compiler where it knows the shapes.
         """
@@ -273,10 +273,12 @@ class BasicHook(Hook):
         if layer.input_count == 0:
             raise RuleError("the layer has no input that relevance could go to")
         several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (types.MatMul, types.Product))
-        if several or issubclass(layer.kind, types.Gate):
+        row = layer.operation.row
+        of_entries = issubclass(layer.kind, types.Product) and row is not None and not row.elementwise
+        if several or of_entries or issubclass(layer.kind, types.Gate):
             raise RuleError(
-                "it is for layers that are linear in their inputs, but this one multiplies them, and each factor would get all "
-                "relevance. UniformEpsilon fits products of matrices; Uniform and Only fit element-wise products"
+                "it is for layers that are linear in their inputs, but this one multiplies, and each factor would get all "
+                "relevance. UniformEpsilon fits products of matrices, Uniform other products"
             )
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -39,28 +39,33 @@ class Operation:
         inputs: int,
         parameters: tuple[str, ...],
         operator: Operator | None = None,
+        row: Operator | None = None,
         kind: type[types.Kind] = types.Unknown,
     ) -> None:
-        """`kind`: of an operation without an operator."""
+        """`operator`: the row of the table that the function and its arguments spell.
+
+        `row`: the row whose facts hold, by default the operator; `kind`: what the operation is where there is no row.
+        """
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.inputs = inputs
         self.parameters = parameters
         self.operator = operator
-        self.kind = kind if operator is None else operator.kind
+        self.row = operator or row
+        self.kind = kind if self.row is None else self.row.kind
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["function"] = dotted_path(self.function) or self.function
-        state["operator"] = self.operator and self.operator.name
+        state["operator"], state["row"] = self.operator and self.operator.name, self.row and self.row.name
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         function, operator = state["function"], state["operator"]
         self.__dict__.update(state)
         self.function = resolve_path(function) if isinstance(function, str) else function
-        self.operator = operator_named(operator)
+        self.operator, self.row = operator_named(operator), operator_named(state["row"])
 
     def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill(argument: Any) -> Any:
@@ -230,6 +235,11 @@ def rows_of(module: nn.Module) -> tuple[Operator, ...]:
     return _rows_of_class(type(module))  # type: ignore[arg-type]  # classes can be hashed
 
 
+def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:
+    """The rows that say what `forward` of a module computes: none where somebody has given it a forward of its own."""
+    return tuple(row for row in rows_of(module) if any(getattr(cls, "forward", None) is forward for cls in row.modules))
+
+
 def kind_of(module: nn.Module) -> type[types.Kind]:
     """The kind of a module by its class."""
     rows = rows_of(module)
@@ -238,14 +248,13 @@ def kind_of(module: nn.Module) -> type[types.Kind]:
 
 def layer_of_module(module: nn.Module) -> Layer:
     """The layer that a module stands for before it is called. Its inputs are known by number at most."""
-    rows = rows_of(module)
-    spelled = [getattr(cls, "forward", None) for row in rows for cls in row.modules]
-    is_own = "forward" not in vars(module) and type(module).forward in spelled
-    counts = {len(row.data) for row in rows} if is_own else set()
+    rows = () if "forward" in vars(module) else spelled_rows(module, type(module).forward)
+    counts = {len(row.data) for row in rows}
     parameters = own_tensors(module)
     parameters.update((name, getattr(module, name, None)) for row in rows for name in row.parameters)
-    operation = Operation(module, (), {}, 0, tuple(parameters), rows[0] if is_own else None, kind_of(module))
-    inputs = [None] * counts.pop() if len(counts) == 1 else None
+    operator = rows[0] if len(counts) == 1 else None
+    operation = Operation(module, (), {}, 0, tuple(parameters), operator, kind=kind_of(module))
+    inputs = [None] * counts.pop() if operator is not None else None
     return Layer(type(module).__name__, operation, inputs, parameters, module=module, description=repr(module))
 
 

@@ -15,7 +15,7 @@ from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
 from .modifiers import ParamMod
 from .node import is_floating, map_arguments
-from .types import Kind, Sum
+from .types import Sum
 
 
 class LayerCall:
@@ -172,7 +172,7 @@ class Rule(Protocol):
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]: ...
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None: ...
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None: ...
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
 
@@ -227,7 +227,7 @@ class RuledOperation:
         """`RuleError` if the rule does not fit this call."""
         try:
             shapes = [value.shape for value in values[: self.operation.inputs]]
-            self.rule.check_call(self.operation.kind, shapes, output.shape)
+            self.rule.check_call(self.operation, shapes, output.shape)
         except RuleError as error:
             raise RuleError(f"{self.name}: {self.rule}: {error}") from error
 

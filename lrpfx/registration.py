@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from . import types
-from .layer_view import Operation, Slot, kind_of
+from .layer_view import Operation, Slot, kind_of, spelled_rows
 from .node import is_floating, map_arguments
-from .operators import Operator, all_operators
+from .operators import Operator
 from .propagation import Gate, Rule, RuledOperation, propagate_relevance
 
 Forward = Callable[..., Any]
@@ -161,25 +161,20 @@ def inner_forward(module: nn.Module) -> Forward:
     return forward or functools.partial(type(module).forward, module)
 
 
-@functools.cache
-def _layers_of_the_table() -> tuple[Operator, ...]:
-    """The rows for layers of which rules need to know more than their forward."""
-    kinds = (types.Softmax, types.Gate)
-    known = [row for row in all_operators() if row.adjoint is not None and row.parameters]
-    return tuple(known + [row for row in all_operators() if row.detached is not None or issubclass(row.kind, kinds)])
+def _spelled_rows(module: nn.Module, forward: Forward) -> tuple[Operator, ...]:
+    return spelled_rows(module, forward.func) if isinstance(forward, functools.partial) else ()
 
 
 def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
-    """The row that a layer of torch.nn spells, if nobody has changed what it computes."""
-    own = type(module).forward
-    if not (isinstance(forward, functools.partial) and forward.func is own):
-        return None
+    """The row that a layer of torch.nn spells, where rules need to know more of it than its forward."""
     if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "track_running_stats", False):
         return None
-    for operator in _layers_of_the_table():
-        if isinstance(module, operator.modules) and any(getattr(cls, "forward", None) is own for cls in operator.modules):
-            return operator
-    return None
+    return next((row for row in _spelled_rows(module, forward) if _is_needed(row)), None)
+
+
+def _is_needed(row: Operator) -> bool:
+    linear = row.adjoint is not None and bool(row.parameters)
+    return linear or row.detached is not None or issubclass(row.kind, (types.Softmax, types.Gate))
 
 
 def _operator_call(operator: Operator, module: nn.Module, names: Sequence[str]) -> Operation:
@@ -229,7 +224,9 @@ def _module_call(
 
     # Modified parameters stand between the module's own and the buffers; the operation is only ever given one set of them.
     values = tuple(Slot(count + place) for place in range(len(names)))
-    return Operation(run, (slotted_args, slotted_kwargs, values), {}, count, tuple(parameters), kind=kind_of(module))
+    row = next((row for row in _spelled_rows(module, forward) if len(row.data) == count), None)
+    arguments = (slotted_args, slotted_kwargs, values)
+    return Operation(run, arguments, {}, count, tuple(parameters), row=row, kind=kind_of(module))
 
 
 class _Body(nn.Module):

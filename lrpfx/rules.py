@@ -24,7 +24,7 @@ from .hooks import (
     sum_of,
     where_finite,
 )
-from .layer_view import Layer
+from .layer_view import Layer, Operation
 from .modifiers import (
     Bound,
     Clamp,
@@ -232,8 +232,8 @@ class _OnesAsInput(_OtherInputs):
         if layer.input_count is not None:
             self._check_count(layer.input_count)
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        super().check_call(kind, inputs, output)
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
         self._check_count(len(inputs))
 
     @staticmethod
@@ -327,29 +327,30 @@ def _is_gated_unit(kind: type[Kind], inputs: int) -> bool:
     return inputs == 1 and kind is Gate
 
 
-def _adds_up(kind: type[Kind]) -> bool:
-    """Whether a layer adds up entries of its input, or takes their mean."""
-    return kind is Sum or kind is AvgPool
+def _adds_up(operation: Operation) -> bool:
+    """Whether a layer is known to add up entries of its one input."""
+    return operation.row is not None and operation.row.adds_up
 
 
 class _SharingRule(Hook):
     """Base of the rules that divide the relevance of an entry of the output among the entries of the inputs that meet there."""
 
-    #: Whether the rule can also divide it among the entries of one input that a sum, a mean or average pooling adds up.
-    divides_reductions = False
-
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if issubclass(layer.kind, (MatMul, Neutral)):
             raise RuleError(f"it is for sums and element-wise products, but this is of the kind {layer.kind.__name__}")
-        if layer.kind is Gate and layer.operation.operator is None:
+        if layer.kind is Gate and layer.operation.row is None:
             raise RuleError("it is for sums and element-wise products, and a subclass of such a layer may compute anything")
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        if _is_gated_unit(kind, len(inputs)) and inputs[0].numel() == 2 * output.numel():
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        if _is_gated_unit(operation.kind, len(inputs)) or self.divides(operation, inputs, output):
             return
-        if self.divides_reductions and len(inputs) == 1 and _adds_up(kind):
-            return
+        row = operation.row
+        if row is not None and len(row.data) > 1 and not row.elementwise:
+            raise RuleError(
+                f"it divides relevance entry by entry, but {row.name} does not combine entries at the same place; "
+                "lrpfx.transform gives each step of a module its own rule"
+            )
         misfit = next((shape for shape in inputs if not _broadcasts(shape, output)), None)
         if misfit is not None:
             raise RuleError(
@@ -358,28 +359,36 @@ class _SharingRule(Hook):
                 "each step of a module its own rule"
             )
 
-    @staticmethod
-    def is_reduction(call: LayerCall) -> bool:
-        """Whether the layer adds up entries of one input, with weights that are not negative and nothing else added."""
-        operator = call.operation.operator
-        alone = operator is None or len(operator.data) == 1  # rather than one operand of a sum with a number
-        return len(call.inputs) == 1 and _adds_up(call.operation.kind) and alone
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        """Whether the rule divides relevance among the entries of one input that a reduction combines."""
+        return False
 
 
 class Uniform(_SharingRule):
-    """Relevance in equal parts: R / n for each of n operands, or for each of n entries of one input that are added up.
+    """Relevance in equal parts: R / n for each of n operands, or for each of n entries of one input that a layer combines.
 
     For products, and for sums and means where one wants equal shares.
     """
 
-    divides_reductions = True
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation, inputs[0], output))
+
+    @staticmethod
+    def _multiplies_up(operation: Operation, input: torch.Size, output: torch.Size) -> bool:
+        """Whether a layer is a product over dimensions of its input."""
+        row = operation.row
+        return row is not None and row.kind is Product and len(row.data) == 1 and input != output
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        first = call.inputs[0]
         if _is_gated_unit(call.operation.kind, len(call.inputs)):
             return (torch.cat([relevance / 2.0] * 2, call.arguments()["dim"]),)
-        if self.is_reduction(call):
+        if _adds_up(call.operation):
             weights = self._weights(call)
             return call.pull_back(torch.where(weights == 0, torch.zeros_like(relevance), relevance / weights))
+        if len(call.inputs) == 1 and self._multiplies_up(call.operation, first.shape, relevance.shape):
+            share = relevance / (first.numel() / max(relevance.numel(), 1))
+            return call.adjoint(share, (torch.ones_like(first),), call.parameters)
         share = relevance / len(call.inputs)
         return tuple(_fit(share, input) for input in call.inputs)
 
@@ -389,7 +398,7 @@ class Uniform(_SharingRule):
         return call.run(torch.ones_like(call.inputs[0]))
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        return {"stopped": ((self._weights(call) == 0) * relevance).sum()} if self.is_reduction(call) else {}
+        return {"stopped": ((self._weights(call) == 0) * relevance).sum()} if _adds_up(call.operation) else {}
 
 
 class Only(_SharingRule):
@@ -409,9 +418,9 @@ class Only(_SharingRule):
         if layer.input_count is not None:
             self._check_index(layer.kind, layer.input_count)
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        self._check_index(kind, len(inputs))
-        super().check_call(kind, inputs, output)
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        self._check_index(operation.kind, len(inputs))
+        super().check_call(operation, inputs, output)
 
     def _check_index(self, kind: type[Kind], inputs: int) -> None:
         if not 0 <= self.input < (2 if _is_gated_unit(kind, inputs) else inputs):
@@ -434,7 +443,6 @@ class AbsoluteRatio(_SharingRule):
     """For sums and means: R_a = |a| R / st(Σ |a|) for each term a, which never exceeds R."""
 
     shown = ("stabilizer",)
-    divides_reductions = True
 
     def __init__(self, stabilizer: Stabilization = 1e-6) -> None:
         super().__init__()
@@ -448,15 +456,18 @@ class AbsoluteRatio(_SharingRule):
         if not issubclass(layer.kind, (Sum, AvgPool, Opaque, Unknown)):
             raise RuleError(f"it is for sums and means, but this is of the kind {layer.kind.__name__}")
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        super().check_call(kind, inputs, output)
-        if len(inputs) == 1 and not _adds_up(kind):
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        if len(inputs) == 1 and operation.row is None:
             raise RuleError("it is for sums and means, and a module with one input is not known to be one")
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        return len(inputs) == 1 and _adds_up(operation)
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         sizes = self._sizes(call)
         ratio = relevance / self.stabilizer(sum_of(sizes))
-        if self.is_reduction(call):
+        if _adds_up(call.operation):
             (gradient,) = call.pull_back(ratio)
             assert gradient is not None
             return (call.inputs[0].abs() * gradient,)
@@ -464,7 +475,7 @@ class AbsoluteRatio(_SharingRule):
 
     def _sizes(self, call: LayerCall) -> list[torch.Tensor]:
         """The magnitude of what each input contributes, or of all that is added up of one input."""
-        if self.is_reduction(call):
+        if _adds_up(call.operation):
             return [call.run(call.inputs[0].abs())]
         if len(call.inputs) == 1 or call.operation.kind is not Sum:
             return [input.abs() for input in call.inputs]
@@ -498,20 +509,20 @@ class _ProductRule(_EpsilonRule):
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if layer.input_count is not None:
-            self._check_product(layer.kind, layer.input_count)
+            self._check_product(layer.operation, layer.input_count)
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        super().check_call(kind, inputs, output)
-        self._check_product(kind, len(inputs))
-        if len(inputs) > 1 and kind is Product and not all(_broadcasts(shape, output) for shape in inputs):
-            raise RuleError("it is for products, but this layer also adds up; lrpfx.transform gives each step its own rule")
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        self._check_product(operation, len(inputs))
 
     @staticmethod
-    def _check_product(kind: type[Kind], inputs: int) -> None:
-        if kind is Gate or (inputs > 1 and kind is not MatMul and kind is not Product):
+    def _check_product(operation: Operation, inputs: int) -> None:
+        kind, row = operation.kind, operation.row
+        of_entries = kind is Product and row is not None and not row.elementwise
+        if kind is Gate or of_entries or (inputs > 1 and kind is not MatMul and kind is not Product):
             raise RuleError(
                 f"it is for products of matrices, but this layer has {inputs} input(s) and is of the kind {kind.__name__}; "
-                "Uniform gives operands equal shares, Only(0) gives the first one all relevance"
+                "Uniform gives what a layer combines equal shares, Only(0) gives the first of several inputs all relevance"
             )
 
 
@@ -569,16 +580,23 @@ class SoftmaxTaylor(Hook):
             raise RuleError("it is for a softmax alone")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        input, output, dimension = call.inputs[0], call.own_output(), _softmax_dimension(call)
+        input, output, dimension = _scores(call), call.own_output(), _softmax_dimension(call)
         result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         """The softmax is not linear: its Taylor expansion at x has a constant term, which takes the rest like a bias."""
-        input = torch.where(torch.isinf(call.inputs[0]), torch.zeros_like(call.inputs[0]), call.inputs[0])
+        scores = _scores(call)
+        input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
         output, dimension = call.own_output(), _softmax_dimension(call)
         weighted = (output * input).sum(dimension, keepdim=True)
         return {"bias": (relevance * (1.0 - input + weighted)).sum()}
+
+
+def _scores(call: LayerCall) -> torch.Tensor:
+    """What the softmax is of: in a softmin, as a module has it, the input with its sign turned."""
+    operator = call.operation.operator
+    return -call.inputs[0] if operator is not None and operator.name == "softmin" else call.inputs[0]
 
 
 def _softmax_dimension(call: LayerCall) -> int:
@@ -613,7 +631,7 @@ class NormalizationEpsilon(_EpsilonRule):
         if not whole and (operator is None or operator.detached is None):
             raise RuleError("it is for layer, group and instance norm alone")
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         if len(inputs) != 1:
             raise RuleError(f"it is for a layer with one input, but this one has {len(inputs)}")
 
@@ -656,7 +674,7 @@ class _ElementWiseRule(Hook):
         if issubclass(layer.kind, Neutral):
             raise RuleError("it acts entry by entry, but this layer moves values; it needs no rule")
 
-    def check_call(self, kind: type[Kind], inputs: Sequence[torch.Size], output: torch.Size) -> None:
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         self._check_count(len(inputs))
         if inputs[0] != output:
             raise RuleError(

@@ -71,7 +71,7 @@ def misfit(program: Program, node: fx.Node) -> str | None:
         info.rule.check(layer)
         shapes = [node_info(value).shape for value in layer.inputs if isinstance(value, fx.Node)]
         if info.shape is not None and None not in shapes and len(shapes) == len(layer.inputs) and not info.rule.has_code:
-            info.rule.check_call(layer.kind, shapes, info.shape)
+            info.rule.check_call(layer.operation, shapes, info.shape)
     except RuleError as error:
         return f"  {info.name} ({info.source}): {info.rule}: {error}"
     return None

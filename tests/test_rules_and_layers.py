@@ -36,6 +36,16 @@ LAYERS = {
         "nn.AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d(4), [IMAGE]),
         "nn.Fold": (nn.Fold((4, 4), 2, stride=3), [(2, 16, 1)]),
     },
+    "difference": {"diff": (lambda x: torch.diff(x), [VECTOR])},
+    "product of entries": {
+        "prod": (lambda x: x.prod(1), [VECTOR]),
+        "prod with keepdim": (lambda x: x.prod(0, keepdim=True), [VECTOR]),
+        "prod of everything": (lambda x: x.prod(), [VECTOR]),
+    },
+    "scattered": {
+        "index_add": (lambda a, b: a.index_add(0, torch.tensor([2, 0, 1]), b), [VECTOR, VECTOR]),
+        "scatter_add": (lambda a, b: a.scatter_add(1, torch.zeros(3, 4, dtype=torch.int64), b), [VECTOR, VECTOR]),
+    },
     "reduction of the same shape": {
         "cumsum": (lambda x: x.cumsum(1), [VECTOR]),
         "average": (lambda x: F.avg_pool2d(x, 3, 1, 1), [IMAGE]),
@@ -78,19 +88,20 @@ LAYERS = {
     "other norm": {"nn.RMSNorm": (nn.RMSNorm(4), [VECTOR]), "nn.LocalResponseNorm": (nn.LocalResponseNorm(2), [IMAGE])},
 }
 SAME_SHAPE = "element-wise, reduction of the same shape, softmax, norm, other norm"
-LINEAR = "reduction, reduction of the same shape, dense, joined, moved, element-wise"
-ONE_INPUT = LINEAR.replace(" joined,", "") + ", statistic, softmax, norm, other norm"
+LINEAR = "reduction, reduction of the same shape, difference, scattered, dense, joined, moved, element-wise"
+ALONE = LINEAR.replace(" scattered,", "").replace(" joined,", "")
+ONE_INPUT = ALONE + ", statistic, softmax, norm, other norm"
 #: rule -> the sorts of layers that it takes
 RULES = {
-    rules.Epsilon(): ONE_INPUT + ", sum, joined",
-    rules.Norm(): ONE_INPUT + ", sum, joined",
-    rules.ZPlus(): ONE_INPUT + ", sum, joined",
-    rules.AlphaBeta(): ONE_INPUT + ", sum, joined",
-    rules.Gamma(): ONE_INPUT + ", sum, joined",
+    rules.Epsilon(): ONE_INPUT + ", sum, scattered, joined",
+    rules.Norm(): ONE_INPUT + ", sum, scattered, joined",
+    rules.ZPlus(): ONE_INPUT + ", sum, scattered, joined",
+    rules.AlphaBeta(): ONE_INPUT + ", sum, scattered, joined",
+    rules.Gamma(): ONE_INPUT + ", sum, scattered, joined",
     rules.ZBox(-4.0, 4.0): LINEAR + ", sum",
-    rules.WSquare(): LINEAR.replace(" joined,", ""),
-    rules.Flat(): LINEAR.replace(" joined,", ""),
-    rules.Uniform(): SAME_SHAPE + ", reduction, sum, product, gate",
+    rules.WSquare(): ALONE,
+    rules.Flat(): ALONE,
+    rules.Uniform(): SAME_SHAPE + ", reduction, product of entries, sum, product, gate",
     rules.Only(0): SAME_SHAPE + ", sum, product, gate",
     rules.Only(1): "sum, product, gate",
     rules.Only(5): "",
@@ -302,6 +313,12 @@ def test_known_when_a_module_is_called(rule, module, shapes, message):
     with pytest.raises(lrpfx.RuleError, match=message):
         module(*(torch.randn(shape, requires_grad=True) for shape in shapes))
     handles.remove()
+
+
+def test_equal_shares_of_a_product_over_a_dimension():
+    x, seed = torch.randn(2, 3, 4), torch.randn(2, 4)
+    relevance = rule_on(lambda x: x.prod(1), rules.Uniform(), x, seed)
+    assert_close(relevance, (seed / 3)[:, None].expand(2, 3, 4), 1e-14)
 
 
 def test_shapes_are_checked_in_graphs_that_do_not_know_them():

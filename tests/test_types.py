@@ -3,6 +3,7 @@
 import pytest
 import torch
 import zennit.types
+from helpers import Binary, assert_close
 from torch import nn
 
 import lrpfx
@@ -68,12 +69,25 @@ MODULES = {
     nn.UpsamplingBilinear2d: (lambda: nn.UpsamplingBilinear2d(scale_factor=2), CHANNELS),
     nn.Fold: (lambda: nn.Fold((3, 3), 2), (16, 4)),
     nn.Flatten: (nn.Flatten, CHANNELS),
+    nn.Softmin: (lambda: nn.Softmin(-1), FEATURES),
+    nn.LPPool1d: (lambda: nn.LPPool1d(2, 2), (4, 6)),
+    nn.LPPool2d: (lambda: nn.LPPool2d(2, 2), CHANNELS),
+    nn.LPPool3d: (lambda: nn.LPPool3d(2, 2), (4, 6, 6, 6)),
+    nn.Unfold: (lambda: nn.Unfold(2), CHANNELS),
+    nn.ChannelShuffle: (lambda: nn.ChannelShuffle(2), CHANNELS),
+    nn.PixelShuffle: (lambda: nn.PixelShuffle(2), CHANNELS),
+    nn.PixelUnshuffle: (lambda: nn.PixelUnshuffle(2), CHANNELS),
     nn.Unflatten: (lambda: nn.Unflatten(1, (2, 4)), FEATURES),
 }
-#: Layers that a graph takes apart, so that each step has a rule of its own; module mode has one rule for all of it.
-TAKEN_APART = {nn.CosineSimilarity: "a rule of one step does not fit the whole: it is refused"}
-#: Layers without an input that relevance could go to.
-NO_INPUT = {nn.Embedding}
+#: Layers of two inputs, which a graph takes apart, so that each step has a rule of its own; module mode has one for all of it.
+#: Where that is the same rule, relevance differs by what stabilizers take; where it would be another, it is refused.
+TAKEN_APART = {
+    nn.CosineSimilarity: (nn.CosineSimilarity, None),
+    nn.PairwiseDistance: (nn.PairwiseDistance, 1e-4),
+    nn.Bilinear: (lambda: nn.Bilinear(4, 4, 3), 1e-4),
+}
+#: Layers without an input that relevance could go to, and layers that are called with indices, which have no rule.
+NO_RULE = {nn.Embedding, nn.EmbeddingBag, nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d}
 LISTED = list(dict.fromkeys(module for row in all_operators() for module in row.modules))
 
 
@@ -116,7 +130,7 @@ class Sandwich(nn.Module):
 
 
 @pytest.mark.parametrize("composite_class", [EpsilonPlus, EpsilonAlpha2Beta1])
-@pytest.mark.parametrize("module_class", [item for item in LISTED if item not in NO_INPUT | TAKEN_APART.keys()])
+@pytest.mark.parametrize("module_class", [item for item in LISTED if item not in NO_RULE | TAKEN_APART.keys()])
 def test_module_mode_equals_graph_mode(module_class, composite_class):
     """Module mode merges a batch norm where a canonizer does; a graph is merged by itself."""
     torch.manual_seed(0)
@@ -130,15 +144,21 @@ def test_module_mode_equals_graph_mode(module_class, composite_class):
 
 
 @pytest.mark.parametrize("module_class", TAKEN_APART)
-def test_what_a_graph_takes_apart_is_refused(module_class):
-    """Rather than given a rule that means another thing: lrpfx.transform, or a rule for the layer as a whole, is the remedy."""
-    layer = module_class()
-    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
-    with (
-        EpsilonPlus().context(layer),
-        pytest.raises(lrpfx.RuleError, match=f"{module_class.__name__}: .* gives each step of a module its own rule"),
-    ):
-        layer(a, b)
+def test_what_a_graph_takes_apart(module_class):
+    make, tolerance = TAKEN_APART[module_class]
+    layer = make()
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    seed = torch.randn(layer(a, b).shape)
+    leaves = a.clone().requires_grad_(), b.clone().requires_grad_()
+    with EpsilonPlus().context(layer):
+        if tolerance is None:
+            with pytest.raises(lrpfx.RuleError, match=f"{module_class.__name__}: .* gives each step of a module its own rule"):
+                layer(*leaves)
+            return
+        relevances = torch.autograd.grad(layer(*leaves), leaves, seed)
+    expected = lrpfx.attribute(lrpfx.transform(Binary(layer), EpsilonPlus()), (a, b), seed).relevance
+    for actual, of_graph in zip(relevances, expected, strict=True):
+        assert_close(actual, of_graph, tolerance)
 
 
 @pytest.mark.parametrize("rule", [rules.Only(0), rules.Only(1), rules.Uniform()])
