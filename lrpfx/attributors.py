@@ -4,10 +4,11 @@ An attributor is called with an input of shape (batch, ...) and what the output 
 and the attribution, of the input's shape. It takes plain models, models under a composite, and explainable modules alike.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from itertools import product
+from itertools import islice, product
 from typing import Any, Self
 
 import torch
@@ -236,9 +237,10 @@ class IntegratedGradients(_Sampling):
 class Occlusion(Attributor):
     """Weighted outputs for the input with all but one window occluded: each is added to the places in its window.
 
-    `window` and `stride`: an int for all dimensions, or a tuple for the last ones. `occlusion_fn(input, mask)` occludes what
-    the boolean mask does not cover; by default it becomes zero. A window that reaches over the end of a dimension goes on at
-    the start of it.
+    `window`: an int for all dimensions but the batch's, or a tuple for the last dimensions, all of them with the batch's at
+    most; it covers the others whole. `stride`: likewise, with the steps of dimensions that it does not name as large as the
+    window. `occlusion_fn(input, mask)` occludes what the boolean mask does not cover; by default it becomes zero. A window that
+    reaches over the end of a dimension goes on at the start of it.
     """
 
     def __init__(
@@ -253,10 +255,12 @@ class Occlusion(Attributor):
         progress: bool = False,
     ) -> None:
         super().__init__(model, composite, attr_output)
-        for name, value in (("window", window), ("stride", stride)):
-            whole = isinstance(value, int) or (isinstance(value, tuple) and all(isinstance(item, int) for item in value))
-            if not whole or isinstance(value, bool):
+        for name, value, least in (("window", window, 0), ("stride", stride, 1)):
+            sizes = value if isinstance(value, tuple) else (value,)
+            if not all(isinstance(size, int) for size in sizes) or isinstance(value, bool):
                 raise InputTypeError(f"{name} is an int or a tuple of ints, not {value!r}")
+            if any(size < least for size in sizes):
+                raise InputError(f"a {name} is at least {least} in each dimension, not {value!r}")
         _check_positive(batch_size=batch_size)
         self.occlusion_fn = occlude_independent if occlusion_fn is None else occlusion_fn
         self.window = window
@@ -264,36 +268,43 @@ class Occlusion(Attributor):
         self.batch_size = batch_size
         self.progress = progress
 
-    @staticmethod
-    def _per_dimension(value: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-        if isinstance(value, int):
-            return tuple(min(value, size) for size in shape)
-        if len(value) > len(shape):
-            raise InputError(f"the window or stride {value} has more dimensions than a sample of shape {shape}")
-        return (*shape[: len(shape) - len(value)], *value)
-
-    def _masks(self, input: torch.Tensor) -> list[torch.Tensor]:
-        """One boolean mask for each window, of the input's shape with a batch of 1."""
-        shape = tuple(input.shape[1:])
-        window, stride = self._per_dimension(self.window, shape), self._per_dimension(self.stride, shape)
-        first = torch.zeros((1, *shape), dtype=torch.bool, device=input.device)
-        first[(slice(None), *(slice(size) for size in window))] = True
-        offsets = product(*(range(0, size, step) for size, step in zip(shape, stride, strict=True)))
-        dims = tuple(range(1, input.ndim))
-        return [first.roll(offset, dims) for offset in offsets]
+    def _masks(self, input: torch.Tensor) -> tuple[int, Iterator[torch.Tensor]]:
+        """How many windows there are, and a boolean mask of the input's shape for each."""
+        shape = tuple(input.shape)
+        window = _with_leading(_per_dimension("window", self.window, shape), shape)
+        stride = _with_leading(_per_dimension("stride", self.stride, shape), window)
+        steps = [range(0, size, max(step, 1)) for size, step in zip(shape, stride, strict=True)]
+        first = torch.zeros(shape, dtype=torch.bool, device=input.device)
+        first[tuple(slice(size) for size in window)] = True
+        dims = tuple(range(input.ndim))
+        return math.prod(map(len, steps)), (first.roll(offset, dims) for offset in product(*steps))
 
     @torch.no_grad()
     def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
         result = torch.zeros_like(input)
-        masks = self._masks(input)
+        count, masks = self._masks(input)
         samples = len(input)
-        for start in _progress(range(0, len(masks), self.batch_size), self.progress):
-            chosen = masks[start : start + self.batch_size]
+        for _ in _progress(range(0, count, self.batch_size), self.progress):
+            chosen = list(islice(masks, self.batch_size))
             occluded = torch.cat([self.occlusion_fn(input, mask) for mask in chosen])
-            scores = _for_each(attr_output_fn, len(chosen))(self.model(occluded)).flatten(1).sum(1)
+            scores = _for_each(attr_output_fn, len(chosen))(self.model(occluded)).reshape(len(occluded), -1).sum(1)
             for mask, score in zip(chosen, scores.split(samples), strict=True):
                 result += mask * score.reshape(-1, *[1] * (input.ndim - 1))
         return self.model(input), result
+
+
+def _per_dimension(name: str, value: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A window or stride as a tuple for the last dimensions of an input."""
+    if isinstance(value, int):
+        return tuple(min(value, size) for size in shape[1:])
+    if len(value) > len(shape):
+        raise InputError(f"the {name} {value} has more dimensions than the input, whose shape is {shape}")
+    return value
+
+
+def _with_leading(value: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """`value` for the last dimensions, and `others` for those before them."""
+    return (*others[: len(others) - len(value)], *value)
 
 
 def _for_each(attr_output_fn: OutputFunction, count: int) -> OutputFunction:

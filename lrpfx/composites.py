@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import nn
 
-from .errors import InputError, InputTypeError
+from .errors import InputError, InputTypeError, RuleError
 from .hooks import Hook
 from .registration import RemovableHandleList
 from .rules import (
@@ -140,10 +140,17 @@ class Composite:
                 if template is not None:
                     hook = template.copy()
                     self.hook_refs.add(hook)
-                    self.handles.append(hook.register(child))
+                    self.handles.append(self._registered(hook, name, child))
         except BaseException:
             self.remove()
             raise
+
+    @staticmethod
+    def _registered(hook: Hook, name: str, module: nn.Module) -> RemovableHandleList:
+        try:
+            return hook.register(module)
+        except RuleError as error:
+            raise (RuleError(f"{name}: {error}") if name else error) from None
 
     def _modules_in_order(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
         """The modules to map, by name, in the order in which `module_map` is asked about them."""

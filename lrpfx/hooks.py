@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from . import types
 from .errors import InputTypeError, RuleError
-from .layer_view import Layer
+from .layer_view import Layer, Operation, layer_of_module
 from .modifiers import Clamp, NoMod, ParamMod, Unchanged, describe_value
 from .propagation import Gate, LayerCall
 from .registration import (
@@ -26,6 +27,7 @@ from .registration import (
     call_with_rule,
     inner_forward,
     ruled_call,
+    stored_arguments,
     takes_kwargs,
 )
 from .stabilizer import Stabilizer, StabilizerFunction
@@ -78,7 +80,8 @@ class Hook:
     # --- code of one's own
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called before the module; may return other (args, kwargs)."""
+        """Called before the module; returns the (args, kwargs) to call it with, or None to leave them."""
+        return args, kwargs
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Called after the module; may return another output. The shorter signature (module, input, output) works as well.
@@ -89,7 +92,8 @@ class Hook:
             self.stored_tensors.update(input=args, kwargs=kwargs)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called last in the forward pass; may return another output."""
+        """Called last in the forward pass; returns the output, or None to leave it."""
+        return output
 
     def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
         """Called when the gradient of the outputs is known."""
@@ -107,17 +111,22 @@ class Hook:
         if call is not None:
             return call
         args, kwargs = self.stored_tensors["input"], self.stored_tensors["kwargs"]
-        modifiers = self.parameter_modifiers
-        ruled, values = ruled_call(self, modifiers, self.gate, module, inner_forward(module), args, kwargs)
-        inputs, parameters, branches, extras = ruled.split(tuple(values))
-        return LayerCall(ruled.operation, inputs, parameters, branches, extras, None)
+        ruled, values = ruled_call(self, self.gate, module, inner_forward(module), args, kwargs)
+        return ruled.layer_call(tuple(values), None)
 
     # --- module mode
 
     def register(self, module: nn.Module) -> RemovableHandleList:
-        """Put the rule on a module until the handles are removed."""
+        """Put the rule on a module until the handles are removed. `RuleError` if it cannot fit the module.
+
+        Whether it fits the number of inputs and the shapes is found out when the module is called.
+        """
         if not isinstance(module, nn.Module):
             raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
+        try:
+            self.check(layer_of_module(module))
+        except RuleError as error:
+            raise RuleError(f"{self} does not fit {type(module).__name__}: {error}") from error
         self.gate = Gate()
         return RemovableHandleList([RemovableHandle(self), Registration(module, self)])
 
@@ -130,7 +139,8 @@ class Hook:
         """A call of a module that the rule is registered on."""
         if self.has_code:
             return call_with_code(self, self.gate, module, forward, args, kwargs)
-        return call_with_rule(self, self.parameter_modifiers, self.gate, module, forward, args, kwargs)
+        self.stored_tensors = stored_arguments(args, kwargs) if self.saves_inputs else {}
+        return call_with_rule(self, self.gate, module, forward, args, kwargs)
 
     @property
     def title(self) -> str:
@@ -167,10 +177,13 @@ class Hook:
         return None
 
     def check(self, layer: Layer) -> None:
-        """`RuleError` if the rule cannot be applied to `layer` in a graph."""
-        for name in ("pre_forward", "post_forward"):
-            if getattr(type(self), name) is not getattr(Hook, name):
-                raise RuleError(f"it overrides {name}, which has no place in a graph; register it on the module instead")
+        """`RuleError` if the rule cannot be applied to `layer`: a call in a graph, or a module before any call."""
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        """`RuleError` if the rule cannot be applied to a call of `operation` with inputs and output of these shapes.
+
+        Asked in each forward pass, before any relevance flows, and by the compiler where it knows the shapes.
+        """
 
     def copy(self) -> Self:
         """A rule with the same settings, for composites use rules as templates; to override where __init__ takes arguments."""
@@ -257,8 +270,16 @@ class BasicHook(Hook):
         super().check(layer)
         for modifier in self.parameter_modifiers:
             modifier.check(tuple(layer.parameters))
-        if not layer.inputs:
+        if layer.input_count == 0:
             raise RuleError("the layer has no input that relevance could go to")
+        several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (types.MatMul, types.Product))
+        row = layer.operation.row
+        of_entries = issubclass(layer.kind, types.Product) and row is not None and not row.elementwise
+        if several or of_entries or issubclass(layer.kind, types.Gate):
+            raise RuleError(
+                "it is for layers that are linear in their inputs, but this one multiplies, and each factor would get all "
+                "relevance. UniformEpsilon fits products of matrices, Uniform other products"
+            )
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs: list[tuple[torch.Tensor, ...]] = []

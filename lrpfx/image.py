@@ -62,7 +62,7 @@ def gridify(obj: ArrayLike, shape: tuple[int, int] | None = None, fill_value: An
     `shape` is (rows, columns); by default it is close to a square. Places left over have `fill_value`, by default each
     channel's smallest value.
     """
-    array = np.asarray(obj)
+    array, shape = np.asarray(obj), _grid_shape(shape)
     if array.ndim not in (3, 4):
         raise InputTypeError(f"a grid is made of an array with 3 or 4 axes, not of shape {array.shape}")
     if array.ndim == 3:
@@ -102,9 +102,9 @@ def imgify(
     range; missing bounds are the array's own, for each image of a grid by itself, and with `symmetric` around zero. uint8 is
     taken as it is. A constant image is drawn in the middle of the scale. `InputTypeError` for other shapes.
     """
-    array = np.asarray(obj)
-    if isinstance(grid, (list, tuple)) and len(grid) != 2:
-        raise InputTypeError(f"a grid is given as (rows, columns), not {grid!r}")
+    array, shape = np.asarray(obj), _grid_shape(grid)
+    if array.dtype == bool:
+        array = array.astype(float)
     axes = (3, 4) if grid else (2, 3)
     if array.ndim not in axes:
         raise InputTypeError(f"expected {axes[0]} or {axes[1]} axes, got an array of shape {array.shape}")
@@ -112,7 +112,7 @@ def imgify(
         dim = None if grid else tuple(range(array.ndim))
         array = _scaled(array, vmin, vmax, symmetric, dim)
     if grid:
-        array = gridify(array, (grid[0], grid[1]) if isinstance(grid, (list, tuple)) else None, gridfill)
+        array = gridify(array, shape, gridfill)
     if array.ndim == 3 and array.shape[0] in (1, 3) and array.shape[-1] not in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[-1] == 1:
@@ -125,6 +125,16 @@ def imgify(
     if array.shape[-1] != 3:
         raise InputTypeError(f"an image has 1 or 3 channels, first or last; the shape is {array.shape}")
     return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _grid_shape(grid: Any) -> tuple[int, int] | None:
+    """Rows and columns of a grid, or None where they are left open."""
+    if grid is None or isinstance(grid, (bool, np.bool_)) or (isinstance(grid, int) and grid == 0):
+        return None
+    whole = isinstance(grid, (list, tuple)) and all(isinstance(size, (int, np.integer)) and size > 0 for size in grid)
+    if not whole or len(grid) != 2:
+        raise InputTypeError(f"a grid is True, False or (rows, columns), both at least 1, not {grid!r}")
+    return int(grid[0]), int(grid[1])
 
 
 def _scaled(

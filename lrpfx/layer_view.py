@@ -3,6 +3,7 @@
 A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import fx, nn
 from . import types
 from .callables import dotted_path, resolve_path
 from .node import Role, is_data, map_arguments, node_info, nodes_in
-from .operators import Operator, operator_named
+from .operators import Operator, all_operators, operator_named
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,33 @@ class Operation:
         inputs: int,
         parameters: tuple[str, ...],
         operator: Operator | None = None,
+        row: Operator | None = None,
+        kind: type[types.Kind] = types.Unknown,
     ) -> None:
+        """`operator`: the row of the table that the function and its arguments spell.
+
+        `row`: the row whose facts hold, by default the operator; `kind`: what the operation is where there is no row.
+        """
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.inputs = inputs
         self.parameters = parameters
         self.operator = operator
+        self.row = operator or row
+        self.kind = kind if self.row is None else self.row.kind
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["function"] = dotted_path(self.function) or self.function
-        state["operator"] = self.operator and self.operator.name
+        state["operator"], state["row"] = self.operator and self.operator.name, self.row and self.row.name
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         function, operator = state["function"], state["operator"]
         self.__dict__.update(state)
         self.function = resolve_path(function) if isinstance(function, str) else function
-        self.operator = operator_named(operator)
+        self.operator, self.row = operator_named(operator), operator_named(state["row"])
 
     def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill(argument: Any) -> Any:
@@ -89,7 +98,7 @@ class Operation:
 
 
 class Layer:
-    """One call of an operation as rules and composites see it.
+    """One call of an operation as rules and composites see it, or a module before any call.
 
     `isinstance(layer, X)` holds for the kinds of `lrpfx.types` and for the torch.nn class that the call stands for, so that
     maps written for modules also work on graphs: the call `F.relu(x)` is a `torch.nn.ReLU` and an `Activation`.
@@ -98,24 +107,29 @@ class Layer:
     def __init__(
         self,
         name: str,
-        kind: type[types.Kind],
         operation: Operation,
-        inputs: Sequence[Any],
+        inputs: Sequence[Any] | None,
         parameters: dict[str, Any],
         extras: Sequence[Any] = (),
         module: nn.Module | None = None,
         module_path: str | None = None,
         description: str = "",
     ) -> None:
+        """`inputs`: None for a module whose inputs are not known before it is called."""
         self.name = name
-        self.kind = kind
         self.operation = operation
-        self.inputs = tuple(inputs)
+        self.inputs = tuple(inputs or ())
+        self.input_count = None if inputs is None else len(inputs)
         self.parameters = parameters
         self.extras = tuple(extras)
         self.module = module
         self.module_path = module_path
         self.description = description
+
+    @property
+    def kind(self) -> type[types.Kind]:
+        """What the layer computes."""
+        return self.operation.kind
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -207,9 +221,47 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
         tuple(name for name, value in parameters.items() if isinstance(value, fx.Node)),
         operator,
     )
-    kind = operator.kind if operator is not None else types.Unknown
     module = None if info.module_path is None else root.get_submodule(info.module_path)
-    return Layer(info.name, kind, operation, inputs, parameters, extras, module, info.module_path, info.description)
+    return Layer(info.name, operation, inputs, parameters, extras, module, info.module_path, info.description)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows_of_class(module_class: type) -> tuple[Operator, ...]:
+    return tuple(row for row in all_operators() if issubclass(module_class, row.modules))
+
+
+def rows_of(module: nn.Module) -> tuple[Operator, ...]:
+    """The rows of the table that the class of a module spells."""
+    return _rows_of_class(type(module))  # type: ignore[arg-type]  # classes can be hashed
+
+
+def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:
+    """The rows that say what `forward` of a module computes: none where somebody has given it a forward of its own."""
+    return tuple(row for row in rows_of(module) if any(getattr(cls, "forward", None) is forward for cls in row.modules))
+
+
+def kind_of(module: nn.Module) -> type[types.Kind]:
+    """The kind of a module by its class."""
+    rows = rows_of(module)
+    return rows[0].kind if rows else types.Opaque
+
+
+def layer_of_module(module: nn.Module) -> Layer:
+    """The layer that a module stands for before it is called. Its inputs are known by number at most."""
+    rows = () if "forward" in vars(module) else spelled_rows(module, type(module).forward)
+    counts = {len(row.data) for row in rows}
+    parameters = own_tensors(module)
+    parameters.update((name, getattr(module, name, None)) for row in rows for name in row.parameters)
+    operator = rows[0] if len(counts) == 1 else None
+    operation = Operation(module, (), {}, 0, tuple(parameters), operator, kind=kind_of(module))
+    inputs = [None] * counts.pop() if operator is not None else None
+    return Layer(type(module).__name__, operation, inputs, parameters, module=module, description=repr(module))
+
+
+def own_tensors(module: nn.Module) -> dict[str, Any]:
+    """A module's own parameters, None where it has none of a name, and the tensors that are set as its attributes."""
+    attributes = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+    return {**module._parameters, **attributes}
 
 
 def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
@@ -230,11 +282,11 @@ def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
         {},
         len(inputs),
         tuple(learned),
+        kind=types.Opaque,
     )
     paths = {name: f"{node.target}.{name}" for name in tensors}
     return Layer(
         info.name,
-        types.Opaque,
         operation,
         inputs,
         {name: paths[name] for name in learned},

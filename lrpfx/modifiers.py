@@ -99,7 +99,7 @@ def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> to
     if 0 < value.ndim < len(shape) and all(have in (1, want) for have, want in zip(value.shape, shape, strict=False)):
         value = value[(...,) + (None,) * (len(shape) - value.ndim)]
     fits = [have in (1, want) for have, want in zip(value.shape, shape, strict=False)]
-    if cut_batch_dim and value.ndim == len(shape) and all(fits[1:]) and value.shape[0] > shape[0]:
+    if cut_batch_dim and 0 < value.ndim == len(shape) and all(fits[1:]) and value.shape[0] > shape[0]:
         value = value[: shape[0]]
         fits[0] = True
     if value.ndim in (0, len(shape)) and all(fits):

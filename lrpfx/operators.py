@@ -86,6 +86,8 @@ class Operator:
     indices: tuple[str, ...] = ()  # arguments that are tensors of integers or truth values, by name or place
     aliases: dict[str, str] = field(default_factory=dict)  # other names of arguments
     controls: tuple[str, ...] = ()  # arguments that may depend on the inputs, and take no relevance: they steer the result
+    elementwise: bool = False  # an entry of the result is made of the entries of the data at its place, broadcast
+    adds_up: bool = False  # an entry of the result is a sum of entries of its one input, none with a negative weight
 
     @property
     def neutral(self) -> bool:
@@ -267,9 +269,11 @@ def _row(
     indices: str = "",
     aliases: str = "",
     controls: str = "",
+    elementwise: bool = False,
+    adds_up: bool = False,
     foreign: str = "",
 ) -> None:
-    """Add a row.
+    """Add a row; its modules are of its kind.
 
     The `reordered` ones are spellings whose positional arguments come in another order; `foreign` functions of
     other libraries, by module and name.
@@ -298,8 +302,11 @@ def _row(
         tuple(indices.split()),
         dict(pair.split("=") for pair in aliases.split()),
         tuple(controls.split()),
+        elementwise,
+        adds_up,
     )
     _operators[name] = row
+    kind.include(row.modules)
     order = tuple(parsed)
     for spelled in ([function] if function else []) + list(functions) + _aten_overloads(aten):
         _functions[spelled] = Spelling(row, order)
@@ -703,6 +710,7 @@ for _dimensions, _pool, _adaptive, _extra, _module, _adaptive_module in _average
         modules=[_module],
         aten=f"avg_pool{_dimensions}d.default",
         sign=signs.of_pooling,
+        adds_up=True,
     )
     _row(
         f"adaptive_avg_pool{_dimensions}d",
@@ -712,6 +720,7 @@ for _dimensions, _pool, _adaptive, _extra, _module, _adaptive_module in _average
         modules=[_adaptive_module],
         aten=f"adaptive_avg_pool{_dimensions}d.default",
         sign=signs.of_input,
+        adds_up=True,
     )
 _row(
     "mean",
@@ -721,6 +730,7 @@ _row(
     methods="mean",
     aten="mean.default mean.dim",
     sign=signs.of_input,
+    adds_up=True,
 )
 _max_pools: list[tuple[int, Function, Function, Function, Function, type, type]] = [
     (
@@ -812,6 +822,7 @@ _row(
     adjoint=addition_adjoint,
     reflected="add",
     sign=signs.of_sum,
+    elementwise=True,
 )
 _row(
     "sub",
@@ -827,6 +838,7 @@ _row(
     inplace_aten="sub_.Tensor sub_.Scalar",
     reflected="rsub",
     sign=signs.of_difference,
+    elementwise=True,
 )
 _row(
     "rsub",
@@ -837,6 +849,7 @@ _row(
     methods="__rsub__",
     aten="rsub.Tensor rsub.Scalar",
     sign=signs.of_reversed_difference,
+    elementwise=True,
 )
 _row(
     "sum",
@@ -847,9 +860,19 @@ _row(
     methods="sum",
     aten="sum.default sum.dim_IntList",
     sign=signs.of_input,
+    adds_up=True,
 )
 
-_row("cumsum", types.Sum, torch.cumsum, "input dim dtype=None", methods="cumsum", aten="cumsum.default", sign=signs.of_input)
+_row(
+    "cumsum",
+    types.Sum,
+    torch.cumsum,
+    "input dim dtype=None",
+    methods="cumsum",
+    aten="cumsum.default",
+    sign=signs.of_input,
+    adds_up=True,
+)
 
 _row("diff", types.Sum, functions=[torch.diff], methods="diff", aten="diff.default")
 _row(
@@ -962,6 +985,7 @@ _row(
     inplace_aten="mul_.Tensor mul_.Scalar",
     reflected="mul",
     sign=signs.of_product,
+    elementwise=True,
 )
 _row(
     "div",
@@ -978,6 +1002,7 @@ _row(
     inplace_aten="div_.Tensor div_.Scalar div_.Tensor_mode div_.Scalar_mode",
     reflected="divided_by",
     sign=signs.of_quotient,
+    elementwise=True,
 )
 
 
@@ -1003,6 +1028,7 @@ _row(
     aten="neg.default negative.default",
     inplace_aten="neg_.default",
     sign=signs.flipped,
+    elementwise=True,
 )
 _row(
     "prod",
@@ -1013,8 +1039,8 @@ _row(
     aten="prod.default prod.dim_int",
 )
 _row("cumprod", types.Product, torch.cumprod, "input dim dtype=None", methods="cumprod", aten="cumprod.default")
-_row("gate", types.Gate, gate, "input other", data="input other", sign=signs.of_product)
-_row("quotient", types.Gate, quotient, "input other", data="input other", sign=signs.of_quotient)
+_row("gate", types.Gate, gate, "input other", data="input other", sign=signs.of_product, elementwise=True)
+_row("quotient", types.Gate, quotient, "input other", data="input other", sign=signs.of_quotient, elementwise=True)
 _row(
     "matmul",
     types.MatMul,
@@ -1266,8 +1292,9 @@ _row(
     "input output_size kernel_size dilation=1 padding=0 stride=1",
     modules=[nn.Fold],
     sign=signs.of_input,
+    adds_up=True,
 )
-_row("col2im", types.Sum, aten="col2im.default", sign=signs.of_input)
+_row("col2im", types.Sum, aten="col2im.default", sign=signs.of_input, adds_up=True)
 
 # --- dropout, which the compiler removes -----------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class LayerCall:
         """The same call with a branch for each of the modifiers."""
         named = tuple(zip(self.operation.parameters, self.parameters, strict=True))
         branches = tuple(tuple(modifier.apply(value, name) for name, value in named) for modifier in modifiers)
-        return LayerCall(self.operation, self.inputs, self.parameters, branches, self.extras, self.output)
+        return LayerCall(self.operation, self.inputs, self.parameters, branches, self.extras, self.output, self.kept)
 
     def own_values(self) -> tuple[Any, ...]:
         """All values of the operation as the forward had them."""
@@ -68,8 +68,7 @@ class LayerCall:
 
     def own_output(self) -> torch.Tensor:
         """The forward's output, computed again where it was not saved."""
-        output: torch.Tensor = self.operation(self.own_values()) if self.output is None else self.output
-        return output
+        return self.run(*self.inputs) if self.output is None else self.output
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a listed operator by name."""
@@ -78,8 +77,7 @@ class LayerCall:
     @property
     def remainder_key(self) -> str:
         """What the layer adds to the part that is linear in its inputs: a bias, or the constants of a sum."""
-        operator = self.operation.operator
-        return "constants" if operator is not None and issubclass(operator.kind, Sum) else "bias"
+        return "constants" if issubclass(self.operation.kind, Sum) else "bias"
 
     @staticmethod
     def with_remainder(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
@@ -90,6 +88,11 @@ class LayerCall:
             output, pull = torch.func.vjp(function, *inputs)[:2]
             linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
         return output, output - linear
+
+    def run(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The layer's output for other inputs."""
+        output: torch.Tensor = self.operation(self.values(inputs, self.parameters))
+        return output
 
     def times_inputs(self, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs, each multiplied by its input."""
@@ -158,12 +161,18 @@ class Rule(Protocol):
     saves_inputs: ClassVar[bool]
     has_code: ClassVar[bool]
     gate: Gate
+    stored_tensors: dict[str, Any]
 
     @property
     def title(self) -> str: ...
 
     @property
     def saves_output(self) -> bool: ...
+
+    @property
+    def parameter_modifiers(self) -> tuple[ParamMod, ...]: ...
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None: ...
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
 
@@ -179,13 +188,14 @@ class RuledOperation:
 
     The operation's data inputs come first among the tensors that a call passes, then every distinct parameter, modified or
     not. `parameters` says where the operation's own parameters stand among them, and `branches[k]` where those of the rule's
-    k-th modified copy do, or `ABSENT`. From `first_extra` on stand the operation's other values.
+    k-th modified copy do, or `ABSENT`; without `branches`, parameters are modified when relevance flows back. From
+    `first_extra` on stand the operation's other values.
     """
 
     rule: Rule
     operation: Operation
     parameters: tuple[int, ...]
-    branches: tuple[tuple[int, ...], ...]
+    branches: tuple[tuple[int, ...], ...] | None
     first_extra: int
     #: For layers whose rule can be switched off, and whose parameters get their ordinary gradient. It costs memory: all inputs
     #: are saved, whatever the rule reads.
@@ -197,6 +207,8 @@ class RuledOperation:
     #: Whether the positive part of the output is all that the rule reads of it, and what the ReLU behind it returns.
     hands_on_positive: bool = False
     takes_positive: bool = False
+    #: Where the rule finds the relevance of the output: what it keeps of a call of a module.
+    stored_tensors: dict[str, Any] | None = None
 
     def with_recomputed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values with the inputs that were not saved."""
@@ -211,13 +223,27 @@ class RuledOperation:
         _, parameters, _, extras = self.split(values)
         return self.operation((*inputs, *parameters, *extras))
 
+    def check(self, values: tuple[Any, ...], output: torch.Tensor) -> None:
+        """`RuleError` if the rule does not fit this call."""
+        try:
+            shapes = [value.shape for value in values[: self.operation.inputs]]
+            self.rule.check_call(self.operation, shapes, output.shape)
+        except RuleError as error:
+            raise RuleError(f"{self.name}: {self.rule}: {error}") from error
+
     def split(
         self, values: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
         """Inputs, own parameters, parameters of each branch, and extras."""
-        branches = tuple(tuple(None if at == ABSENT else values[at] for at in branch) for branch in self.branches)
+        branches = tuple(tuple(None if at == ABSENT else values[at] for at in branch) for branch in self.branches or ())
         parameters = tuple(values[at] for at in self.parameters)
         return values[: self.operation.inputs], parameters, branches, values[self.first_extra :]
+
+    def layer_call(self, values: tuple[Any, ...], output: Any, kept: dict[str, Any] | None = None) -> LayerCall:
+        """The call with these values, as the rule sees it."""
+        inputs, parameters, branches, extras = self.split(values)
+        call = LayerCall(self.operation, inputs, parameters, branches, extras, output, kept)
+        return call if self.branches is not None else call.with_modified(self.rule.parameter_modifiers)
 
 
 _origins: ContextVar[bool] = ContextVar("origins", default=False)
@@ -317,6 +343,8 @@ class PropagateRelevance(torch.autograd.Function):
         output = ruled.with_inputs(values[: ruled.operation.inputs], values)
         if not isinstance(output, torch.Tensor):
             raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
+        if not ruled.rule.has_code:
+            ruled.check(values, output)
         return output
 
     @staticmethod
@@ -365,8 +393,9 @@ class PropagateRelevance(torch.autograd.Function):
             values = tuple(_cast(value, relevance.dtype) for value in values)
         if ruled.gate is None:
             values = ruled.with_recomputed(values)
-        inputs, parameters, branches, extras = ruled.split(values)
-        call = LayerCall(ruled.operation, inputs, parameters, branches, extras, output, ctx.kept)
+        call = ruled.layer_call(values, output, ctx.kept)
+        if ruled.stored_tensors is not None:  # without its history, which leads back to this call
+            ruled.stored_tensors["grad_output"] = (relevance.detach() if relevance.requires_grad else relevance,)
         gradients: list[torch.Tensor | None] = [None] * len(values)
         if ruled.gate is not None:
             wanted = [at for at in ruled.parameters if ctx.needs_input_grad[at + 2]]

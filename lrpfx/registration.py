@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from .layer_view import Operation, Slot
-from .modifiers import ParamMod
+from . import types
+from .layer_view import Operation, Slot, kind_of, spelled_rows
 from .node import is_floating, map_arguments
-from .operators import Operator, all_operators
+from .operators import Operator
 from .propagation import Gate, Rule, RuledOperation, propagate_relevance
 
 Forward = Callable[..., Any]
@@ -105,33 +105,27 @@ def carries_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
+def stored_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a rule of propagation stores of a call: its arguments, without their history, which would outlive the call."""
+    stored = map_arguments((args, kwargs), lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+    return dict(zip(("input", "kwargs"), stored, strict=True))
+
+
 # --- rules that say how relevance propagates ------------------------------------------------------------------------------
 
 
 def call_with_rule(
-    rule: Rule,
-    modifiers: Sequence[ParamMod],
-    gate: Gate,
-    module: nn.Module,
-    forward: Forward,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    rule: Rule, gate: Gate, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call `forward` of `module` with `rule` in place of its gradient."""
     if not carries_gradient(tensors_in((args, kwargs))):
         return forward(*args, **kwargs)
-    ruled, values = ruled_call(rule, modifiers, gate, module, forward, args, kwargs)
+    ruled, values = ruled_call(rule, gate, module, forward, args, kwargs)
     return propagate_relevance(ruled, *values)
 
 
 def ruled_call(
-    rule: Rule,
-    modifiers: Sequence[ParamMod],
-    gate: Gate,
-    module: nn.Module,
-    forward: Forward,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    rule: Rule, gate: Gate, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[RuledOperation, list[Any]]:
     """A call of `forward` of `module` as an operation with a rule, and the values that it is called with."""
     inputs = tensors_in((args, kwargs))
@@ -148,25 +142,15 @@ def ruled_call(
         buffer_names = [name for name, _ in module.named_buffers() if name not in shadowed]
         buffers = [module.get_buffer(name) for name in buffer_names]
         operation = _module_call(module, forward, args, kwargs, names, buffer_names, set(shadowed))
-    own = {name for name in names if "." not in name}
-    for modifier in modifiers:
-        modifier.check(tuple(own))
     distinct: list[torch.Tensor] = []
     for tensor in inputs:
         distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
-    given: list[Any] = [*distinct, *values]
-    branches = []
-    for modifier in modifiers:
-        branch = []
-        for place, (name, value) in enumerate(zip(names, values, strict=True), start=len(distinct)):
-            if modifier.keeps(name):
-                branch.append(place)
-            else:
-                branch.append(len(given))
-                given.append(modifier.apply(value, name))
-        branches.append(tuple(branch))
-    places = tuple(range(len(distinct), len(distinct) + len(values)))
-    return RuledOperation(rule, operation, places, tuple(branches), len(given), gate), [*given, *buffers]
+    first_extra = len(distinct) + len(values)
+    places = tuple(range(len(distinct), first_extra))
+    ruled = RuledOperation(
+        rule, operation, places, None, first_extra, gate, name=type(module).__name__, stored_tensors=rule.stored_tensors
+    )
+    return ruled, [*distinct, *values, *buffers]
 
 
 def inner_forward(module: nn.Module) -> Forward:
@@ -177,24 +161,20 @@ def inner_forward(module: nn.Module) -> Forward:
     return forward or functools.partial(type(module).forward, module)
 
 
-@functools.cache
-def _layers_of_the_table() -> tuple[Operator, ...]:
-    """The rows for layers of which rules need to know more than their forward."""
-    known = [row for row in all_operators() if row.adjoint is not None and row.parameters]
-    return tuple(known + [row for row in all_operators() if row.detached is not None or row.name == "softmax"])
+def _spelled_rows(module: nn.Module, forward: Forward) -> tuple[Operator, ...]:
+    return spelled_rows(module, forward.func) if isinstance(forward, functools.partial) else ()
 
 
 def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
-    """The row that a layer of torch.nn spells, if nobody has changed what it computes."""
-    own = type(module).forward
-    if not (isinstance(forward, functools.partial) and forward.func is own):
-        return None
+    """The row that a layer of torch.nn spells, where rules need to know more of it than its forward."""
     if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "track_running_stats", False):
         return None
-    for operator in _layers_of_the_table():
-        if isinstance(module, operator.modules) and any(getattr(cls, "forward", None) is own for cls in operator.modules):
-            return operator
-    return None
+    return next((row for row in _spelled_rows(module, forward) if _is_needed(row)), None)
+
+
+def _is_needed(row: Operator) -> bool:
+    linear = row.adjoint is not None and bool(row.parameters)
+    return linear or row.detached is not None or issubclass(row.kind, (types.Softmax, types.Gate))
 
 
 def _operator_call(operator: Operator, module: nn.Module, names: Sequence[str]) -> Operation:
@@ -244,7 +224,9 @@ def _module_call(
 
     # Modified parameters stand between the module's own and the buffers; the operation is only ever given one set of them.
     values = tuple(Slot(count + place) for place in range(len(names)))
-    return Operation(run, (slotted_args, slotted_kwargs, values), {}, count, tuple(parameters))
+    row = next((row for row in _spelled_rows(module, forward) if len(row.data) == count), None)
+    arguments = (slotted_args, slotted_kwargs, values)
+    return Operation(run, arguments, {}, count, tuple(parameters), row=row, kind=kind_of(module))
 
 
 class _Body(nn.Module):
@@ -340,9 +322,10 @@ class _Exit(_Boundary):
 def call_with_code(
     rule: GeneralRule, gate: Gate, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call `forward` of `module` between two identities at which the rule's code takes part in the backward pass."""
-    if not carries_gradient(tensors_in((args, kwargs))):
-        return forward(*args, **kwargs)
+    """Call `forward` of `module` between two identities at which the rule's code takes part in the backward pass.
+
+    The code around the forward pass runs whether or not there will be a backward pass.
+    """
     record = CallRecord(rule, gate, module)
     changed = record.invoke(rule.pre_forward, module, *_fitting(rule.pre_forward, args, kwargs))
     if changed is not None:
@@ -376,6 +359,9 @@ def _fitting(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _through(function: type[_Boundary], record: CallRecord, values: Any) -> Any:
-    """`values` with every floating-point tensor in them passed through an identity."""
-    passed = iter(function.apply(record, *tensors_in(values)))  # type: ignore[no-untyped-call]
+    """`values` with every floating-point tensor in them passed through an identity, if any of them has a gradient."""
+    tensors = tensors_in(values)
+    if not carries_gradient(tensors):
+        return values
+    passed = iter(function.apply(record, *tensors))  # type: ignore[no-untyped-call]
     return map_arguments(values, lambda leaf: next(passed) if is_floating(leaf) else leaf)

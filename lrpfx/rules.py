@@ -22,8 +22,9 @@ from .hooks import (
     WeightedProducts,
     held_by_stabilizer,
     sum_of,
+    where_finite,
 )
-from .layer_view import Layer
+from .layer_view import Layer, Operation
 from .modifiers import (
     Bound,
     Clamp,
@@ -39,7 +40,21 @@ from .modifiers import (
 from .operators import lookup
 from .propagation import LayerCall
 from .stabilizer import Stabilizer, StabilizerFunction
-from .types import Softmax as SoftmaxKind
+from .types import (
+    AvgPool,
+    Gate,
+    Kind,
+    LayerNorm,
+    MatMul,
+    Neutral,
+    Opaque,
+    Product,
+    RMSNorm,
+    Softmax,
+    Statistic,
+    Sum,
+    Unknown,
+)
 
 __all__ = [
     "AbsoluteRatio",
@@ -200,7 +215,34 @@ class Gamma(BasicHook):
         )
 
 
-class ZBox(BasicHook):
+class _OtherInputs(BasicHook):
+    """Base of the rules that run a layer on other inputs than its own, which tells of layers alone that are linear in them."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if issubclass(layer.kind, (LayerNorm, RMSNorm, Softmax, Statistic)):
+            raise RuleError(f"it is for layers that are linear in their input, but this is of the kind {layer.kind.__name__}")
+
+
+class _OnesAsInput(_OtherInputs):
+    """Base of the rules that run a layer on ones, which cancel each other where a layer subtracts."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count is not None:
+            self._check_count(layer.input_count)
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        self._check_count(len(inputs))
+
+    @staticmethod
+    def _check_count(inputs: int) -> None:
+        if inputs > 1:
+            raise RuleError(f"it takes a layer with one input, but this one has {inputs}; Uniform gives them equal shares")
+
+
+class ZBox(_OtherInputs):
     """For inputs known to lie in [low, high], such as pixels (Montavon et al. 2017, eq. 13).
 
     R' = x Wᵀ s - low W⁺ᵀ s - high W⁻ᵀ s with s = R / st(Wx - W⁺ low - W⁻ high). `low` and `high` are numbers or tensors that
@@ -232,7 +274,7 @@ class ZBox(BasicHook):
         )
 
 
-class WSquare(BasicHook):
+class WSquare(_OnesAsInput):
     """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values (Montavon et al. 2017, eq. 12)."""
 
     shown = ("stabilizer", "zero_params")
@@ -248,7 +290,7 @@ class WSquare(BasicHook):
         )
 
 
-class Flat(BasicHook):
+class Flat(_OnesAsInput):
     """Relevance spread evenly over the inputs that an output sees: W taken as 1 and b as 0 (Lapuschkin et al. 2019,
     https://doi.org/10.1038/s41467-019-08987-4).
     """
@@ -271,18 +313,95 @@ def _fit(relevance: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)
 
 
-class Uniform(Hook):
-    """Relevance in equal parts for each input: R / n. For products, and for sums where one wants halves."""
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape has the other after it was repeated along dimensions of size 1."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(have == want or have == 1 for have, want in pairs)
+
+
+# Where a layer is called, its kind is compared and not asked for: torch.compile does not follow the metaclass of kinds.
+
+
+def _is_gated_unit(kind: type[Kind], inputs: int) -> bool:
+    """Whether a layer's operands are the halves of its one input."""
+    return inputs == 1 and kind is Gate
+
+
+def _adds_up(operation: Operation) -> bool:
+    """Whether a layer is known to add up entries of its one input."""
+    return operation.row is not None and operation.row.adds_up
+
+
+class _SharingRule(Hook):
+    """Base of the rules that divide the relevance of an entry of the output among the entries of the inputs that meet there."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if issubclass(layer.kind, (MatMul, Neutral)):
+            raise RuleError(f"it is for sums and element-wise products, but this is of the kind {layer.kind.__name__}")
+        if layer.kind is Gate and layer.operation.row is None:
+            raise RuleError("it is for sums and element-wise products, and a subclass of such a layer may compute anything")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        if _is_gated_unit(operation.kind, len(inputs)) or self.divides(operation, inputs, output):
+            return
+        row = operation.row
+        if row is not None and len(row.data) > 1 and not row.elementwise:
+            raise RuleError(
+                f"it divides relevance entry by entry, but {row.name} does not combine entries at the same place; "
+                "lrpfx.transform gives each step of a module its own rule"
+            )
+        misfit = next((shape for shape in inputs if not _broadcasts(shape, output)), None)
+        if misfit is not None:
+            raise RuleError(
+                f"it is for sums and element-wise products, but this layer makes an output of shape {tuple(output)} from an "
+                f"input of shape {tuple(misfit)}. Norm and Epsilon fit layers that change the shape; lrpfx.transform gives "
+                "each step of a module its own rule"
+            )
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        """Whether the rule divides relevance among the entries of one input that a reduction combines."""
+        return False
+
+
+class Uniform(_SharingRule):
+    """Relevance in equal parts: R / n for each of n operands, or for each of n entries of one input that a layer combines.
+
+    For products, and for sums and means where one wants equal shares.
+    """
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation, inputs[0], output))
+
+    @staticmethod
+    def _multiplies_up(operation: Operation, input: torch.Size, output: torch.Size) -> bool:
+        """Whether a layer is a product over dimensions of its input."""
+        row = operation.row
+        return row is not None and row.kind is Product and len(row.data) == 1 and input != output
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        first = call.inputs[0]
+        if _is_gated_unit(call.operation.kind, len(call.inputs)):
+            return (torch.cat([relevance / 2.0] * 2, call.arguments()["dim"]),)
+        if _adds_up(call.operation):
+            weights = self._weights(call)
+            return call.pull_back(torch.where(weights == 0, torch.zeros_like(relevance), relevance / weights))
+        if len(call.inputs) == 1 and self._multiplies_up(call.operation, first.shape, relevance.shape):
+            share = relevance / (first.numel() / max(relevance.numel(), 1))
+            return call.adjoint(share, (torch.ones_like(first),), call.parameters)
         share = relevance / len(call.inputs)
         return tuple(_fit(share, input) for input in call.inputs)
 
+    @staticmethod
+    def _weights(call: LayerCall) -> torch.Tensor:
+        """The sum of the weights of each output; 0 where nothing was added up, as between the patches of a fold."""
+        return call.run(torch.ones_like(call.inputs[0]))
+
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        return {}
+        return {"stopped": ((self._weights(call) == 0) * relevance).sum()} if _adds_up(call.operation) else {}
 
 
-class Only(Hook):
+class Only(_SharingRule):
     """All relevance for one input, none for the others: the skip connection or the block of a sum, the signal of a gate."""
 
     shown = ("input",)
@@ -296,10 +415,21 @@ class Only(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if not 0 <= self.input < len(layer.inputs):
-            raise RuleError(f"it sends relevance to input {self.input}, but the layer has {len(layer.inputs)}")
+        if layer.input_count is not None:
+            self._check_index(layer.kind, layer.input_count)
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        self._check_index(operation.kind, len(inputs))
+        super().check_call(operation, inputs, output)
+
+    def _check_index(self, kind: type[Kind], inputs: int) -> None:
+        if not 0 <= self.input < (2 if _is_gated_unit(kind, inputs) else inputs):
+            raise RuleError(f"it sends relevance to input {self.input}, but the layer has {inputs}")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if _is_gated_unit(call.operation.kind, len(call.inputs)):
+            halves = [relevance if half == self.input else torch.zeros_like(relevance) for half in range(2)]
+            return (torch.cat(halves, call.arguments()["dim"]),)
         return tuple(
             _fit(relevance, input) if index == self.input else torch.zeros_like(input)
             for index, input in enumerate(call.inputs)
@@ -309,8 +439,8 @@ class Only(Hook):
         return {}
 
 
-class AbsoluteRatio(Hook):
-    """For sums: R_a = |a| R / st(|a| + |b|), which never exceeds R."""
+class AbsoluteRatio(_SharingRule):
+    """For sums and means: R_a = |a| R / st(Σ |a|) for each term a, which never exceeds R."""
 
     shown = ("stabilizer",)
 
@@ -321,13 +451,39 @@ class AbsoluteRatio(Hook):
     def copy(self) -> Self:
         return type(self)(self.stabilizer)
 
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if not issubclass(layer.kind, (Sum, AvgPool, Opaque, Unknown)):
+            raise RuleError(f"it is for sums and means, but this is of the kind {layer.kind.__name__}")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        if len(inputs) == 1 and operation.row is None:
+            raise RuleError("it is for sums and means, and a module with one input is not known to be one")
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        return len(inputs) == 1 and _adds_up(operation)
+
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        sizes = [input.abs() for input in call.inputs]
+        sizes = self._sizes(call)
         ratio = relevance / self.stabilizer(sum_of(sizes))
+        if _adds_up(call.operation):
+            (gradient,) = call.pull_back(ratio)
+            assert gradient is not None
+            return (call.inputs[0].abs() * gradient,)
         return tuple(_fit(size * ratio, input) for size, input in zip(sizes, call.inputs, strict=True))
 
+    def _sizes(self, call: LayerCall) -> list[torch.Tensor]:
+        """The magnitude of what each input contributes, or of all that is added up of one input."""
+        if _adds_up(call.operation):
+            return [call.run(call.inputs[0].abs())]
+        if len(call.inputs) == 1 or call.operation.kind is not Sum:
+            return [input.abs() for input in call.inputs]
+        nothing = [torch.zeros_like(input) for input in call.inputs]
+        return [call.run(*nothing[:place], input, *nothing[place + 1 :]).abs() for place, input in enumerate(call.inputs)]
+
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        return {"stabilizer": held_by_stabilizer(relevance, sum_of([input.abs() for input in call.inputs]), self.stabilizer)}
+        return {"stabilizer": held_by_stabilizer(relevance, sum_of(self._sizes(call)), self.stabilizer)}
 
 
 class _EpsilonRule(Hook):
@@ -347,7 +503,30 @@ class _EpsilonRule(Hook):
         return True
 
 
-class UniformEpsilon(_EpsilonRule):
+class _ProductRule(_EpsilonRule):
+    """Base of the rules for products of matrices."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count is not None:
+            self._check_product(layer.operation, layer.input_count)
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        self._check_product(operation, len(inputs))
+
+    @staticmethod
+    def _check_product(operation: Operation, inputs: int) -> None:
+        kind, row = operation.kind, operation.row
+        of_entries = kind is Product and row is not None and not row.elementwise
+        if kind is Gate or of_entries or (inputs > 1 and kind is not MatMul and kind is not Product):
+            raise RuleError(
+                f"it is for products of matrices, but this layer has {inputs} input(s) and is of the kind {kind.__name__}; "
+                "Uniform gives what a layer combines equal shares, Only(0) gives the first of several inputs all relevance"
+            )
+
+
+class UniformEpsilon(_ProductRule):
     """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
     https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
     """
@@ -357,10 +536,17 @@ class UniformEpsilon(_EpsilonRule):
         return call.times_inputs(call.pull_back(ratio))
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        return {"stabilizer": held_by_stabilizer(relevance, len(call.inputs) * call.own_output(), self.epsilon)}
+        count = len(call.inputs)
+        output, remainder = call.with_remainder(call.run, call.inputs)
+        # Each factor of a product is linear by itself, so that the derivative along all of them counts the product n times.
+        rest = remainder + (count - 1) * output
+        return {
+            "stabilizer": held_by_stabilizer(relevance, count * output, self.epsilon),
+            call.remainder_key: where_finite(output, relevance / self.epsilon(count * output) * rest).sum(),
+        }
 
 
-class ValueOnly(UniformEpsilon):
+class ValueOnly(_ProductRule):
     """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and
     so none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
     """
@@ -371,7 +557,12 @@ class ValueOnly(UniformEpsilon):
         return (*(other if other is None else torch.zeros_like(other) for other in others), last)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        return {"stabilizer": held_by_stabilizer(relevance, call.own_output(), self.epsilon)}
+        *others, last = call.inputs
+        output, remainder = call.with_remainder(lambda value: call.run(*others, value), (last,))
+        return {
+            "stabilizer": held_by_stabilizer(relevance, output, self.epsilon),
+            call.remainder_key: where_finite(output, relevance / self.epsilon(output) * remainder).sum(),
+        }
 
 
 class SoftmaxTaylor(Hook):
@@ -385,20 +576,27 @@ class SoftmaxTaylor(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if len(layer.inputs) != 1 or not issubclass(layer.kind, SoftmaxKind):
+        if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax) or layer.operation.operator is None:
             raise RuleError("it is for a softmax alone")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        input, output, dimension = call.inputs[0], call.own_output(), _softmax_dimension(call)
+        input, output, dimension = _scores(call), call.own_output(), _softmax_dimension(call)
         result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         """The softmax is not linear: its Taylor expansion at x has a constant term, which takes the rest like a bias."""
-        input = torch.where(torch.isinf(call.inputs[0]), torch.zeros_like(call.inputs[0]), call.inputs[0])
+        scores = _scores(call)
+        input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
         output, dimension = call.own_output(), _softmax_dimension(call)
         weighted = (output * input).sum(dimension, keepdim=True)
         return {"bias": (relevance * (1.0 - input + weighted)).sum()}
+
+
+def _scores(call: LayerCall) -> torch.Tensor:
+    """What the softmax is of: in a softmin, as a module has it, the input with its sign turned."""
+    operator = call.operation.operator
+    return -call.inputs[0] if operator is not None and operator.name == "softmin" else call.inputs[0]
 
 
 def _softmax_dimension(call: LayerCall) -> int:
@@ -429,8 +627,13 @@ class NormalizationEpsilon(_EpsilonRule):
     def check(self, layer: Layer) -> None:
         super().check(layer)
         operator = layer.operation.operator
-        if operator is None or operator.detached is None:
+        whole = operator is None and issubclass(layer.kind, (LayerNorm, Opaque))  # a module that normalizes somewhere inside
+        if not whole and (operator is None or operator.detached is None):
             raise RuleError("it is for layer, group and instance norm alone")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        if len(inputs) != 1:
+            raise RuleError(f"it is for a layer with one input, but this one has {len(inputs)}")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
@@ -466,8 +669,22 @@ class _ElementWiseRule(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if len(layer.inputs) != 1:
-            raise RuleError(f"{type(self).__name__} takes a layer with one input, but this one has {len(layer.inputs)}")
+        if layer.input_count is not None:
+            self._check_count(layer.input_count)
+        if issubclass(layer.kind, Neutral):
+            raise RuleError("it acts entry by entry, but this layer moves values; it needs no rule")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        self._check_count(len(inputs))
+        if inputs[0] != output:
+            raise RuleError(
+                f"it acts entry by entry, but this layer makes an output of shape {tuple(output)} from an input of shape "
+                f"{tuple(inputs[0])}; give it a rule that fits a layer which changes the shape"
+            )
+
+    def _check_count(self, inputs: int) -> None:
+        if inputs != 1:
+            raise RuleError(f"{type(self).__name__} takes a layer with one input, but this one has {inputs}")
 
 
 class Pass(_ElementWiseRule):

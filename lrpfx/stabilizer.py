@@ -15,17 +15,17 @@ def stabilize(
     epsilon: float = 1e-6,
     clip: bool = False,
     norm_scale: bool = False,
-    dim: Sequence[int] | None = None,
+    dim: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Move `input` away from zero by `epsilon`; zero counts as positive.
 
     With `clip`, magnitudes below `epsilon` are raised to it and the others stay. With `norm_scale`, `epsilon` is a fraction
-    of the root mean square of `input` over `dim` (default: all dimensions but the first).
+    of the root mean square of `input` over `dim`, one dimension or several (default: all but the first).
     """
     epsilon = effective_epsilon(epsilon, input.dtype)
     if norm_scale:
-        dim = tuple(range(1, input.ndim)) if dim is None else tuple(dim)
-        scale = epsilon * input.square().mean(dim=dim, keepdim=True).sqrt()
+        dims = range(1, input.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+        scale = epsilon * input.square().mean(dim=tuple(dims), keepdim=True).sqrt()
     else:
         scale = torch.full((), epsilon, dtype=input.dtype, device=input.device)
     if clip:
@@ -43,7 +43,7 @@ class Stabilizer:
     """`stabilize` with fixed settings."""
 
     def __init__(
-        self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: Sequence[int] | None = None
+        self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
     ) -> None:
         self.epsilon = epsilon
         self.clip = clip
@@ -78,5 +78,5 @@ class Stabilizer:
     def __repr__(self) -> str:
         settings = [f"{self.epsilon:g}"]
         settings += [name for name in ("clip", "norm_scale") if getattr(self, name)]
-        settings += [] if self.dim is None else [f"dim={tuple(self.dim)}"]
+        settings += [] if self.dim is None else [f"dim={self.dim if isinstance(self.dim, int) else tuple(self.dim)}"]
         return settings[0] if len(settings) == 1 else f"Stabilizer({', '.join(settings)})"

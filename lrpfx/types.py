@@ -1,14 +1,15 @@
 """Kinds of layers: what composites map rules to.
 
 `isinstance` against a kind holds for a module, for a layer of a graph, and for the call of a function: `+` is a `Sum`,
-`torch.nn.Conv2d` and `torch.nn.functional.conv2d` are both a `ConvolutionStandard`, a `Convolution` and a `Linear`.
+`torch.nn.Conv2d` and `torch.nn.functional.conv2d` are both a `ConvolutionStandard`, a `Convolution` and a `Linear`. Which
+modules are of which kind follows from the rows of the operator table (`lrpfx.operators`); here stand the kinds that consist of
+other kinds, and modules that no row spells.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-
-from .layer import Sum as _SumModule
 
 
 class SubclassMeta(type):
@@ -19,6 +20,12 @@ class SubclassMeta(type):
 
     __subclass__: tuple[type, ...]
     __subclass_names__: tuple[str, ...] = ()
+
+    def include(cls, classes: Iterable[type]) -> None:
+        """Let classes count as subclasses of this kind and of every kind that it derives from."""
+        for kind in cls.__mro__:
+            if isinstance(kind, SubclassMeta) and kind is not Kind:
+                kind.__subclass__ = tuple(dict.fromkeys((*kind.__subclass__, *classes)))
 
     def __instancecheck__(cls, instance: Any) -> bool:
         kind = getattr(instance, "kind", None)  # a layer of a graph has one besides the class that it stands for
@@ -40,13 +47,9 @@ class Kind(metaclass=SubclassMeta):
 class ConvolutionTranspose(Kind):
     """Transposed convolutions."""
 
-    __subclass__ = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
 
 class ConvolutionStandard(Kind):
     """Convolutions that are not transposed."""
-
-    __subclass__ = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Convolution(Kind):
@@ -58,76 +61,29 @@ class Convolution(Kind):
 class Linear(Kind):
     """Layers that are linear in their input up to a bias: dense layers and convolutions."""
 
-    __subclass__ = (Convolution, nn.Linear)
+    __subclass__ = (Convolution,)
 
 
 class BatchNorm(Kind):
     """Batch normalization with running statistics."""
 
-    __subclass__ = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     __subclass_names__ = ("torchvision.ops.misc.FrozenBatchNorm2d",)
 
 
 class AvgPool(Kind):
     """Average pooling, adaptive pooling included, and means over dimensions."""
 
-    __subclass__ = (
-        nn.AvgPool1d,
-        nn.AvgPool2d,
-        nn.AvgPool3d,
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveAvgPool3d,
-    )
-
 
 class MaxPool(Kind):
     """Maximum pooling, adaptive pooling included."""
-
-    __subclass__ = (
-        nn.MaxPool1d,
-        nn.MaxPool2d,
-        nn.MaxPool3d,
-        nn.AdaptiveMaxPool1d,
-        nn.AdaptiveMaxPool2d,
-        nn.AdaptiveMaxPool3d,
-    )
 
 
 class Activation(Kind):
     """Element-wise non-linear functions."""
 
-    __subclass__ = (
-        nn.ELU,
-        nn.Hardshrink,
-        nn.Hardsigmoid,
-        nn.Hardtanh,
-        nn.Hardswish,
-        nn.LeakyReLU,
-        nn.LogSigmoid,
-        nn.Mish,
-        nn.PReLU,
-        nn.ReLU,
-        nn.ReLU6,
-        nn.RReLU,
-        nn.SELU,
-        nn.CELU,
-        nn.GELU,
-        nn.Sigmoid,
-        nn.SiLU,
-        nn.Softplus,
-        nn.Softshrink,
-        nn.Softsign,
-        nn.Tanh,
-        nn.Tanhshrink,
-        nn.Threshold,
-    )
-
 
 class Sum(Kind):
     """Additions and subtractions of tensors, and sums over dimensions."""
-
-    __subclass__ = (_SumModule,)
 
 
 class Product(Kind):
@@ -137,6 +93,8 @@ class Product(Kind):
 class Gate(Product):
     """Products of a signal, the first input, and of what scales it: a sigmoid, a softmax, a divisor."""
 
+    __subclass__ = ()  # not what other products are
+
 
 class MatMul(Kind):
     """Products of matrices that both depend on the model's input, such as attention scores."""
@@ -145,25 +103,17 @@ class MatMul(Kind):
 class Softmax(Kind):
     """Softmax over a dimension."""
 
-    __subclass__ = (nn.Softmax,)
-
 
 class LayerNorm(Kind):
     """Normalization with the statistics of the sample itself, its mean subtracted: layer, group and instance norm."""
-
-    __subclass__ = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class RMSNorm(Kind):
     """Division by a norm of the sample itself, without a mean."""
 
-    __subclass__ = (nn.RMSNorm, nn.LocalResponseNorm)
-
 
 class Interpolation(Kind):
     """Resizing, which is linear in the values."""
-
-    __subclass__ = (nn.Upsample,)
 
 
 class Statistic(Kind):
@@ -176,8 +126,6 @@ class Detach(Kind):
 
 class Embedding(Kind):
     """Look-up of vectors by integers: relevance is reported at its output."""
-
-    __subclass__ = (nn.Embedding,)
 
 
 class Recurrent(Kind):
@@ -192,8 +140,6 @@ class Neutral(Kind):
 
 class Dropout(Kind):
     """Dropout, which the compiler removes: in evaluation mode it is the identity."""
-
-    __subclass__ = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class Opaque(Kind):

@@ -3,6 +3,7 @@
 from torch import fx
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
+from lrpfx.hooks import Hook
 from lrpfx.layer_view import bound_arguments, layer_of_node
 from lrpfx.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.operators import is_neutral
@@ -66,10 +67,21 @@ def misfit(program: Program, node: fx.Node) -> str | None:
                     "much relevance it gets; write the call with operations on both, such as torch.maximum for a bound"
                 )
     try:
+        _check_code(info.rule)
         info.rule.check(layer)
+        shapes = [node_info(value).shape for value in layer.inputs if isinstance(value, fx.Node)]
+        if info.shape is not None and None not in shapes and len(shapes) == len(layer.inputs) and not info.rule.has_code:
+            info.rule.check_call(layer.operation, shapes, info.shape)
     except RuleError as error:
         return f"  {info.name} ({info.source}): {info.rule}: {error}"
     return None
+
+
+def _check_code(rule: Hook) -> None:
+    """`RuleError` if a rule has code that runs only where modules are called."""
+    for name in ("pre_forward", "post_forward"):
+        if getattr(type(rule), name) is not getattr(Hook, name):
+            raise RuleError(f"it overrides {name}, which has no place in a graph; register it on the module instead")
 
 
 def complaint(node: fx.Node) -> str:

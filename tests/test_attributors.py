@@ -105,6 +105,34 @@ def test_occlusion_by_hand():
     assert kept.shape == x.shape
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("stride", [2, 9, (2,), (2, 3), (1, 2, 3), (3, 2, 2, 4), torch.Size((4, 3, 5, 6))])
+@pytest.mark.parametrize("window", [3, 9, (), (2,), (2, 9), (3, 2, 2), (1, 3, 2, 2), (2, 1, 3, 9), torch.Size((4, 3, 5, 6))])
+def test_windows_and_strides_equal_zennit(window, stride, batch_size):
+    """An int, a tuple for the last dimensions, or one for all of them with the batch's."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 3, 5, 6), torch.randn(90, 2)
+    model = Unary(lambda x: (x.flatten(1) @ weight).tanh())
+
+    def occlude(input, mask):  # a mask of the input's shape can index it
+        input = input.clone()
+        input[mask] = 0.5
+        return input
+
+    for occlusion_fn in (None, occlude):
+        actual = attribution.Occlusion(model, None, torch.exp, occlusion_fn, window, stride, batch_size)(x)
+        expected = zennit.attribution.Occlusion(model, None, torch.exp, occlusion_fn, window, stride)(x)
+        assert_close(actual[0], expected[0], 1e-14)
+        assert_close(actual[1], expected[1], 1e-12)
+
+
+def test_occlusion_of_a_model_with_one_number_for_each_sample():
+    x = torch.randn(3, 4)
+    single, column = Unary(lambda x: x.square().sum(1)), Unary(lambda x: x.square().sum(1, keepdim=True))
+    actual, expected = (attribution.Occlusion(model, window=1, stride=1)(x)[1] for model in (single, column))
+    assert_close(actual, expected, 1e-14)
+
+
 @pytest.mark.parametrize("window", [[2, 2], "2", {2}, range(2), 1.5, (1.0,), True, None])
 def test_windows_that_are_none(window, model):
     for settings in ({"window": window}, {"stride": window}):
@@ -122,8 +150,11 @@ def test_errors(model, x):
         attribution.Gradient(Unary(lambda x: (x, x)))(x)
     with pytest.raises(lrpfx.InputError, match="n_iter is at least 1, not 0"):
         attribution.SmoothGrad(model, n_iter=0)
-    with pytest.raises(lrpfx.InputError, match="more dimensions than a sample"):
-        attribution.Occlusion(model, window=(1, 1, 1, 1))(x)
+    for settings in ({"window": (1,) * 5}, {"stride": (1,) * 5}):
+        with pytest.raises(lrpfx.InputError, match="more dimensions than the input"):
+            attribution.Occlusion(model, **settings)(x)
+    with pytest.raises(lrpfx.InputError, match="a stride is at least 1 in each dimension"):
+        attribution.Occlusion(model, stride=(2, 0))
     with pytest.raises(TypeError):
         attribution.Attributor(model)
 

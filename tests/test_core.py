@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import zennit.core
@@ -50,6 +51,12 @@ def test_identity():
     out_a, out_b = core.Identity.apply(a, b)
     assert torch.equal(out_a, a) and torch.equal(out_b, b) and out_a.requires_grad and not out_b.requires_grad
     assert torch.equal(torch.autograd.grad(out_a, a, b)[0], b)
+
+
+@pytest.mark.parametrize("tensor, shape", [(np.float32(3.0), ()), (2.0, ()), (2.0, (2, 3)), (torch.ones(4, 1), (2, 3))])
+def test_expand_cuts_the_batch(tensor, shape):
+    expected = zennit.core.expand(tensor, shape, cut_batch_dim=True)
+    assert torch.equal(core.expand(tensor, shape, cut_batch_dim=True), expected)
 
 
 def test_parameters_are_changed_in_a_context():

@@ -93,6 +93,15 @@ def test_constant_images(value, symmetric, recwarn):
     assert (indices(picture) == expected).all() and not recwarn.list
 
 
+@pytest.mark.parametrize("grid", [False, None, 0, np.False_])
+def test_no_grid(grid):
+    assert imgify(np.eye(3), grid=grid).size == (3, 3)
+
+
+def test_truth_values_are_zeros_and_ones():
+    assert indices(imgify(np.array([[False, True]]))).tolist() == [[0, 255]]
+
+
 def test_grids():
     images = np.arange(5 * 2 * 4, dtype=float).reshape(5, 2, 4)
     grid = gridify(images)
@@ -116,7 +125,12 @@ def test_grids():
         lambda: imgify(np.zeros((4, 5)), grid=True),
         lambda: imgify(np.zeros((2, 4, 5)), grid=(1, 2, 3)),
         lambda: imgify(np.zeros((2, 7, 4, 5)), grid=True),
+        *[
+            lambda grid=grid: imgify(np.zeros((2, 4, 5)), grid=grid)
+            for grid in (1, 2, [1], (1,), [1, 1, 1], (), "ab", (2.0, 3.0), (0, 2), (-1, 2), np.array([1, 2]))
+        ],
         lambda: gridify(np.zeros((4, 5))),
+        lambda: gridify(np.zeros((2, 4, 5)), shape=3),
     ],
 )
 def test_shapes_that_are_no_images(call):

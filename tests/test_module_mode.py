@@ -349,7 +349,7 @@ def test_function_transforms():
 @pytest.mark.parametrize(
     "layer, rule, message",
     [
-        (lambda: nn.Linear(3, 2), rules.Pass(), r"relevance of shape \(1, 2\) for an input of shape \(1, 3\)"),
+        (lambda: nn.Linear(3, 2), rules.Pass(), r"Linear: Pass\(\): it acts entry by entry, .* \(1, 2\) .* \(1, 3\)"),
         (lambda: Unary(lambda x: {"a": x}), rules.Epsilon(), "returns one tensor, but this one returns dict"),
         (lambda: Unary(lambda x: [x, x]), rules.Epsilon(), "returns one tensor, but this one returns list"),
     ],
@@ -360,7 +360,7 @@ def test_rules_that_do_not_fit(layer, rule, message):
     x = torch.randn(1, 3, requires_grad=True)
     handles = rule.register(layer)
     with pytest.raises(lrpfx.RuleError, match=message):
-        torch.autograd.grad(layer(x).sum(), x)
+        layer(x)
     handles.remove()
 
 
@@ -459,6 +459,71 @@ def test_code_of_ones_own_in_a_graph(name):
     scale = (lambda a: a) if name == "GradTimesInput" else lambda a: a.clip(min=0) + 0.23 * a.clip(max=0)
     expected = scale(x) * ((scale(hidden) * (seed @ model.linear.weight)) @ model.linear.weight)
     assert_close(actual, expected.detach(), 1e-12)
+
+
+@pytest.mark.parametrize("with_code", [True, False])
+@pytest.mark.parametrize("mode", ["gradient", "no gradient of the input", "no_grad"])
+def test_rules_store_the_inputs_of_the_last_call(mode, with_code):
+    """Whether or not there is a way back; the relevance of the output is stored on it."""
+
+    class Coded(rules.Epsilon):
+        def backward(self, module, grad_input, grad_output):
+            return super().backward(module, grad_input, grad_output)
+
+    class Affine(nn.Module):
+        def forward(self, x, factor, shift=None):
+            return x * factor + shift
+
+    rule, layer = Coded() if with_code else rules.Epsilon(), Affine()
+    rule.register(layer)
+    for _ in range(2):
+        x, shift, seed = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 3)
+        x.requires_grad_(mode != "no gradient of the input")
+        with torch.set_grad_enabled(mode != "no_grad"):
+            output = layer(x, 2.0, shift=shift)
+        input, factor = rule.stored_tensors["input"]
+        assert (mode != "gradient" or input is not x) and torch.equal(input, x) and factor == 2.0
+        assert torch.equal(rule.stored_tensors["kwargs"]["shift"], shift) and "grad_output" not in rule.stored_tensors
+        if mode == "gradient":
+            torch.autograd.grad(output, x, seed)
+            assert rule.stored_tensors["grad_output"][0] is seed
+    rule.remove()
+    assert rule.stored_tensors == {}
+
+
+def test_code_around_a_call_runs_without_a_gradient():
+    seen = []
+
+    class Watch(Hook):
+        def forward(self, module, input, output):
+            seen.append(len(input))
+
+    layer, x = nn.Linear(2, 2), torch.randn(1, 2)
+    handles = Watch().register(layer)
+    layer(x)
+    with torch.no_grad():
+        layer(x.requires_grad_())
+    handles.remove()
+    assert seen == [1, 1]
+
+
+def test_parameters_are_modified_when_relevance_flows_back():
+    modified = []
+    rule = BasicHook(param_modifiers=[lambda parameter, name: (modified.append(name), parameter)[1]])
+    layer, x = nn.Linear(2, 2), torch.randn(1, 2, requires_grad=True)
+    handles = rule.register(layer)
+    output = layer(x)
+    assert modified == []
+    torch.autograd.grad(output, x, torch.ones(1, 2))
+    handles.remove()
+    assert modified == ["weight", "bias"]
+
+
+def test_stages_of_a_hook_without_code_change_nothing():
+    """What they return can be called with and returned in their place."""
+    hook, args, output = Hook(), (torch.ones(2, requires_grad=True),), torch.ones(3)
+    assert hook.pre_forward(None, args, {}) == (args, {})
+    assert hook.post_forward(None, args, {}, output) is output
 
 
 def make_templates(core):

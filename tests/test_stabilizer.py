@@ -21,22 +21,24 @@ def test_clip():
     assert torch.equal(stabilize(Z, 0.5, clip=True), torch.tensor([[-2.0, -0.5, 0.5, 0.5, 0.5, 3.0]]))
 
 
-@pytest.mark.parametrize("dim", [None, (1,), (0, 1), 0])
+@pytest.mark.parametrize("dim", [None, (1,), [0, 1], range(2), (-1,), (), 0, 1, -1])
 @pytest.mark.parametrize("clip", [True, False])
 def test_scaled_by_the_norm(clip, dim):
     z = torch.randn(4, 5)
-    dims = (1,) if dim is None else dim if isinstance(dim, tuple) else (dim,)
+    dims = (1,) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     epsilon = 0.3 * z.square().mean(dims, keepdim=True).sqrt()
     sign = torch.where(z >= 0, 1.0, -1.0)
     expected = sign * torch.maximum(z.abs(), epsilon.expand_as(z)) if clip else z + sign * epsilon
-    torch.testing.assert_close(stabilize(z, 0.3, clip, norm_scale=True, dim=dims if dim is not None else None), expected)
-    torch.testing.assert_close(Stabilizer(0.3, clip, True, None if dim is None else dims)(z), expected)
+    torch.testing.assert_close(stabilize(z, 0.3, clip, norm_scale=True, dim=dim), expected)
+    torch.testing.assert_close(Stabilizer(0.3, clip, True, dim)(z), expected)
+    assert torch.equal(stabilize(z, 0.3, clip, dim=dim), stabilize(z, 0.3, clip))  # without a scale the dimension says nothing
 
 
 def test_the_class_stores_its_settings():
     z = torch.randn(3, 4)
     assert torch.equal(Stabilizer(0.1, clip=True)(z), stabilize(z, 0.1, clip=True))
     assert repr(Stabilizer(0.1)) == "0.1" and repr(Stabilizer(0.1, clip=True, dim=(1,))) == "Stabilizer(0.1, clip, dim=(1,))"
+    assert repr(Stabilizer(0.1, norm_scale=True, dim=0)) == "Stabilizer(0.1, norm_scale, dim=0)"
 
 
 def test_ensure():
