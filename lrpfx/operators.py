@@ -88,6 +88,7 @@ class Operator:
     controls: tuple[str, ...] = ()  # arguments that may depend on the inputs, and take no relevance: they steer the result
     elementwise: bool = False  # an entry of the result is made of the entries of the data at its place, broadcast
     adds_up: bool = False  # an entry of the result is a sum of entries of its one input, none with a negative weight
+    multiplies_up: bool = False  # an entry of the result is a product of entries of its one input
 
     @property
     def neutral(self) -> bool:
@@ -271,6 +272,7 @@ def _row(
     controls: str = "",
     elementwise: bool = False,
     adds_up: bool = False,
+    multiplies_up: bool = False,
     foreign: str = "",
 ) -> None:
     """Add a row; its modules are of its kind.
@@ -304,6 +306,7 @@ def _row(
         tuple(controls.split()),
         elementwise,
         adds_up,
+        multiplies_up,
     )
     _operators[name] = row
     kind.include(row.modules)
@@ -1036,9 +1039,18 @@ _row(
     torch.prod,
     "input dim=None keepdim=False dtype=None",
     methods="prod",
+    multiplies_up=True,
     aten="prod.default prod.dim_int",
 )
-_row("cumprod", types.Product, torch.cumprod, "input dim dtype=None", methods="cumprod", aten="cumprod.default")
+_row(
+    "cumprod",
+    types.Product,
+    torch.cumprod,
+    "input dim dtype=None",
+    methods="cumprod",
+    multiplies_up=True,
+    aten="cumprod.default",
+)
 _row("gate", types.Gate, gate, "input other", data="input other", sign=signs.of_product, elementwise=True)
 _row("quotient", types.Gate, quotient, "input other", data="input other", sign=signs.of_quotient, elementwise=True)
 _row(

@@ -371,13 +371,12 @@ class Uniform(_SharingRule):
     """
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
-        return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation, inputs[0], output))
+        return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation))
 
     @staticmethod
-    def _multiplies_up(operation: Operation, input: torch.Size, output: torch.Size) -> bool:
-        """Whether a layer is a product over dimensions of its input."""
-        row = operation.row
-        return row is not None and row.kind is Product and len(row.data) == 1 and input != output
+    def _multiplies_up(operation: Operation) -> bool:
+        """Whether an entry of a layer's output is a product of entries of its input."""
+        return operation.row is not None and operation.row.multiplies_up
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         first = call.inputs[0]
@@ -386,9 +385,12 @@ class Uniform(_SharingRule):
         if _adds_up(call.operation):
             weights = self._weights(call)
             return call.pull_back(torch.where(weights == 0, torch.zeros_like(relevance), relevance / weights))
-        if len(call.inputs) == 1 and self._multiplies_up(call.operation, first.shape, relevance.shape):
-            share = relevance / (first.numel() / max(relevance.numel(), 1))
-            return call.adjoint(share, (torch.ones_like(first),), call.parameters)
+        if self._multiplies_up(call.operation):
+            # Where all factors are 1, the derivative is 1 for each factor of a product, and 0 for other entries.
+            ones = torch.ones_like(first)
+            pulled = torch.func.vjp(call.run, ones)[1]
+            counts = torch.func.vjp(lambda share: pulled(share)[0], torch.zeros_like(relevance))[1](ones)[0]
+            return pulled(relevance / counts)  # type: ignore[no-any-return]
         share = relevance / len(call.inputs)
         return tuple(_fit(share, input) for input in call.inputs)
 

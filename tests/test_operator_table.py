@@ -21,15 +21,6 @@ COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
 #: Rows that the compiler alone makes, and one that has no default rule.
 INTERNAL = {"container", "attention_bias", "padding_bias", "head_bias", "thresholded_relu", "detach"}
 INTERNAL |= {"require_matrix", "require_dimensions"}
-    "container",
-    "attention_bias",
-    "padding_bias",
-    "head_bias",
-    "require_matrix",
-    "require_dimensions",
-    "thresholded_relu",
-    "detach",
-}
 ROWS = {row.name: row for row in operators.all_operators() if row.name not in INTERNAL}
 
 
