@@ -8,6 +8,8 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from .composites import Composite, MappingContext
 from .errors import CaptureError, InputError, LrpfxError, VerificationError
@@ -39,6 +41,7 @@ Model = nn.Module | ExportedProgram
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
+FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
 
 
 def normal_form(
@@ -205,6 +208,9 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
     unverified = NOT_VERIFIED if verification is None else ""
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
+    if program.frozen:
+        values = [(name, f"read as a number: the graph holds {value.tolist()}") for name, value in program.frozen.items()]
+        record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
     for step in (
@@ -249,14 +255,19 @@ def _unknown_calls(program: Program, composite: Composite | None) -> list[str]:
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """`CaptureError` if a module of `model` would be random or depend on the batch."""
-    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
-    names = [name or "the model" for name, module in model.named_modules() if isinstance(module, random) and module.training]
+    """`CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
+    names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
     if names:
         raise CaptureError(
             f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
-            "would be random or depend on the batch. Call model.eval() first."
+            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first."
         )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
+    power_iteration = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return power_iteration or isinstance(module, (*random, parametrizations._SpectralNorm))
 
 
 def _opaque_paths(model: nn.Module, composite: Composite | None) -> set[str]:

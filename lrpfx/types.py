@@ -64,7 +64,7 @@ class Linear(Kind):
 class BatchNorm(Kind):
     """Batch normalization with running statistics."""
 
-    __subclass__ = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    __subclass__ = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     __subclass_names__ = ("torchvision.ops.misc.FrozenBatchNorm2d",)
 
 
@@ -145,7 +145,7 @@ class MatMul(Kind):
 class Softmax(Kind):
     """Softmax over a dimension."""
 
-    __subclass__ = (nn.Softmax,)
+    __subclass__ = (nn.Softmax, nn.Softmax2d)
 
 
 class LayerNorm(Kind):
