@@ -54,7 +54,6 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
             raise
         except Exception as error:
             raise CaptureError(_explain(error, root, tracer.failed)) from error
-        _guard_dimensions(traced, tracer.known.dimensions)
         names = with_qualified_names(
             traced, names_in(root), tracer.call_of_node.get, lambda node: tracer.source_of_node.get(node, "")
         )

@@ -80,11 +80,8 @@ class KnownValues:
         self._values = _Evaluation(graph, self._value_of_leaf, nullcontext())
 
     def _structure_of_leaf(self, node: fx.Node) -> Any:
-        if node.op == "placeholder":
-            value = self.examples.get(str(node.target), _UNKNOWN)
-        else:
-            value = self._attribute(node)
-        return fx.node.map_aggregate(value, lambda leaf: self._fake(leaf))
+        given = self.examples.get(str(node.target), _UNKNOWN) if node.op == "placeholder" else self._attribute(node)
+        return fx.node.map_aggregate(given, self._fake)
 
     def _attribute(self, node: fx.Node) -> Any:
         name = str(node.target)

@@ -1,6 +1,7 @@
 """While torch.export runs a model, lets it read numbers from buffers, and from what buffers and numbers alone give.
 
-torch.export takes such values for unknown, as if they were computed from the input. The graph then holds for these buffers only.
+torch.export takes such values for unknown, as if they were computed from the input. The graph then holds for these buffers
+only.
 """
 
 import dataclasses

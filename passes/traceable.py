@@ -1,8 +1,8 @@
 """Modules of torch.nn whose forward branches on properties of tensors, as straight-line code.
 
-They compute what torch.nn computes in evaluation mode for dense inputs, without its fast paths. They are put on private copies
-of modules, in front of symbolic tracing. Where a module takes inputs with and without a batch, and the trace does not know which
-it will get, they are for batched inputs, and the graph refuses others.
+They compute what torch.nn computes in evaluation mode for dense inputs, without its fast paths. They are put on private
+copies of modules, in front of symbolic tracing. Where a module takes inputs with and without a batch, and the trace does not
+know which it will get, they are for inputs with a batch, and the graph refuses others.
 """
 
 import copy

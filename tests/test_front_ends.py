@@ -622,7 +622,7 @@ class ReadsBuffers(nn.Module):
         first, second = self.axes.tolist()
         last = max(self.axes.detach().cpu().numpy())
         y = y.flip(int(last)).transpose(first, second)[:, : self.axes[0] + 1, self.axes[1] - 1 :]
-        return y.flatten(1) * (tuple(self.axes + 1)[0] if bool(self.scale > 1) else 0.0)
+        return y.flatten(1) * (next(iter(self.axes + 1)) if bool(self.scale > 1) else 0.0)
 
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
@@ -683,3 +683,59 @@ def test_what_was_written_into_a_copy_of_a_buffer_is_read():
     model = ReadsWhatItWrites(lambda model, x: int(model.count.clone().add_(1.0) * 2)).eval()
     explain_model = lrpfx.transform(model, EpsilonPlus())
     assert torch.equal(explain_model(torch.ones(2)), torch.full((2,), 6.0))
+
+
+# --- views of what was taken apart -------------------------------------------------------------------------------------------
+
+
+class ViewsAttention(nn.Module):
+    """Relies on the strides that the fused kernel gives its result, as most vision transformers do."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.heads = nn.Linear(4, 12)
+        self.register_buffer("bias", torch.randn(1, 2, 5, 5))
+        self.view = view
+
+    def forward(self, x):
+        query, key, value = self.heads(x).view(*x.shape[:2], 3, 2, 2).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.bias.view(torch.int64).view(x.dtype)  # views of another kind: the same bytes
+        return self.view(F.scaled_dot_product_attention(query, key, value, bias).transpose(1, 2), x)
+
+
+class AssignsBeforeEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+    def forward(self, x):
+        x = x * 1.0
+        x[:, 0] = 0.0
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda result, x: result.view(x.shape),
+        lambda result, x: result.view(x.size(0), -1, 4),
+        lambda result, x: result.view(size=x.shape),
+        lambda result, x: result.view_as(x),
+    ],
+    ids=["shape", "sizes", "by name", "as"],
+)
+def test_views_of_decomposed_attention(view, capture):
+    model, x = ViewsAttention(view).eval(), torch.randn(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
+    assert_close(explain_model(x), model(x).detach(), 1e-13)
+    assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
+
+
+def test_slice_assignment_before_an_encoder_layer():
+    model, x = AssignsBeforeEncoder().eval(), torch.randn(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert_close(explain_model(x), model(x).detach(), 1e-13)
+    accounts = lrpfx.ledger(explain_model, x, torch.cos)
+    assert accounts.unexplained <= 1e-9
+    assert not lrpfx.attribute(explain_model, x, torch.cos).relevance[:, 0].any()
