@@ -30,6 +30,7 @@ from .passes import (
     capture_export,
     capture_program,
     capture_symbolic,
+    dequantized,
     private_copy,
     record,
     run_pass,
@@ -41,6 +42,7 @@ Model = nn.Module | ExportedProgram
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
+DEQUANTIZED = "dequantize"  # the stage that tells of layers that stand for quantized ones
 FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
 
 
@@ -63,6 +65,17 @@ def normal_form(
         return _of_exported(model, example_inputs, constants)
     refuse_scripts(model)
     check_evaluation_mode(model)
+    unquantized, replaced = dequantized(model)
+    program, verification = _captured(unquantized, example_inputs, composite, capture, constants)
+    if replaced.matches:
+        record(program, "normalize", DEQUANTIZED, replaced)
+    return program, verification
+
+
+def _captured(
+    model: nn.Module, example_inputs: ExampleInputs, composite: Composite | None, capture: str, constants: Collection[str]
+) -> tuple[Program, Verification | None]:
+    """The normalized graph of a module."""
     args, names = positional(model, example_inputs)
     opaque = _opaque_paths(model, composite)
     if capture == EXPORT:
@@ -229,6 +242,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
     """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
     if isinstance(model, ExportedProgram):
         return None
+    model, _ = dequantized(model)
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     for args in random_arguments(program):
         try:
