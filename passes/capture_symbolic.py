@@ -313,7 +313,7 @@ class _Tracer(fx.Tracer):
         if value is not None:
             return iter(value)
         count = self.known.count_of_sizes(obj.node)
-        return super().iter(obj) if count is None else iter([obj[index] for index in range(count)])
+        return super().iter(obj) if count is None else iter([obj[index] for index in range(count)])  # type: ignore[index]
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:

@@ -59,7 +59,8 @@ def _dequantized(name: str, module: Any) -> nn.Module:
             layer = nn.Sequential(OrderedDict(linear=linear, relu=nn.ReLU()))
         return layer.train(module.training)
     if type(module).__name__ == "Embedding":
-        return nn.Embedding.from_pretrained(_values(module.weight())).train(module.training)
+        embedding: nn.Module = nn.Embedding.from_pretrained(_values(module.weight()))
+        return embedding.train(module.training)
     raise CaptureError(
         f"{name or THE_MODEL} is a quantized {type(module).__name__} ({kind}), which computes in integers. Only dynamically "
         "quantized Linear and quantized Embedding are explained, by their dequantized weights; transform the model as it was "

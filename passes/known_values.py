@@ -99,11 +99,13 @@ class KnownValues:
     def value(self, node: fx.Node) -> Any:
         """The value of what depends on buffers alone, or None; the graph then holds for these buffers only."""
         value = self._values(node)
-        if value is _UNKNOWN:
+        leaves = [leaf for leaf in _ancestors(node) if leaf.op == "get_attr"]
+        counted = any(_writes(user) and user.all_input_nodes[0] is leaf for leaf in leaves for user in leaf.users)
+        if value is _UNKNOWN or counted:  # another value with every call
             return None
-        for leaf in _ancestors(node):
+        for leaf in leaves:
             name = str(leaf.target)
-            if leaf.op == "get_attr" and name in self.tensors:  # and no constant that forward made
+            if name in self.tensors:  # and no constant that forward made
                 self.frozen[name] = self.tensors[name].detach().clone()
         return value
 

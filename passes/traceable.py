@@ -56,7 +56,7 @@ def multihead_attention(
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`torch.nn.MultiheadAttention`: projections, attention per head, and the output projection."""
-    batched, query, key, value = _with_known_dimensions(3, query, key, value)
+    batched, query, key, value = _with_known_dimensions(module, 3, query, key, value)
     if not batched:
         query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
@@ -94,11 +94,11 @@ def multihead_attention(
     return (result if module.batch_first else result.transpose(0, 1)), returned
 
 
-def _with_known_dimensions(batched: int, *inputs: torch.Tensor) -> tuple[Any, ...]:
+def _with_known_dimensions(module: nn.Module, batched: int, *inputs: torch.Tensor) -> tuple[Any, ...]:
     """Whether inputs have a batch, and so `batched` dimensions, and the inputs: checked to have one where that is not known."""
     if isinstance(inputs[0].ndim, int):
         return inputs[0].ndim == batched, *inputs
-    checked = {id(tensor): require_batch(tensor, batched, "an input of a layer") for tensor in inputs}
+    checked = {id(tensor): require_batch(tensor, batched, type(module).__name__) for tensor in inputs}
     return True, *(checked[id(tensor)] for tensor in inputs)
 
 
@@ -237,7 +237,7 @@ def transformer(
 
 def instance_norm(module: nn.modules.instancenorm._InstanceNorm, input: torch.Tensor) -> torch.Tensor:
     """`torch.nn.InstanceNorm1d`, 2d and 3d."""
-    batched, input = _with_known_dimensions(module._get_no_batch_dim() + 1, input)
+    batched, input = _with_known_dimensions(module, module._get_no_batch_dim() + 1, input)
     if batched:
         return module._apply_instance_norm(input)  # type: ignore[no-any-return]
     return module._apply_instance_norm(input.unsqueeze(0)).flatten(0, 1)  # type: ignore[no-any-return]
@@ -265,7 +265,7 @@ def orthogonal(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
         result = (torch.matrix_exp if map.name == "matrix_exp" else cayley)(skew)[..., :columns]
     if hasattr(module, "base"):
         result = module.base @ result
-    return result.mT if transposed else result
+    return result.mT if transposed else result  # type: ignore[no-any-return]
 
 
 @fx.wrap
