@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils import _pytree as pytree
 
 from .composites import Composite, MappingContext
 from .errors import CaptureError, InputError, LrpfxError, VerificationError

@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lrpfx.errors import CaptureError
-from lrpfx.guards import FloatingPoint, FixedSizes, Guard, Place, is_constant
+from lrpfx.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.types import Recurrent
 
 from .known_values import KnownValues

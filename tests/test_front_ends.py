@@ -532,7 +532,7 @@ def test_numbers_of_dimensions_are_known_from_examples_and_guarded(shape):
     model, inputs = ByRank().eval(), ({"image": torch.randn(shape)},)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=inputs, capture="symbolic")
     assert_close(explain_model(*inputs), model(*inputs).detach(), 1e-14)
-    with pytest.raises(lrpfx.InputError, match=r"'batch\['image'\]' has 5 dimensions"):
+    with pytest.raises(lrpfx.InputError, match=r"batch\['image'\].* has 5 dimensions"):
         explain_model({"image": torch.randn(2, 4, 4, 4, 4)})
     with pytest.raises(lrpfx.CaptureError):
         lrpfx.transform(model, EpsilonPlus())
