@@ -10,12 +10,12 @@ MUTANTS ?= 300
 .PHONY: demo page test test-slow test-examples sweep formats bench fuzz mutants lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
-# dependencies, since it would replace that torch.
+# dependencies, since it would replace that torch, and rapidocr-onnxruntime too: tests read the ONNX files in it, not its code.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision rapidocr-onnxruntime
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	touch $@
 

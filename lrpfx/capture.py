@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils import _pytree as pytree
 
 from .composites import Composite, MappingContext
@@ -28,6 +30,7 @@ from .passes import (
     capture_export,
     capture_program,
     capture_symbolic,
+    dequantized,
     private_copy,
     record,
     run_pass,
@@ -39,6 +42,8 @@ Model = nn.Module | ExportedProgram
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
+DEQUANTIZED = "dequantize"  # the stage that tells of layers that stand for quantized ones
+FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
 
 
 def normal_form(
@@ -60,6 +65,17 @@ def normal_form(
         return _of_exported(model, example_inputs, constants)
     refuse_scripts(model)
     check_evaluation_mode(model)
+    unquantized, replaced = dequantized(model)
+    program, verification = _captured(unquantized, example_inputs, composite, capture, constants)
+    if replaced.matches:
+        record(program, "normalize", DEQUANTIZED, replaced)
+    return program, verification
+
+
+def _captured(
+    model: nn.Module, example_inputs: ExampleInputs, composite: Composite | None, capture: str, constants: Collection[str]
+) -> tuple[Program, Verification | None]:
+    """The normalized graph of a module."""
     args, names = positional(model, example_inputs)
     opaque = _opaque_paths(model, composite)
     if capture == EXPORT:
@@ -211,6 +227,9 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
     unverified = NOT_VERIFIED if verification is None else ""
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
+    if program.frozen:
+        values = [(name, f"read as a number: the graph holds {value.tolist()}") for name, value in program.frozen.items()]
+        record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
     for step in (
@@ -235,6 +254,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
     """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
     if isinstance(model, ExportedProgram):
         return None
+    model, _ = dequantized(model)
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     for args in random_arguments(program):
         try:
@@ -261,14 +281,19 @@ def _unknown_calls(program: Program, composite: Composite | None) -> list[str]:
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """`CaptureError` if a module of `model` would be random or depend on the batch."""
-    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
-    names = [name or "the model" for name, module in model.named_modules() if isinstance(module, random) and module.training]
+    """`CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
+    names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
     if names:
         raise CaptureError(
             f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
-            "would be random or depend on the batch. Call model.eval() first."
+            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first."
         )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
+    power_iteration = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return power_iteration or isinstance(module, (*random, parametrizations._SpectralNorm))
 
 
 def _opaque_paths(model: nn.Module, composite: Composite | None) -> set[str]:

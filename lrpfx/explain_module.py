@@ -121,7 +121,8 @@ class ExplainModule(TreeGraphModule):
     It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
     were merged or modified are derived buffers: they follow the parameters after `load_state_dict`, after a change of dtype or
     device, and, from the next call on, after changes in place such as an optimizer's step. Where the module was compiled by
-    torch.compile and is called directly, and after changes through `.data`, call `refold()`.
+    torch.compile and is called directly, and after changes through `.data`, call `refold()`. Buffers that the model reads as
+    numbers are constants of the graph: `load_state_dict` raises `InputError` where their values are others.
 
     A call with other values of what the compiler fixed (flags, sizes, conditions on sizes) is an `InputError`.
     """
@@ -135,10 +136,12 @@ class ExplainModule(TreeGraphModule):
         fold_graph: fx.Graph | None,
         derived: tuple[str, ...],
         composite: str,
-        guards: tuple[Guard, ...] = (),
+        guards: tuple[Guard, ...],
+        frozen: dict[str, torch.Tensor],
     ) -> None:
         super().__init__(root, graph, title)
         self.composite = composite
+        self.frozen = frozen
         self.history = history
         self.fold_graph = fold_graph
         self.derived = derived
@@ -235,7 +238,7 @@ class ExplainModule(TreeGraphModule):
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
         root = copy.deepcopy(self._tree(), memo)
-        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen)
         copied = ExplainModule(root, copy_graph(self.graph), *state)
         copied._copy_hooks(self)
         return copied
@@ -249,7 +252,7 @@ class ExplainModule(TreeGraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
-        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen)
         return (_rebuild, (self._tree(), graph_state(self.graph), *state))
 
 
@@ -277,6 +280,12 @@ def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
     assert isinstance(module, ExplainModule)
+    for name, value in module.frozen.items():
+        if not torch.equal(module.get_buffer(name).to(value), value):
+            raise InputError(
+                f"the loaded value of {name} differs from the one that forward read as a number when {module.title} was "
+                "transformed, and that the graph holds. Load the state into the source model, and transform it anew."
+            )
     module.refold()
 
 
@@ -329,6 +338,7 @@ def _rebuild(
     derived: tuple[str, ...],
     composite: str,
     guards: tuple[Guard, ...],
+    frozen: dict[str, torch.Tensor],
 ) -> ExplainModule:
     folded = None if fold_graph is None else restore_graph(fold_graph)
-    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen)

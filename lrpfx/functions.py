@@ -308,3 +308,13 @@ def require_dimensions(input: torch.Tensor, dimensions: int) -> torch.Tensor:
             f"batch first, but it has {input.ndim}. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes."
         )
     return input
+
+
+def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tensor:
+    """`input`, which must have so many dimensions, the batch first: where the trace did not know whether there is a batch."""
+    if input.ndim != dimensions:
+        raise InputError(
+            f"an input of {name} has {input.ndim} dimensions, but without example_inputs the graph is made for a batch, which "
+            f"has {dimensions}. Pass example_inputs of the form that is to be explained to lrpfx.transform."
+        )
+    return input

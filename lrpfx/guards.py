@@ -134,6 +134,19 @@ class FixedSizes(Guard):
         return None
 
 
+@dataclass(frozen=True)
+class FloatingPoint(Guard):
+    """A tensor of floating-point numbers, where forward asks for that."""
+
+    place: Place
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if not isinstance(given, torch.Tensor) or given.is_floating_point():
+            return None
+        return f"the input {str(self.place)!r} has dtype {given.dtype}, but the graph was made for floating-point numbers"
+
+
 #: What an expression may name besides sizes: what torch.export writes conditions with.
 _NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf}
 _ARITHMETIC = (

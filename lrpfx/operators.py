@@ -51,6 +51,7 @@ from .functions import (
     linear_uniform,
     masked_softmax,
     quotient,
+    require_batch,
     require_dimensions,
     require_matrix,
     scatter_added,
@@ -399,7 +400,7 @@ _row(
     "input running_mean running_var weight=None bias=None training=False momentum=0.1 eps=1e-05",
     parameters="weight bias",
     buffers="running_mean running_var",
-    modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d],
+    modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
     reordered=[(torch.batch_norm, _native_batch_norm), (torch.ops.aten.batch_norm.default, _native_batch_norm)],
 )
 
@@ -1159,7 +1160,7 @@ _row(
     types.Softmax,
     _f.softmax,  # which, unlike torch.softmax, takes no dimension for the one that it always took
     "input dim=None dtype=None",
-    modules=[nn.Softmax],
+    modules=[nn.Softmax, nn.Softmax2d],
     functions=[torch.softmax],
     methods="softmax",
     aten="softmax.int",
@@ -1451,6 +1452,7 @@ _moving(
 )
 _moving("require_matrix", [require_matrix], methods="")
 _moving("require_dimensions", [require_dimensions], methods="")
+_moving("require_batch", [require_batch], methods="")
 _row(
     "pad",
     types.Neutral,

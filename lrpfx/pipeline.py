@@ -110,6 +110,7 @@ def _compile(
         program.derived,
         repr(composite),
         tuple(program.guards),
+        program.frozen,
     )
 
 

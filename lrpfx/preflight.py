@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from .capture import EXPORT, SYMBOLIC, Model, check_evaluation_mode, guessed_verification, normal_form
+from .capture import DEQUANTIZED, EXPORT, FROZEN, SYMBOLIC, Model, check_evaluation_mode, guessed_verification, normal_form
 from .composites import Composite
 from .errors import InputTypeError, LrpfxError
 from .inspection import NEUTRAL
@@ -133,7 +133,8 @@ def _report(
     """The report on one graph."""
     problems: list[str] = []
     batch_norms: dict[str, str] = {}
-    warnings: list[str] = []
+    told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
+    warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
         for step in canonization(program, composite):
             result = run_pass(program, step, verification)

@@ -10,6 +10,7 @@ from .assign import Assign
 from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
 from .decompose import Decompose
+from .dequantize import dequantized
 from .driver import Verification, record, run_pass
 from .find_gates import FindGates
 from .fold import Fold
@@ -49,6 +50,7 @@ __all__ = [
     "capture_export",
     "capture_program",
     "capture_symbolic",
+    "dequantized",
     "private_copy",
     "record",
     "run_pass",

@@ -28,6 +28,7 @@ from lrpfx.operators import lookup, module_classes
 from .capture_symbolic import private_copy, restore_tensors, tensors_held
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from .program import Program, refuse_state
+from .read_buffers import ReadBuffers
 
 _GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
@@ -92,15 +93,18 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
     for given, batch in _attempts(args) if dynamic else [(args, None)]:
         keywords = dict(zip(names, given, strict=True))
         shapes = pytree.tree_map(lambda value, size=batch: _dynamic_shape(value, size), keywords)
+        reads = ReadBuffers(root)
         try:
-            with _quiet(), torch.enable_grad(), _KeepWhole():
+            with _quiet(), torch.enable_grad(), reads, _KeepWhole():
                 program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             errors.append(error)
             continue
         finally:
             restore_tensors(root, before)  # what forward keeps of the export are fake tensors
-        return _to_program(program, root, type(model).__name__)
+        captured = _to_program(program, root, type(model).__name__)
+        captured.frozen.update(reads.frozen)
+        return captured
     raise CaptureError(
         f"torch.export cannot follow the forward of {type(model).__name__}: {type(errors[-1]).__name__}: "
         f"{_first_lines(errors[-1])}. Write data-dependent branches with tensor operations such as torch.where, or map the "

@@ -5,20 +5,22 @@ import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lrpfx.errors import CaptureError
-from lrpfx.guards import is_constant
+from lrpfx.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.types import Recurrent
 
+from .known_values import KnownValues
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from .program import Program, refuse_state
-from .traceable import make_traceable
+from .traceable import make_traceable, traceable
 
 # While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
 _TRACING = threading.Lock()
@@ -59,9 +61,26 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
         for node in names.nodes:
             if node.op == "get_attr" and str(node.target) in written:
                 refuse_state(node, str(node.target))
-        return Program(root, names, type(root).__name__)
+        program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen)
+        program.guards += [guard for node, number in tracer.known.dimensions.items() for guard in _guards(node, number)]
+        return program
     finally:
         tracer.release()
+
+
+def _guards(node: fx.Node, dimensions: int) -> list[Guard]:
+    """Let calls refuse inputs of another form than the one that the trace relied on."""
+    place = _place(node)
+    return [FixedSizes(place, (None,) * dimensions, "forward reads that number"), FloatingPoint(place)]
+
+
+def _place(node: fx.Node) -> Place:
+    """Where an input, or an entry of one, stands among the arguments."""
+    if node.op == "placeholder":
+        return Place(str(node.target))
+    container, key = node.args
+    assert isinstance(container, fx.Node)
+    return Place(_place(container).argument, (*_place(container).keys, key))
 
 
 def tensors_held(root: nn.Module) -> dict[tuple[str, str, str], Any]:
@@ -152,8 +171,52 @@ def _user_source() -> str:
     return ""
 
 
-class _InplaceProxy(fx.Proxy):
-    """A proxy that records `+=` as the in-place operation that it is."""
+#: What tells the number of dimensions of a tensor, and whether its numbers are floating-point numbers.
+_OF_ALL_INPUTS = frozenset({"ndim", "dim", "ndimension", "is_floating_point", "is_complex"})
+_OF_SHAPES = _OF_ALL_INPUTS | {"shape", "size", "numel", "nelement"}
+_OF_VALUES = frozenset({"item", "tolist", "numpy"})
+#: Attributes that code goes on to ask: `len(x.shape)`, `weight.T.shape`.
+_READ_AT_ONCE = frozenset({"shape", "T", "mT", "H", "mH", "data"})
+
+
+class _Proxy(fx.Proxy):
+    """A proxy that answers what is known of its value, and records `+=` as the in-place operation that it is."""
+
+    tracer: "_Tracer"
+
+    def __getattr__(self, name: str) -> Any:
+        known = None
+        if name in _OF_SHAPES:
+            known = self.tracer.known.constant(self.node)
+        if known is None and name in _OF_ALL_INPUTS:
+            known = self.tracer.known.example(self.node)
+        if known is None and name in _OF_VALUES:
+            known = self.tracer.known.value(self.node)
+        if known is not None:
+            return getattr(known, name)
+        if name in _READ_AT_ONCE:
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        constant = self.tracer.known.constant(self.node)
+        count = self.tracer.known.count_of_sizes(self.node) if constant is None else len(constant)
+        return super().__len__() if count is None else count
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __index__(self) -> int:
+        return operator.index(self._number())
+
+    def _number(self) -> Any:
+        value = self.tracer.known.value(self.node)
+        if value is None:
+            raise TypeError("a value that depends on the input, or on parameters, is read as a number")
+        return value
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise CaptureError(
@@ -173,7 +236,7 @@ def _record_inplace(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
 
 
 for _name in ("iadd", "isub", "imul", "itruediv", "ipow"):
-    setattr(_InplaceProxy, f"__{_name}__", _record_inplace(_name))
+    setattr(_Proxy, f"__{_name}__", _record_inplace(_name))
 
 
 class _Tracer(fx.Tracer):
@@ -181,7 +244,9 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, opaque: set[str], given: dict[str, Any]) -> None:
+    known: KnownValues
+
+    def __init__(self, opaque: set[str], given: Mapping[str, Any]) -> None:
         super().__init__()
         self.opaque = opaque
         self.given = given
@@ -205,6 +270,7 @@ class _Tracer(fx.Tracer):
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
         """Placeholders for the arguments without a default and for those given; the others keep their default."""
+        self.known = KnownValues(self.graph, self.root, self.given)
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
         for parameter in inspect.signature(self.root.forward).parameters.values():
@@ -233,10 +299,21 @@ class _Tracer(fx.Tracer):
         return run, positional
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _InplaceProxy(node, self)
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.opaque or isinstance(m, Recurrent)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        value = self.known.value(obj.node)
+        return super().to_bool(obj) if value is None else bool(value)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        value = self.known.value(obj.node)
+        if value is not None:
+            return iter(value)
+        count = self.known.count_of_sizes(obj.node)
+        return super().iter(obj) if count is None else iter([obj[index] for index in range(count)])  # type: ignore[index]
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:
@@ -244,9 +321,11 @@ class _Tracer(fx.Tracer):
         try:
             path = self.path_of_module(m)
         except NameError as error:
+            if all(id(tensor) in self.names_of_tensors for tensor in [*m.parameters(), *m.buffers()]):
+                return traceable(m)._call_impl(*args, **kwargs)  # as if its code stood in the forward that made it
             raise CaptureError(
-                f"forward calls a {type(m).__name__} that is not a submodule of the model ({_user_source()}). "
-                "Create it in __init__ and keep it as an attribute, so that it has a name."
+                f"forward calls a {type(m).__name__} with parameters of its own that is not a submodule of the model "
+                f"({_user_source()}). Create it in __init__ and keep it as an attribute, so that it has a name."
             ) from error
         opaque = self.is_leaf_module(m, path)
         self.open_calls.append(ModuleCall(path, opaque or stands_for_call(m), describe_module(m)))
@@ -257,6 +336,14 @@ class _Tracer(fx.Tracer):
             raise
         finally:
             self.open_calls.pop()
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, np.generic):
+            a = a.item()
+        if isinstance(a, slice):
+            parts = (a.start, a.stop, a.step)
+            a = slice(*(operator.index(part) if isinstance(part, torch.Tensor) else part for part in parts))
+        return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)

@@ -56,7 +56,34 @@ class Decompose(Pass):
             result.details.append((info.name, f"{info.operator}: now {node_info(replacement).name}"))
             node.replace_all_uses_with(replacement)
             program.graph.erase_node(node)
+        if result.matches:
+            _views_to_reshapes(program.graph)
         return result
+
+
+#: Views fit the strides of their input, which the results of decomposed operations need not share with those of the fused ones.
+_RESHAPES: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.view: torch.Tensor.reshape,
+    torch.Tensor.view_as: torch.Tensor.reshape_as,
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten.view_as.default: torch.ops.aten.reshape_as.default,
+}
+
+
+def _views_to_reshapes(graph: fx.Graph) -> None:
+    """No value is overwritten any more, so that a copy does as well as a view."""
+    for node in calls(graph):
+        if node.target in _RESHAPES and not any(_is_dtype(argument) for argument in [*node.args[1:], *node.kwargs.values()]):
+            node.target = _RESHAPES[node.target]
+            node.kwargs = {"shape" if name == "size" else name: value for name, value in node.kwargs.items()}
+
+
+def _is_dtype(argument: Any) -> bool:
+    """Whether an argument of a view says how to read the bytes, and no size."""
+    if isinstance(argument, fx.Node):
+        return argument.target is getattr and argument.args[1] == "dtype"
+    return isinstance(argument, torch.dtype)
 
 
 class _Builder:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import fx, nn
 
 from lrpfx.errors import CaptureError
@@ -43,6 +44,7 @@ class Program:
     title: str
     history: list[Stage] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers whose values the graph holds as numbers, by name
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
     guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments

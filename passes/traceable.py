@@ -1,9 +1,11 @@
 """Modules of torch.nn whose forward branches on properties of tensors, as straight-line code.
 
-They compute what torch.nn computes in evaluation mode for batched, dense inputs, without its fast paths. They are put on
-private copies of modules, in front of symbolic tracing.
+They compute what torch.nn computes in evaluation mode for dense inputs, without its fast paths. They are put on private
+copies of modules, in front of symbolic tracing. Where a module takes inputs with and without a batch, and the trace does not
+know which it will get, they are for inputs with a batch, and the graph refuses others.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +13,35 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
-from lrpfx.functions import attention_bias
+from lrpfx.functions import attention_bias, require_batch
+
+fx.wrap("require_batch")
 
 
 def make_traceable(root: nn.Module) -> None:
     """Replace the forwards of such modules in `root`, which is a private copy, where they are torch's own."""
     for module in root.modules():
-        if hasattr(module, "_check_input_dim"):
-            # Normalization layers branch on the number of dimensions, which tracing cannot; the operator checks it anyway.
-            object.__setattr__(module, "_check_input_dim", lambda input: None)
+        for check in _CHECKS:
+            if hasattr(module, check):
+                object.__setattr__(module, check, lambda input: None)
         for cls, forward in FORWARDS.items():
             if isinstance(module, cls) and type(module).forward is cls.forward:
                 object.__setattr__(module, "forward", functools.partial(forward, module))
+
+
+def traceable(module: nn.Module) -> nn.Module:
+    """`module` itself, or a copy of it on the same tensors and children whose own forward can be traced."""
+    copied = copy.copy(module)
+    copied._modules = {}
+    make_traceable(copied)
+    copied._modules = module._modules
+    return copied
+
+
+#: Normalization layers branch on the number of dimensions and of channels, which tracing cannot; the operator checks them.
+_CHECKS = ("_check_input_dim", "_check_non_zero_input_channels")
 
 
 def multihead_attention(
@@ -37,8 +55,12 @@ def multihead_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`torch.nn.MultiheadAttention` for batched inputs: projections, attention per head, and the output projection."""
-    if not module.batch_first:
+    """`torch.nn.MultiheadAttention`: projections, attention per head, and the output projection."""
+    batched, query, key, value = _with_known_dimensions(module, 3, query, key, value)
+    if not batched:
+        query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    elif not module.batch_first:
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
     size = module.embed_dim
     if module.in_proj_weight is not None:
@@ -67,7 +89,17 @@ def multihead_attention(
     else:
         result, returned = functional.scaled_dot_product_attention(query, key, value, mask), None
     result = module.out_proj(result.transpose(1, 2).flatten(2))
+    if not batched:
+        return result.flatten(0, 1), None if returned is None else returned.flatten(0, 1)
     return (result if module.batch_first else result.transpose(0, 1)), returned
+
+
+def _with_known_dimensions(module: nn.Module, batched: int, *inputs: torch.Tensor) -> tuple[Any, ...]:
+    """Whether inputs have a batch, and so `batched` dimensions, and the inputs: checked to have one where that is not known."""
+    if isinstance(inputs[0].ndim, int):
+        return inputs[0].ndim == batched, *inputs
+    checked = {id(tensor): require_batch(tensor, batched, type(module).__name__) for tensor in inputs}
+    return True, *(checked[id(tensor)] for tensor in inputs)
 
 
 def _joint_mask(
@@ -204,8 +236,43 @@ def transformer(
 
 
 def instance_norm(module: nn.modules.instancenorm._InstanceNorm, input: torch.Tensor) -> torch.Tensor:
-    """`torch.nn.InstanceNorm1d`, 2d and 3d for batched inputs."""
-    return module._apply_instance_norm(input)  # type: ignore[no-any-return]
+    """`torch.nn.InstanceNorm1d`, 2d and 3d."""
+    batched, input = _with_known_dimensions(module, module._get_no_batch_dim() + 1, input)
+    if batched:
+        return module._apply_instance_norm(input)  # type: ignore[no-any-return]
+    return module._apply_instance_norm(input.unsqueeze(0)).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+def softmax2d(module: nn.Softmax2d, input: torch.Tensor) -> torch.Tensor:
+    """`torch.nn.Softmax2d`, with and without a batch."""
+    return functional.softmax(input, -3)
+
+
+def orthogonal(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """The parametrization of `torch.nn.utils.parametrizations.orthogonal`."""
+    map: Any = module.orthogonal_map
+    transposed = weight.size(-2) < weight.size(-1)
+    tall = weight.mT if transposed else weight
+    rows, columns = tall.size(-2), tall.size(-1)
+    if map.name == "householder":
+        reflectors = tall.tril(diagonal=-1)
+        scales = 2.0 / (1.0 + (reflectors * reflectors).sum(dim=-2))
+        signs = tall.diagonal(dim1=-2, dim2=-1).int().unsqueeze(-2)
+        result = torch.linalg.householder_product(reflectors, scales) * signs
+    else:
+        square = functional.pad(tall.tril(), (0, rows - columns))
+        skew = square - square.mH
+        result = (torch.matrix_exp if map.name == "matrix_exp" else cayley)(skew)[..., :columns]
+    if hasattr(module, "base"):
+        result = module.base @ result
+    return result.mT if transposed else result  # type: ignore[no-any-return]
+
+
+@fx.wrap
+def cayley(skew: torch.Tensor) -> torch.Tensor:
+    """The orthogonal matrix (1 + A / 2) (1 - A / 2)^-1 of a skew-symmetric matrix A."""
+    identity = torch.eye(skew.size(-1), dtype=skew.dtype, device=skew.device)
+    return torch.linalg.solve(identity - 0.5 * skew, identity + 0.5 * skew)  # type: ignore[no-any-return]
 
 
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
@@ -216,4 +283,6 @@ FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.TransformerDecoder: decoder,
     nn.Transformer: transformer,
     nn.modules.instancenorm._InstanceNorm: instance_norm,
+    nn.Softmax2d: softmax2d,
+    parametrizations._Orthogonal: orthogonal,
 }

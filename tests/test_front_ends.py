@@ -1,6 +1,8 @@
 """Symbolic trace and torch.export: the same graph, names and relevance, and what happens where one of them fails."""
 
+import copy
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -397,3 +399,382 @@ def test_forwards_without_names_for_their_arguments():
 def test_models_that_fail_on_their_examples():
     with pytest.raises(lrpfx.InputError, match="ResidualNet itself fails on the example inputs: RuntimeError"):
         lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(2, 5, 8, 8))
+
+
+# --- what torch.nn decides by shapes and makes on the way -----------------------------------------------------------------
+
+
+def both_front_ends(model, x, composite=None):
+    """The relevance from both front ends, which must agree with each other, and their graphs with the model."""
+    expected = model(x)
+    results = []
+    for capture in ("symbolic", "export"):
+        explain_model = lrpfx.transform(model, composite or EpsilonPlus(), example_inputs=x, capture=capture)
+        result = lrpfx.attribute(explain_model, x, torch.cos)
+        assert_close(result.output, expected.detach(), 1e-12)
+        accounts = lrpfx.ledger(explain_model, x, torch.cos)
+        assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+        results.append(result.relevance)
+    assert_close(*results, 1e-11)
+    return explain_model
+
+
+class Sliced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.layers[2:](nn.Sequential(self.layers[0], nn.LeakyReLU(0.2))(x))
+
+
+class NormalizedOnTheWay(nn.Module):
+    def forward(self, x):
+        return nn.Sequential(nn.InstanceNorm2d(3), nn.Softmax2d())(x)
+
+
+def test_modules_made_in_forward():
+    model, x = Sliced().eval(), torch.randn(2, 4)
+    explain_model = both_front_ends(model, x)
+    names = lrpfx.node_names(explain_model)
+    assert names == ["x", "layers.0", "leaky_relu", "layers.2", "layers.3", "layers.4"]
+    assert lrpfx.node_names(lrpfx.transform(model, EpsilonPlus())) == names
+    both_front_ends(NormalizedOnTheWay().eval(), torch.randn(2, 3, 4, 4))
+    shared = nn.InstanceNorm2d(3).eval()  # belongs to the user, not to the model
+    before = dict(vars(shared))
+    lrpfx.transform(Unary(lambda x: shared(x)), EpsilonPlus(), example_inputs=torch.randn(2, 3, 4, 4), capture="symbolic")
+    assert dict(vars(shared)) == before
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (2, 3, 4, 4)])
+def test_softmax_over_channels(shape):
+    both_front_ends(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Softmax2d()).eval(), torch.randn(shape))
+
+
+def test_synchronized_batch_norm_is_merged():
+    model = randomize_batch_norm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.SyncBatchNorm(4), nn.ReLU())).eval()
+    explain_model = both_front_ends(model, torch.randn(2, 3, 4, 4))
+    assert lrpfx.node_names(explain_model) == ["input", "0", "2"]
+
+
+INSTANCE_NORMS = {
+    f"{dimensions}d{'' if tracks else ', own statistics'}": (norm, tracks, dimensions)
+    for dimensions, norm in enumerate([nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d], 1)
+    for tracks in (True, False)
+}
+
+
+@pytest.mark.parametrize("name", INSTANCE_NORMS)
+@pytest.mark.parametrize("batched", [True, False])
+def test_instance_norm_with_and_without_a_batch(name, batched):
+    make, tracks, dimensions = INSTANCE_NORMS[name]
+    norm = make(3, affine=True, track_running_stats=tracks)
+    if tracks:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_()
+    shapes = [(3, 4, 5, 6)[: dimensions + 1], (2, 3, 4, 5, 6)[: dimensions + 2]]
+    x, other = (torch.randn(shape) for shape in (reversed(shapes) if batched else shapes))
+    model = nn.Sequential(norm).eval()
+    both_front_ends(model, x)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="symbolic")
+    with pytest.raises(lrpfx.InputError, match="but the graph was made for"):
+        explain_model(other)
+    unknown = lrpfx.transform(model, EpsilonPlus())
+    if batched:
+        assert_close(unknown(x), model(x).detach(), 1e-14)
+    else:
+        with pytest.raises(lrpfx.InputError, match="an input of InstanceNorm"):
+            unknown(x)
+
+
+class Attends(nn.Module):
+    def __init__(self, need_weights, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, **options)
+        self.need_weights = need_weights
+
+    def forward(self, x):
+        padding = (x > 1)[..., 0]
+        results = self.attention(x, x, x, padding, need_weights=self.need_weights, attn_mask=torch.eye(5, dtype=torch.bool))
+        return results[0] + (results[1].sum() if self.need_weights else 0.0)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention_without_a_batch(need_weights, batch_first):
+    model, x = Attends(need_weights, batch_first=batch_first, add_bias_kv=True, add_zero_attn=True).eval(), torch.randn(5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="symbolic")
+    assert_close(explain_model(x), model(x).detach(), 1e-12)
+    with pytest.raises(lrpfx.InputError, match="an input of MultiheadAttention has 2 dimensions"):
+        lrpfx.transform(model, EpsilonPlus())(x)
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, batch_first=batch_first).eval()
+    both_front_ends(nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False).eval(), x)
+
+
+class ByRank(nn.Module):
+    """Reads what is known of its inputs: numbers of dimensions, shapes of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, batch):
+        x = batch["image"]
+        standardized = (self.weight - self.weight.mean(1, keepdim=True)) / self.weight.size(1) ** 0.5
+        if self.weight.shape[0] == 6 and len(standardized.T) == 4 and x.is_floating_point():
+            x = F.linear(x, standardized)
+        axes = tuple(range(1, x.ndim - 1))
+        return x.mean(axes) if axes else x
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4), (2, 3, 5, 4)])
+def test_numbers_of_dimensions_are_known_from_examples_and_guarded(shape):
+    model, inputs = ByRank().eval(), ({"image": torch.randn(shape)},)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=inputs, capture="symbolic")
+    assert_close(explain_model(*inputs), model(*inputs).detach(), 1e-14)
+    with pytest.raises(lrpfx.InputError, match=r"batch\['image'\].* has 5 dimensions"):
+        explain_model({"image": torch.randn(2, 4, 4, 4, 4)})
+    with pytest.raises(lrpfx.CaptureError):
+        lrpfx.transform(model, EpsilonPlus())
+
+
+def test_a_number_of_dimensions_that_sizes_decide_is_not_known():
+    model = Unary(lambda x: x.squeeze() if x.squeeze().ndim == 2 else x)
+    with pytest.raises(lrpfx.CaptureError, match="branches on a value"):
+        lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 1, 3), capture="symbolic")
+
+
+# --- parametrizations --------------------------------------------------------------------------------------------------------
+
+
+class Standardized(nn.Module):
+    """A parametrization of a user's own, which looks at shapes."""
+
+    def forward(self, weight):
+        if weight.ndim < 2:
+            return weight
+        return weight / weight.flatten(1).norm(dim=1).reshape(-1, *[1] * (weight.dim() - 1)) / len(weight)
+
+
+PARAMETRIZATIONS = {
+    "spectral": nn.utils.parametrizations.spectral_norm,
+    "spectral, other dimension": lambda layer: nn.utils.parametrizations.spectral_norm(layer, dim=1),
+    "spectral, old style": nn.utils.spectral_norm,
+    "weight": nn.utils.parametrizations.weight_norm,
+    "weight, old style": nn.utils.weight_norm,
+    **{
+        f"orthogonal, {name}": lambda layer, name=name: nn.utils.parametrizations.orthogonal(layer, orthogonal_map=name)
+        for name in ("matrix_exp", "cayley", "householder")
+    },
+    "orthogonal, trivial": lambda layer: nn.utils.parametrizations.orthogonal(layer, use_trivialization=False),
+    "one's own": lambda layer: nn.utils.parametrize.register_parametrization(layer, "weight", Standardized()),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(4, 6), nn.Linear(6, 3, bias=False), nn.Conv2d(3, 5, 3)], ids=["wide", "tall", "conv"]
+)
+def test_parametrizations_are_arithmetic_on_parameters(name, layer):
+    model, other = (nn.Sequential(PARAMETRIZATIONS[name](copy.deepcopy(layer).double())) for _ in range(2))
+    x = torch.randn(2, 3, 5, 5) if isinstance(layer, nn.Conv2d) else torch.randn(2, layer.in_features)
+    for network in (model, other):
+        with torch.no_grad():
+            for parameter in network.parameters():
+                noise = 0.1 * torch.randn(parameter.shape)
+                if noise.ndim > 1:
+                    noise.diagonal(dim1=-2, dim2=-1).zero_()  # where the signs of Householder's map stand
+                parameter += noise
+        network(x)  # old style: power iteration
+    both_front_ends(model.eval(), x)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert lrpfx.history(explain_model)[0].name == "symbolic" and explain_model.derived
+    explain_model.load_state_dict(other.eval().state_dict())
+    assert_close(explain_model(x), other(x).detach(), 1e-12)
+
+
+def test_power_iteration_in_training_mode_is_refused():
+    for name in ("spectral", "spectral, old style"):
+        with pytest.raises(lrpfx.CaptureError, match="change their weights with every call"):
+            lrpfx.transform(nn.Sequential(PARAMETRIZATIONS[name](nn.Linear(3, 3))).train(), EpsilonPlus())
+
+
+# --- buffers that are read as numbers ----------------------------------------------------------------------------------------
+
+
+class ReadsBuffers(nn.Module):
+    """As models imported from ONNX do: shapes, scales and axes are buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shape", torch.tensor([0, 2, 2]))
+        self.register_buffer("scale", torch.tensor(1.5))
+        self.register_buffer("axes", torch.tensor([2, 1]))
+        self.register_buffer("offset", torch.randn(4))
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x + 0.0
+        x += self.offset  # which changes no buffer
+        shape = self.shape
+        if torch.any(shape == 0):
+            shape = [x.shape[index] if size == 0 else int(size) for index, size in enumerate(shape)]
+        y = self.linear(x).reshape(*shape) * self.scale.item() + float(self.scale) * len(self.axes)
+        first, second = self.axes.tolist()
+        last = max(self.axes.detach().cpu().numpy())
+        y = y.flip(int(last)).transpose(first, second)[:, : self.axes[0] + 1, self.axes[1] - 1 :]
+        return y.flatten(1) * (next(iter(self.axes + 1)) if bool(self.scale > 1) else 0.0)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_buffers_read_as_numbers_are_constants(capture):
+    model, x = ReadsBuffers().eval(), torch.randn(3, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x.clone(), capture=capture)
+    for inputs in (x, torch.randn(2, 4)):
+        result = lrpfx.attribute(explain_model, inputs.clone(), torch.cos)
+        assert_close(result.output, model(inputs.clone()).detach(), 1e-13)
+        assert result.relevance.any()
+    (stage,) = [stage for stage in lrpfx.history(explain_model) if stage.name == "freeze_buffers"]
+    assert {name for name, _ in stage.details} == {"shape", "scale", "axes"}
+    assert dict(stage.details)["axes"] == "read as a number: the graph holds [2, 1]"
+    assert set(explain_model.state_dict()) == set(model.state_dict())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state["linear.weight"] += 1
+    copied = copy.deepcopy(explain_model)
+    copied.load_state_dict(state)
+    state["scale"] += 1
+    with pytest.raises(lrpfx.InputError, match="the loaded value of scale differs"):
+        copied.load_state_dict(state)
+
+
+class ReadsWhatItWrites(nn.Module):
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+        self.register_buffer("count", torch.tensor(2.0))
+        self.weight = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x):
+        return x * self.reads(self, x)
+
+
+def written(model, x):
+    count = model.count.clone()
+    count += x.sum()
+    return 2.0 if count > 0 else 1.0
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda model, x: 2.0 if model.weight > 0 else 1.0,
+        written,
+        lambda model, x: int(x.sum()),
+        lambda model, x: int(model.weight),
+    ],
+)
+def test_other_values_are_not_read_as_numbers(capture, reads):
+    model = ReadsWhatItWrites(reads).eval()
+    with pytest.raises(lrpfx.CaptureError):
+        lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.rand(2, 3), capture=capture)
+
+
+def test_what_was_written_into_a_copy_of_a_buffer_is_read():
+    model = ReadsWhatItWrites(lambda model, x: int(model.count.clone().add_(1.0) * 2)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert torch.equal(explain_model(torch.ones(2)), torch.full((2,), 6.0))
+
+
+# --- views of what was taken apart -------------------------------------------------------------------------------------------
+
+
+class ViewsAttention(nn.Module):
+    """Relies on the strides that the fused kernel gives its result, as most vision transformers do."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.heads = nn.Linear(4, 12)
+        self.register_buffer("bias", torch.randn(1, 2, 5, 5))
+        self.view = view
+
+    def forward(self, x):
+        query, key, value = self.heads(x).view(*x.shape[:2], 3, 2, 2).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.bias.view(torch.int64).view(x.dtype)  # views of another kind: the same bytes
+        return self.view(F.scaled_dot_product_attention(query, key, value, bias).transpose(1, 2), x)
+
+
+class AssignsBeforeEncoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+    def forward(self, x):
+        x = x * 1.0
+        x[:, 0] = 0.0
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda result, x: result.view(x.shape),
+        lambda result, x: result.view(x.size(0), -1, 4),
+        lambda result, x: result.view(size=x.shape),
+        lambda result, x: result.view_as(x),
+    ],
+    ids=["shape", "sizes", "by name", "as"],
+)
+def test_views_of_decomposed_attention(view, capture):
+    model, x = ViewsAttention(view).eval(), torch.randn(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
+    assert_close(explain_model(x), model(x).detach(), 1e-13)
+    assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
+
+
+def test_slice_assignment_before_an_encoder_layer():
+    model, x = AssignsBeforeEncoder().eval(), torch.randn(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert_close(explain_model(x), model(x).detach(), 1e-13)
+    accounts = lrpfx.ledger(explain_model, x, torch.cos)
+    assert accounts.unexplained <= 1e-9
+    assert not lrpfx.attribute(explain_model, x, torch.cos).relevance[:, 0].any()
+
+
+# --- quantized layers --------------------------------------------------------------------------------------------------------
+
+
+def quantized(model, layers, dtype=torch.qint8):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its successor
+        return torch.ao.quantization.quantize_dynamic(model.float().eval(), layers, dtype=dtype)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+def test_dynamically_quantized_layers_are_explained_by_their_dequantized_weights(capture, dtype):
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Sequential(nn.Linear(6, 3, bias=False)))
+    model, x = quantized(plain, {nn.Linear}, dtype), torch.randn(5, 4, dtype=torch.float32)
+    reference = copy.deepcopy(plain).float().eval()
+    for layer, source in ((reference[0], model[0]), (reference[2][0], model[2][0])):
+        weight = source.weight()
+        layer.weight.data = weight.dequantize() if weight.is_quantized else weight
+    keys = list(model.state_dict())
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
+    expected = lrpfx.transform(reference, EpsilonPlus(), example_inputs=x, capture=capture)
+    assert lrpfx.node_names(explain_model) == lrpfx.node_names(expected)
+    result, wanted = (lrpfx.attribute(module, x, 1) for module in (explain_model, expected))
+    assert torch.equal(result.relevance, wanted.relevance) and torch.equal(result.output, wanted.output)
+    assert_close(result.output.double(), model(x).double(), 0.05)
+    (stage,) = [stage for stage in lrpfx.history(explain_model) if stage.name == "dequantize"]
+    assert [name for name, _ in stage.details] == ["0", "2.0"] and "explained by its dequantized weight" in str(stage)
+    report = lrpfx.check(model, EpsilonPlus(), x)
+    assert report.ok and any(text.startswith("2.0: explained by its dequantized weight") for text in report.warnings)
+    assert list(model.state_dict()) == keys and type(model[0]).__name__ == "Linear" and not isinstance(model[0], nn.Linear)
+
+
+def test_other_quantized_modules_are_refused():
+    model = quantized(nn.Sequential(nn.LSTM(3, 3)), {nn.LSTM})
+    with pytest.raises(lrpfx.CaptureError, match="0 is a quantized LSTM"):
+        lrpfx.transform(model, EpsilonPlus())
