@@ -1406,17 +1406,18 @@ _moving("tensor_split", [torch.tensor_split], aten="tensor_split.indices tensor_
 _moving("unbind", [torch.unbind], aten="unbind.int")
 _moving("diagonal", [torch.diagonal], aten="diagonal.default")
 _moving("diag_embed", [torch.diag_embed], aten="diag_embed.default", view=False)
-_moving("contiguous", aten="contiguous.default")
+_moving("contiguous", aten="contiguous.default", elementwise=True)
 _moving(
     "to",
     methods="to float double half bfloat16 type_as type cpu cuda",
     aten="to.dtype to.device to.dtype_layout to.other type_as.default",
+    elementwise=True,
 )
-_moving("_to_copy", methods="", aten="_to_copy.default")
-_moving("alias", methods="", aten="alias.default lift_fresh_copy.default")
+_moving("_to_copy", methods="", aten="_to_copy.default", elementwise=True)
+_moving("alias", methods="", aten="alias.default lift_fresh_copy.default", elementwise=True)
 _moving("broadcast_to", [torch.broadcast_to], aten="broadcast_to.default")
 _moving("unfold", [_f.unfold], modules=[nn.Unfold], aten="im2col.default unfold.default")
-_moving("clone", [torch.clone], aten="clone.default", view=False)
+_moving("clone", [torch.clone], aten="clone.default", view=False, elementwise=True)
 _moving("repeat", aten="repeat.default", view=False)
 _moving("tile", [torch.tile], aten="tile.default", view=False)
 _moving(

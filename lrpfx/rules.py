@@ -673,7 +673,8 @@ class _ElementWiseRule(Hook):
         super().check(layer)
         if layer.input_count is not None:
             self._check_count(layer.input_count)
-        if issubclass(layer.kind, Neutral):
+        row = layer.operation.row
+        if issubclass(layer.kind, Neutral) and not (row is not None and row.elementwise):
             raise RuleError("it acts entry by entry, but this layer moves values; it needs no rule")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:

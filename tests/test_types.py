@@ -77,6 +77,7 @@ MODULES = {
     nn.ChannelShuffle: (lambda: nn.ChannelShuffle(2), CHANNELS),
     nn.PixelShuffle: (lambda: nn.PixelShuffle(2), CHANNELS),
     nn.PixelUnshuffle: (lambda: nn.PixelUnshuffle(2), CHANNELS),
+    nn.SyncBatchNorm: (lambda: make_batch_norm(nn.SyncBatchNorm), CHANNELS),
     nn.Unflatten: (lambda: nn.Unflatten(1, (2, 4)), FEATURES),
 }
 #: Layers of two inputs, which a graph takes apart, so that each step has a rule of its own; module mode has one for all of it.
