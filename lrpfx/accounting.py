@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from .attribution import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
+from .errors import RuleError
 from .explain_module import ExplainModule, RuleModule
 from .inspection import OUTPUT, explainable, rule_label
 from .node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
@@ -23,7 +24,7 @@ from .table import format_table
 from .types import Embedding
 
 #: What takes relevance that is not passed on.
-PARTS = ("bias", "stabilizer", "constants", "stopped")
+PARTS = ("bias", "expansion", "stabilizer", "absent", "constants", "stopped")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Entry:
     relevance_in: float  # of the node's output
     relevance_out: float  # of its inputs that depend on the model's inputs
     bias: float = 0.0
+    expansion: float = 0.0  # the constant term of the linear expansion of a layer that is not linear
     stabilizer: float = 0.0
+    absent: float = 0.0  # relevance of outputs to which nothing contributes, or nothing of the sign that the rule asks for
     constants: float = 0.0  # parameters, buffers and numbers that received relevance
     stopped: float = 0.0  # by the rule
     unexplained: float = 0.0
@@ -48,7 +51,7 @@ class Entry:
 
 
 class Ledger(Sequence[Entry]):
-    """All accounts in the order of execution, and the balance: seed = inputs + bias + stabilizer + constants + stopped.
+    """All accounts in the order of execution, and the balance: seed = inputs + the totals of `PARTS`.
 
     `inputs` is the relevance of the model's inputs by name; what an embedding's output gets counts as its input's, under the
     name of the embedding.
@@ -87,7 +90,7 @@ class Ledger(Sequence[Entry]):
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
-        """The sum of one column: "bias", "stabilizer", "constants", "stopped" or "unexplained"."""
+        """The sum of one column: one of `PARTS`, or "unexplained"."""
         return float(sum(getattr(entry, part) for entry in self.entries))
 
     @property
@@ -340,6 +343,9 @@ class _Sweep:
             output, relevance = pairs[0]
             layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
             found = rule.absorbed(layer_call, relevance) or {}
+            unknown = [part for part in found if part not in PARTS]
+            if unknown:
+                raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
             return {part: float(amount) for part, amount in found.items()}
         if is_neutral(info.operator) and not info.keeps_gradient:
             return {"constants": self._taken_by_numbers(call, pairs)}
