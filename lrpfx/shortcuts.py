@@ -27,7 +27,7 @@ def shortcut_for(rule: Hook, layer: Layer, facts: Facts) -> Hook:
         return rule
     if type(rule) is ZPlus and (not rule.conserve or (facts.relevant_where_positive and not rule.zero_params)):
         return PositiveTotal(rule, layer, facts)  # where z > 0, there are positive contributions
-    if type(rule) in (AlphaBeta, ZPlus):
+    if type(rule) is AlphaBeta or type(rule) is ZPlus:
         return PositiveAndNegativeTotals(rule, layer, facts)
     if getattr(rule, "zero_params", None):
         return rule

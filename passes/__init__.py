@@ -11,6 +11,7 @@ from .capture_export import capture_export, capture_program
 from .capture_symbolic import capture_copy, capture_symbolic, private_copy
 from .decompose import Decompose
 from .driver import Verification, record, run_pass
+from .explain_logits import ExplainLogits, final_softmax
 from .find_gates import FindGates
 from .fold import Fold
 from .merge_batch_norm import MergeBatchNorm
@@ -28,6 +29,7 @@ __all__ = [
     "AnalyzeSupport",
     "Assign",
     "Decompose",
+    "ExplainLogits",
     "FindGates",
     "Fold",
     "MergeBatchNorm",
@@ -49,6 +51,7 @@ __all__ = [
     "capture_export",
     "capture_program",
     "capture_symbolic",
+    "final_softmax",
     "private_copy",
     "record",
     "run_pass",

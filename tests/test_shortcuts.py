@@ -58,7 +58,6 @@ RULES = {
     "ZPlus that conserves": rules.ZPlus(conserve=True),
     "ZPlus without bias that conserves": rules.ZPlus(zero_params="bias", conserve=True),
     "AlphaBeta that conserves": rules.AlphaBeta(conserve=True),
-    "AlphaBeta without bias that conserves": rules.AlphaBeta(3.0, 2.0, zero_params="bias", conserve=True),
     "Gamma": rules.Gamma(0.5),
     "Gamma without bias": rules.Gamma(0.5, zero_params="bias"),
     "Gamma, clipped": rules.Gamma(0.5, stabilizer=Stabilizer(1e-3, clip=True)),
