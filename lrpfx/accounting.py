@@ -6,6 +6,7 @@ from that, from the rule's own formula. What is left is unexplained: rounding, o
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
@@ -14,16 +15,18 @@ import torch
 from torch import fx, nn
 
 from .attribution import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
+from .errors import LrpfxWarning, RuleError
 from .explain_module import ExplainModule, RuleModule
-from .inspection import OUTPUT, explainable, rule_label
+from .inspection import GRADIENT, OUTPUT, explainable, rule_label
 from .node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from .operators import is_neutral
+from .plausibility import EXCESS
 from .propagation import LayerCall
 from .table import format_table
 from .types import Embedding
 
 #: What takes relevance that is not passed on.
-PARTS = ("bias", "stabilizer", "constants", "stopped")
+PARTS = ("bias", "expansion", "stabilizer", "absent", "constants", "stopped")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Entry:
     relevance_in: float  # of the node's output
     relevance_out: float  # of its inputs that depend on the model's inputs
     bias: float = 0.0
+    expansion: float = 0.0  # the constant term of the linear expansion of a layer that is not linear
     stabilizer: float = 0.0
+    absent: float = 0.0  # relevance of outputs to which nothing contributes, or nothing of the sign that the rule asks for
     constants: float = 0.0  # parameters, buffers and numbers that received relevance
     stopped: float = 0.0  # by the rule
     unexplained: float = 0.0
@@ -48,7 +53,7 @@ class Entry:
 
 
 class Ledger(Sequence[Entry]):
-    """All accounts in the order of execution, and the balance: seed = inputs + bias + stabilizer + constants + stopped.
+    """All accounts in the order of execution, and the balance: seed = inputs + the totals of `PARTS`.
 
     `inputs` is the relevance of the model's inputs by name; what an embedding's output gets counts as its input's, under the
     name of the embedding.
@@ -87,7 +92,7 @@ class Ledger(Sequence[Entry]):
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
-        """The sum of one column: "bias", "stabilizer", "constants", "stopped" or "unexplained"."""
+        """The sum of one column: one of `PARTS`, or "unexplained"."""
         return float(sum(getattr(entry, part) for entry in self.entries))
 
     @property
@@ -137,7 +142,8 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *
     """Account for every unit of relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
 
     The split is exact for every built-in rule. A rule of one's own says what it absorbs by a method `absorbed`; otherwise that
-    is unexplained, as is what a plain gradient changes.
+    is unexplained, as is what a plain gradient changes. An `LrpfxWarning` says where amounts of more than a thousand times the
+    seed cancel: what is a small difference of large numbers is not determined.
     """
     module = explainable(explain_model, "ledger")
     with torch.inference_mode(False), torch.enable_grad():
@@ -156,7 +162,25 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *
         for key, gradient in zip(outputs, gradients, strict=True):
             sweep.seed(key, gradient)
         entries = sweep.backward()
-    return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
+    accounts = Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
+    message = _objection(accounts)
+    if message is not None:
+        warnings.warn(message, LrpfxWarning, stacklevel=2)
+    return accounts
+
+
+def _objection(accounts: Ledger) -> str | None:
+    """Why the ledger says that the map is not determined, or None: amounts far larger than the seed cancel."""
+    figures = PARTS if any(entry.rule == GRADIENT for entry in accounts) else (*PARTS, "relevance_in", "relevance_out")
+    amounts = [(abs(getattr(entry, figure)), figure, entry) for entry in accounts for figure in figures]
+    beyond = [item for item in amounts if not item[0] <= EXCESS * accounts.seed_magnitude]
+    if not beyond:
+        return None
+    largest, figure, entry = max(beyond, key=lambda item: math.inf if math.isnan(item[0]) else item[0])
+    return (
+        f"the map is not determined: amounts of up to {largest:.1e} cancel to a seed of {accounts.seed:.3g}; the largest is "
+        f"{figure.replace('_', ' ')} at {entry.name} ({entry.rule}). docs/rules.md says which choices of rules do this"
+    )
 
 
 def _total(value: torch.Tensor) -> float:
@@ -340,6 +364,9 @@ class _Sweep:
             output, relevance = pairs[0]
             layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
             found = rule.absorbed(layer_call, relevance) or {}
+            unknown = [part for part in found if part not in PARTS]
+            if unknown:
+                raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
             return {part: float(amount) for part, amount in found.items()}
         if is_neutral(info.operator) and not info.keeps_gradient:
             return {"constants": self._taken_by_numbers(call, pairs)}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -21,12 +22,14 @@ from .attributors import (
     identity,
     occlude_independent,
 )
-from .errors import InputError, InputTypeError
+from .errors import InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph
 from .inspection import explainable
-from .node import data_calls, floating_tensors, is_floating, node_info, set_info
+from .node import data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
+from .passes import final_softmax
 from .pipeline import named_nodes
-from .propagation import several_relevances
+from .plausibility import Watch, advice, objection_to, saturates
+from .propagation import is_traced, several_relevances
 from .types import Embedding
 
 __all__ = [
@@ -84,8 +87,26 @@ def attribute(
     with one forward pass: all relevances then have a dimension for the targets in front. `chunk_size` of them go back together,
     which bounds the memory; by default all, and on a CPU, where that is faster, one after the other.
 
-    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`.
+    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. Maps that cannot be
+    right get an `LrpfxWarning`: relevance of more than a thousand times the seed, not finite, or exactly zero, and a class that
+    is explained behind a final softmax.
     """
+    attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size)
+    message = None if is_traced() else objection()
+    if message is not None:
+        warnings.warn(message, LrpfxWarning, stacklevel=2)
+    return attribution
+
+
+def find_attribution(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    target: Target = None,
+    record: Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> tuple[Attribution, Callable[[], str | None]]:
+    """What `attribute` returns, and a function that says why it cannot be right, if it cannot."""
     module = explainable(explain_model, "attribute")
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
@@ -95,17 +116,21 @@ def attribute(
         record = recorded_names(module.graph, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
-        runner = explain_model if not names else recorder_of(module, names, bool(embeddings))
+        traced = recorder_of(module, names, bool(embeddings)) if names else module
+
+        def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            """The explained output and the recorded layers."""
+            result = arguments.call(runner)
+            return select_output(result[0] if names else result, output), list(result[1:]) if names else []
+
         if _may_be_several(target):  # a compiled module would go back once only
             with several_relevances():
-                result = arguments.call(runner if names else module)
+                explained, layers = run(traced)
         else:
-            result = arguments.call(runner)
-        result, layers = (result[0], dict(zip(names, result[1:], strict=True))) if names else (result, {})
-        explained = select_output(result, output)
+            explained, layers = run(traced if names else explain_model)
         targets, several = _targets(explained, target)
         seeds = [relevance_of_output(explained, one) for one in targets]
-        wanted = [*arguments.leaves, *layers.values()]
+        wanted = [*arguments.leaves, *layers]
         if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs by any operation that carries relevance")
         found: Sequence[torch.Tensor]
@@ -114,10 +139,52 @@ def attribute(
             found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), 1 if alone else chunk_size or len(seeds))
         else:
             found = relevances_of(explained, wanted, seeds[0])
-    recorded = dict(zip(layers, found[len(arguments.leaves) :], strict=True))
+    recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
+
+    def watch(number: int) -> Watch:
+        watched = Watch(traced)
+        with torch.inference_mode(False), torch.enable_grad():
+            again, layers = run(watched.run_with)
+            relevances_of(again, [*arguments.leaves, *layers], seeds[number])
+        return watched
+
+    def objection() -> str | None:
+        of_inputs = [*found[: len(arguments.leaves)], *(recorded[name] for names in embeddings.values() for name in names)]
+        shares = of_inputs if several else [relevance[None] for relevance in of_inputs]
+        return _objection(explained, targets, torch.stack(seeds), shares, _final_softmax(module.graph, output), watch)
+
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     relevance = arguments.in_form(found[: len(arguments.leaves)], of_integers)
-    return Attribution(explained.detach(), relevance, {name: recorded[name] for name in record})
+    return Attribution(explained.detach(), relevance, {name: recorded[name] for name in record}), objection
+
+
+def _objection(
+    output: torch.Tensor,
+    targets: Sequence[OneTarget],
+    seeds: torch.Tensor,
+    relevances: Sequence[torch.Tensor],
+    softmax: fx.Node | None,
+    watch: Callable[[int], Watch],
+) -> str | None:
+    """Why the relevance of the inputs cannot be right, or None; `softmax` is the one that the output is of."""
+    explains_class = any(not (is_floating(target) or callable(target)) for target in targets)
+    if softmax is not None and explains_class and saturates(softmax):
+        return advice(softmax)
+    scale = float(output.detach().abs().amax()) if explains_class and output.numel() else 0.0
+    return objection_to(relevances, seeds, scale, softmax, watch)
+
+
+def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
+    """The softmax of which the explained output is the result, where the graph tells."""
+    chosen: Any = graph.output_node().args[0]
+    if selector is not None and not callable(selector):
+        try:
+            is_attribute = isinstance(selector, str) and not isinstance(chosen, Mapping)
+            chosen = getattr(chosen, str(selector)) if is_attribute else chosen[selector]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+    leaves = nodes_in(chosen)
+    return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
 def _may_be_several(target: Target) -> bool:

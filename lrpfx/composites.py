@@ -432,7 +432,7 @@ class EpsilonGammaBox(_BuiltInComposite):
 
 @register_composite("epsilon_plus")
 class EpsilonPlus(_BuiltInComposite):
-    """ZPlus for convolutions, Epsilon for dense layers."""
+    """ZPlus for convolutions, Epsilon for dense layers. `conserve` as for ZPlus."""
 
     def __init__(
         self,
@@ -441,14 +441,15 @@ class EpsilonPlus(_BuiltInComposite):
         layer_map: LayerMap | None = None,
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
     ) -> None:
-        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params)
+        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
         super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
 
 
 @register_composite("epsilon_alpha2_beta1")
 class EpsilonAlpha2Beta1(_BuiltInComposite):
-    """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers."""
+    """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers. `conserve` as for AlphaBeta."""
 
     def __init__(
         self,
@@ -457,14 +458,15 @@ class EpsilonAlpha2Beta1(_BuiltInComposite):
         layer_map: LayerMap | None = None,
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
     ) -> None:
-        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params)
+        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
         super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
 
 
 @register_composite("epsilon_plus_flat")
 class EpsilonPlusFlat(_BuiltInComposite):
-    """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers."""
+    """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers. `conserve` as for ZPlus."""
 
     def __init__(
         self,
@@ -474,8 +476,9 @@ class EpsilonPlusFlat(_BuiltInComposite):
         first_map: LayerMap | None = None,
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
     ) -> None:
-        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params)
+        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
         super().__init__(
             layer_map,
             _epsilon_with(convolution, epsilon, stabilizer, zero_params),
@@ -487,7 +490,7 @@ class EpsilonPlusFlat(_BuiltInComposite):
 
 @register_composite("epsilon_alpha2_beta1_flat")
 class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
-    """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for dense layers."""
+    """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others. `conserve` as for AlphaBeta."""
 
     def __init__(
         self,
@@ -497,8 +500,9 @@ class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
         first_map: LayerMap | None = None,
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
     ) -> None:
-        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params)
+        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
         super().__init__(
             layer_map,
             _epsilon_with(convolution, epsilon, stabilizer, zero_params),

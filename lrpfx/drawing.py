@@ -95,9 +95,9 @@ def draw(
 
     `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light,
     nodes that keep their plain gradient without a rule are red. With a `ledger`, edges are as wide as the relevance that flows
-    back along them, and nodes are coloured by how much of it they do not pass on, from white to red. Values carry their shape
-    where example inputs were given to `lrpfx.transform`. `.render("graph", format="svg")` writes a file, with Graphviz's `dot`
-    or, without it, pygraphviz.
+    back along them, and nodes are coloured by how much they do not pass on, from white for nothing to red for all of the seed.
+    Values carry their shape where example inputs were given to `lrpfx.transform`. `.render("graph", format="svg")` writes a
+    file, with Graphviz's `dot` or, without it, pygraphviz.
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")
@@ -112,10 +112,10 @@ def draw(
         edge_attr={"fontname": "Helvetica", "fontsize": "8", "color": "#777777", "fontcolor": "#777777"},
     )
     colors = _colors(full)
-    leaks = [data["leak"] for _, data in graph.nodes(data=True) if "leak" in data]
-    for _, data in graph.nodes(data=True):
-        if leaks:
-            data["color"] = _heat(data.get("leak", 0.0) / (max(leaks) or 1.0))
+    if ledger is not None:
+        for _, data in graph.nodes(data=True):
+            share = data.get("leak", 0.0) / (ledger.seed_magnitude or 1.0)
+            data["color"] = _heat(share if share < 1.0 else 1.0)  # also where it is not a number
     _draw_clusters(picture, graph, "", colors)
     largest = max((abs(data.get("relevance", 0.0)) for _, _, data in graph.edges(data=True)), default=0.0)
     for source, target, data in graph.edges(data=True):

@@ -171,8 +171,9 @@ class Hook:
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
         """Where the relevance goes that `propagate` does not pass on to the inputs, in total; None where the rule cannot say.
 
-        Keys: "bias" and "constants" for what the layer adds that is not linear in its input (see `remainder_key`), "stabilizer"
-        for what keeps denominators from zero, and "stopped" for what the rule means to hold back.
+        Keys: "bias", "expansion" and "constants" for what the layer adds to the part that is linear in its input (see
+        `LayerCall.with_remainders`), "stabilizer" for what keeps denominators from zero, "absent" for relevance of outputs to
+        which nothing contributes that the rule could follow, and "stopped" for what the rule means to hold back.
         """
         return None
 
@@ -191,7 +192,9 @@ class Hook:
 
     def __repr__(self) -> str:
         settings = [(name, getattr(self, name)) for name in self.shown]
-        shown = ", ".join(f"{name}={describe_value(value)}" for name, value in settings if value is not None)
+        shown = ", ".join(
+            f"{name}={describe_value(value)}" for name, value in settings if value is not None and value is not False
+        )
         return f"{self.title}({shown})"
 
 
@@ -310,32 +313,33 @@ class BasicHook(Hook):
         weights: Sequence[float] = weigh(len(self.input_modifiers))
         outputs, remainders = [], []
         for branch, modify in enumerate(self.input_modifiers):
-            output, remainder = call.with_remainder(
-                self._branch_function(branch, call), tuple(modify(input) for input in call.inputs)
-            )
+            inputs = tuple(modify(input) for input in call.inputs)
+            output, remainder = call.with_remainders(self._branch_function(branch, call), inputs, call.branches[branch])
             outputs.append(output)
             remainders.append(remainder)
         mapped = self.gradient_mapper(relevance, outputs)
         gradients = (mapped,) if isinstance(mapped, torch.Tensor) else tuple(mapped)
-        parts: Absorbed = account(relevance, outputs, weights)
-        added = [
-            weight * where_finite(output, gradient * remainder).sum()
+        taken = [
+            {part: weight * where_finite(output, gradient * value).sum() for part, value in remainder.items()}
             for weight, gradient, output, remainder in zip(weights, gradients, outputs, remainders, strict=True)
             if gradient is not None
         ]
-        parts[call.remainder_key] = parts.get(call.remainder_key, 0.0) + sum(added)
-        return parts
+        return added([account(relevance, outputs, weights), *taken])
 
-    def _branch_function(self, branch: int, call: LayerCall) -> Callable[..., torch.Tensor]:
-        parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
-        return lambda *inputs: modify_output(call.operation(call.values(inputs, parameters)))
+    def _branch_function(self, branch: int, call: LayerCall) -> Callable[[Sequence[Any], Sequence[Any]], torch.Tensor]:
+        modify_output = self.output_modifiers[branch]
+        return lambda inputs, parameters: modify_output(call.operation(call.values(inputs, parameters)))
 
     def _run_branch(
         self, branch: int, call: LayerCall, inputs: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor | None, ...]]]:
         """Output of a branch, and the map that sends a gradient back through it."""
         parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
-        run = self._branch_function(branch, call)
+        branch_function = self._branch_function(branch, call)
+
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            return branch_function(inputs, parameters)
+
         if not (call.operation.has_adjoint and isinstance(modify_output, Unchanged)):
             differentiated = torch.func.vjp(run, *inputs)
             return differentiated[0], differentiated[1]
@@ -363,12 +367,9 @@ class OwnRatios:
         return [relevance / self.stabilizer(output) for output in outputs]
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the stabilizer takes, and what branches hold back that do not weigh 1 together."""
-        taken = [
-            weight * held_by_stabilizer(relevance, output, self.stabilizer)
-            for weight, output in zip(weights, outputs, strict=True)
-        ]
-        return {"stabilizer": sum(taken), "stopped": (1.0 - sum(weights)) * relevance.sum()}
+        """What the denominators keep, and what branches hold back that do not weigh 1 together."""
+        kept = [held_back(weight * relevance, output, self.stabilizer) for weight, output in zip(weights, outputs, strict=True)]
+        return added([*kept, {"stopped": (1.0 - sum(weights)) * relevance.sum()}])
 
 
 class SharedRatios:
@@ -391,20 +392,80 @@ class SharedRatios:
         return gradients
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the stabilizer takes, and what groups hold back that do not weigh 1 together."""
-        taken, total = [], 0.0
+        """What the denominators keep, and what groups hold back that do not weigh 1 together."""
+        kept, total = [], 0.0
         for group in self.groups:
             weight = next(weights[branch] * sign for branch, sign in group.items())
             output = sum_of([sign * outputs[branch] for branch, sign in group.items()])
-            taken.append(weight * held_by_stabilizer(relevance, output, self.stabilizer))
+            kept.append(held_back(weight * relevance, output, self.stabilizer))
             total += weight
-        return {"stabilizer": sum(taken), "stopped": (1.0 - total) * relevance.sum()}
+        return added([*kept, {"stopped": (1.0 - total) * relevance.sum()}])
 
 
-def held_by_stabilizer(relevance: torch.Tensor, output: torch.Tensor, stabilizer: StabilizerFunction) -> torch.Tensor:
-    """Relevance that a stabilized denominator keeps from the terms of its output."""
+class ConservingRatios:
+    """Two groups of two branches, of positive and of negative contributions, weighted by alpha and by -beta.
+
+    Where one of them is empty, the other one takes all relevance: see `weights_by_sign`.
+    """
+
+    def __init__(self, stabilizer: StabilizerFunction, alpha: float, beta: float) -> None:
+        self.stabilizer = stabilizer
+        self.alpha = alpha
+        self.beta = beta
+
+    def _groups(self, relevance: torch.Tensor, outputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each group the relevance that it is given, and the sum of its outputs."""
+        totals = (outputs[0] + outputs[1], outputs[2] + outputs[3])
+        weights = weights_by_sign(*totals, self.alpha, self.beta)
+        return [(weight * relevance, total) for weight, total in zip(weights, totals, strict=True)]
+
+    def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor]:
+        ratios = [share / self.stabilizer(total) for share, total in self._groups(relevance, outputs)]
+        return [ratio for ratio in ratios for _ in range(2)]
+
+    def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
+        """What the denominators keep."""
+        return added([held_back(share, total, self.stabilizer) for share, total in self._groups(relevance, outputs)])
+
+
+#: How many units of rounding of the contributions of one sign those of the other may be and count as none: what convolutions
+#: that transform their input leave behind where they should give zero.
+NONE_TO_ROUNDING = 4.0
+
+
+def weights_by_sign(
+    positive: torch.Tensor, negative: torch.Tensor, alpha: float, beta: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shares of positive and of negative contributions: alpha and -beta, or 1 and 0 where those of one sign are zero in sum."""
+    rounding = NONE_TO_ROUNDING * torch.finfo(positive.dtype).eps
+    no_negative = negative.abs() <= rounding * positive.abs()
+    no_positive = (positive.abs() <= rounding * negative.abs()) & ~no_negative
+    of_positive = torch.where(no_negative, 1.0, torch.where(no_positive, 0.0, torch.full_like(positive, alpha)))
+    of_negative = torch.where(no_negative, 0.0, torch.where(no_positive, 1.0, torch.full_like(negative, -beta)))
+    return of_positive, of_negative
+
+
+def held_back(relevance: torch.Tensor, output: torch.Tensor, stabilizer: StabilizerFunction) -> Absorbed:
+    """Relevance that a stabilized denominator keeps from the terms of its output.
+
+    The stabilizer takes it, except where the terms are zero in sum: there nothing is that it could be shared out by.
+    """
     stabilized = stabilizer(output)
-    return where_finite(output, relevance / stabilized * (stabilized - output)).sum()
+    kept = where_finite(output, relevance / stabilized * (stabilized - output))
+    nothing = torch.zeros_like(kept)
+    return {
+        "stabilizer": torch.where(output == 0, nothing, kept).sum(),
+        "absent": torch.where(output == 0, kept, nothing).sum(),
+    }
+
+
+def added(accounts: Sequence[Absorbed]) -> Absorbed:
+    """The accounts as one."""
+    parts: Absorbed = {}
+    for account in accounts:
+        for part, amount in account.items():
+            parts[part] = parts.get(part, 0.0) + amount
+    return parts
 
 
 def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_flatten_with_path
 from .attribution import (
     Arguments,
     OutputSelector,
-    attribute,
     embeddings_of,
+    find_attribution,
     recorded_names,
     recorder_of,
     relevance_of_class,
@@ -251,7 +251,7 @@ class _Job:
         """The program's results as `lrpfx.attribute` finds them."""
         values = dict(zip(self.inputs, arguments, strict=False))
         target = self.target_of(arguments)
-        found = attribute(self.module, values, target, record=self.record, output=self.output)
+        found, _ = find_attribution(self.module, values, target, self.record, self.output)
         with torch.no_grad():
             result = self.module(**values)
         floating = [name for name, value in values.items() if value.is_floating_point()]

@@ -18,6 +18,7 @@ from .passes import (
     AnalyzeSigns,
     AnalyzeSupport,
     Assign,
+    ExplainLogits,
     Fold,
     MergeBatchNorm,
     MergeBatchNormRight,
@@ -29,6 +30,8 @@ from .passes import (
     run_pass,
 )
 from .types import BatchNorm
+
+OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
 
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
@@ -44,6 +47,7 @@ def transform(
     fold: bool = True,
     optimize: bool = True,
     constants: Collection[str] = (),
+    explain: str = "output",
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
@@ -59,14 +63,15 @@ def transform(
     shortcuts that give the same relevance with less work; it is for comparison, and for relevance that is put in anywhere but
     at the output. `constants`: names of inputs that are no signal, such as a mask of floating-point numbers: they and what is
     computed from them alone get no relevance. Inputs of integers or truth values need not be named, unless the vectors that an
-    embedding looks up for them are no signal either.
+    embedding looks up for them are no signal either. `explain`: "output", or "logits" to let the module return and explain what
+    goes into the softmax or sigmoid that the model ends in: a softmax passes on next to nothing of a class that it is sure of.
 
     Errors: `CaptureError` for models that cannot be traced or are in training mode, `UnsupportedOperationError` for
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
     """
-    _check_arguments(model, composite, unassigned)
+    _check_arguments(model, composite, unassigned, explain)
     with torch.inference_mode(False):  # tensors made in inference mode could not be part of a gradient
-        return _compile(model, composite, example_inputs, capture, unassigned, input_range, fold, optimize, constants)
+        return _compile(model, composite, example_inputs, capture, unassigned, input_range, fold, optimize, constants, explain)
 
 
 def _compile(
@@ -79,6 +84,7 @@ def _compile(
     fold: bool,
     optimize: bool,
     constants: Collection[str],
+    explain: str,
 ) -> ExplainModule:
     """The stages in order."""
     canonizers = needed_in_graphs(composite.canonizers)
@@ -96,6 +102,8 @@ def _compile(
     verification = verification or guessed_verification(program, model)
     for step in canonization(program, composite):
         run_pass(program, step, verification)
+    if explain == LOGITS:
+        run_pass(program, ExplainLogits(), verification)
     for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
         for message in run_pass(program, step, verification).warnings:
             warnings.warn(message, LrpfxWarning, stacklevel=3)
@@ -176,7 +184,7 @@ def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
                 yield info.name, node
 
 
-def _check_arguments(model: Model, composite: Composite, unassigned: str) -> None:
+def _check_arguments(model: Model, composite: Composite, unassigned: str, explain: str) -> None:
     if isinstance(model, ExplainModule):
         raise InputTypeError("the model is an explainable module already; transform the source model instead")
     if not isinstance(model, (nn.Module, ExportedProgram)):
@@ -189,3 +197,5 @@ def _check_arguments(model: Model, composite: Composite, unassigned: str) -> Non
         raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
     if unassigned not in ("error", "gradient"):
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
+    if explain not in (OUTPUT, LOGITS):
+        raise InputError(f'explain is "output" or "logits", not {explain!r}')

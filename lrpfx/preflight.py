@@ -13,10 +13,11 @@ from .errors import InputTypeError, LrpfxError
 from .inspection import NEUTRAL
 from .node import data_calls, node_info
 from .operators import is_neutral
-from .passes import Assign, Program, Verification, run_pass
+from .passes import Assign, Program, Verification, final_softmax, run_pass
 from .passes.driver import NOT_VERIFIED
 from .passes.validate import complaint, misfit
 from .pipeline import canonization
+from .plausibility import advice, saturates
 from .table import format_table
 
 MERGED = "merged into"  # how the passes say where a batch norm went
@@ -141,6 +142,8 @@ def _report(
             batch_norms.update(result.reasons)
             batch_norms.update(result.details)
         warnings += run_pass(program, Assign(composite), verification).warnings
+        softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in program.graph.output_node().all_input_nodes)
+        warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
     except LrpfxError as error:
         problems.append(str(error))
     if verification is None:

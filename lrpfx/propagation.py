@@ -15,7 +15,7 @@ from .errors import InputError, RuleError
 from .layer_view import Operation, Slot
 from .modifiers import ParamMod
 from .node import is_floating, map_arguments
-from .types import Sum
+from .types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 
 
 class LayerCall:
@@ -74,24 +74,49 @@ class LayerCall:
         """The arguments of a listed operator by name."""
         return self.operation.arguments(self.own_values())
 
-    @property
-    def remainder_key(self) -> str:
-        """What the layer adds to the part that is linear in its inputs: a bias, or the constants of a sum."""
-        return "constants" if issubclass(self.operation.kind, Sum) else "bias"
+    def with_remainders(
+        self,
+        run: Callable[[Sequence[Any], Sequence[Any]], torch.Tensor],
+        inputs: tuple[torch.Tensor, ...],
+        parameters: Sequence[Any],
+        factors: int = 1,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The result of `run`, and what is left of it after the part that is linear in the inputs: y - J x, by its origin.
 
-    @staticmethod
-    def with_remainder(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[Any, torch.Tensor]:
-        """The result of `function`, and what is left of it after its linear part: y - J x."""
-        try:
-            output, linear = torch.func.jvp(function, inputs, inputs)[:2]
-        except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
-            output, pull = torch.func.vjp(function, *inputs)[:2]
-            linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
-        return output, output - linear
+        In a sum that is its "constants", and in other layers that are linear the "bias". Where a layer is not linear, J x is
+        the linear part of its Taylor expansion at x, and what is left is what its biases add there, "bias", and the constant
+        term without them, "expansion". A product is linear in each of its `factors`, so that its derivative along all of them
+        counts it as often.
+        """
+        output, linear = _linear_part(lambda *changed: run(changed, parameters), inputs)
+        remainder = factors * output - linear
+        kind = self.operation.kind
+        if issubclass(kind, Sum):
+            return output, {"constants": remainder}
+        if issubclass(kind, AFFINE) or (issubclass(kind, (MatMul, Product)) and factors == len(inputs)):
+            return output, {"bias": remainder}
+        biases = [
+            place
+            for place, (name, value) in enumerate(zip(self.operation.parameters, parameters, strict=True))
+            if value is not None and "bias" in name.rpartition(".")[2]
+        ]
+        if not biases:
+            return output, {"expansion": remainder}
+
+        def of_biases(*changed: torch.Tensor) -> torch.Tensor:
+            given = dict(zip(biases, changed, strict=True))
+            return run(inputs, [given.get(place, value) for place, value in enumerate(parameters)])
+
+        bias = _linear_part(of_biases, tuple(parameters[place] for place in biases))[1]
+        return output, {"bias": bias, "expansion": remainder - bias}
 
     def run(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The layer's output for other inputs."""
-        output: torch.Tensor = self.operation(self.values(inputs, self.parameters))
+        return self.run_with(inputs, self.parameters)
+
+    def run_with(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> torch.Tensor:
+        """The layer's output for other inputs and parameters."""
+        output: torch.Tensor = self.operation(self.values(inputs, parameters))
         return output
 
     def times_inputs(self, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
@@ -146,6 +171,20 @@ class LayerCall:
 
         primals = [value for at, value in zip(places, self.parameters, strict=True) if at in wanted]
         return torch.func.vjp(run, *primals)[1](gradient)  # type: ignore[no-any-return]
+
+
+#: Layers that are linear in their input up to a bias.
+AFFINE = (Linear, BatchNorm, AvgPool, Interpolation)
+
+
+def _linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of `function`, and its derivative along `inputs`: y and J x."""
+    try:
+        output, linear = torch.func.jvp(function, inputs, inputs)[:2]
+    except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
+        output, pull = torch.func.vjp(function, *inputs)[:2]
+        linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
+    return output, linear
 
 
 class Gate:

@@ -15,12 +15,14 @@ from .errors import InputError, RuleError
 from .hooks import (
     Absorbed,
     BasicHook,
+    ConservingRatios,
     FirstGradient,
     Hook,
     SharedRatios,
     Tensors,
     WeightedProducts,
-    held_by_stabilizer,
+    added,
+    held_back,
     sum_of,
     where_finite,
 )
@@ -115,34 +117,61 @@ class Norm(BasicHook):
         )
 
 
+def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
+    """Modifiers of inputs and parameters for the positive contributions, x⁺ W⁺ and x⁻ W⁻, and the negative, x⁺ W⁻ and x⁻ W⁺."""
+    without_bias = zero_bias(zero_params)
+    return [Clamp(min=0.0), Clamp(max=0.0), Clamp(min=0.0), Clamp(max=0.0)], [
+        ClampMod(min=0.0, zero_params=zero_params),
+        ClampMod(max=0.0, zero_params=without_bias),
+        ClampMod(max=0.0, zero_params=zero_params),
+        ClampMod(min=0.0, zero_params=without_bias),
+    ]
+
+
 class ZPlus(BasicHook):
-    """R' = x⁺ W⁺ᵀ s + x⁻ W⁻ᵀ s with s = R / st(W⁺x⁺ + W⁻x⁻ + b⁺) (Montavon et al. 2017, https://doi.org/10.1016/j.patcog.2016.11.008)."""
+    """R' = x⁺ W⁺ᵀ s + x⁻ W⁻ᵀ s with s = R / st(z⁺), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺ (Montavon et al. 2017,
+    https://doi.org/10.1016/j.patcog.2016.11.008).
 
-    shown = ("stabilizer", "zero_params")
+    Where z⁺ = 0, nothing is positive that could take the relevance of the output, and it is lost. With `conserve`, negative
+    contributions take it there: R' = x⁺ W⁻ᵀ t + x⁻ W⁺ᵀ t with t = R / st(z⁻), z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻.
+    """
 
-    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+    shown = ("stabilizer", "zero_params", "conserve")
+
+    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None, conserve: bool = False) -> None:
         self.stabilizer = Stabilizer.ensure(stabilizer)
         self.zero_params = zero_params
+        self.conserve = conserve
+        inputs, parameters = _parts_by_sign(zero_params)
+        used = 4 if conserve else 2
         super().__init__(
-            input_modifiers=[Clamp(min=0.0), Clamp(max=0.0)],
-            param_modifiers=[
-                ClampMod(min=0.0, zero_params=zero_params),
-                ClampMod(max=0.0, zero_params=zero_bias(zero_params)),
-            ],
-            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1, 1: 1}]),
+            input_modifiers=inputs[:used],
+            param_modifiers=parameters[:used],
+            gradient_mapper=(
+                ConservingRatios(self.stabilizer, 1.0, 0.0) if conserve else SharedRatios(self.stabilizer, [{0: 1, 1: 1}])
+            ),
         )
 
 
 class AlphaBeta(BasicHook):
     """Positive contributions weighted by alpha, negative ones by beta, with alpha - beta = 1 (Bach et al. 2015, eq. 60).
 
-    R' = alpha (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ) R / st(W⁺x⁺ + W⁻x⁻ + b⁺) - beta (x⁺ W⁻ᵀ + x⁻ W⁺ᵀ) R / st(W⁻x⁺ + W⁺x⁻ + b⁻)
+    R' = alpha (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ) R / st(z⁺) - beta (x⁺ W⁻ᵀ + x⁻ W⁺ᵀ) R / st(z⁻), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺, z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻
+
+    Where z⁻ = 0, nothing is negative that could take -beta R: alpha R arrives for R, as it does behind a depthwise kernel of
+    one sign; where z⁺ = 0, -beta R. With `conserve`, outputs with z⁻ = 0 are treated with alpha = 1 and beta = 0, and those
+    with z⁺ = 0 with alpha = 0 and beta = -1, so that the contributions that there are take R.
     """
 
-    shown = ("alpha", "beta", "stabilizer", "zero_params")
+    shown = ("alpha", "beta", "stabilizer", "zero_params", "conserve")
 
     def __init__(
-        self, alpha: float = 2.0, beta: float = 1.0, stabilizer: Stabilization = 1e-6, zero_params: Names = None
+        self,
+        alpha: float = 2.0,
+        beta: float = 1.0,
+        stabilizer: Stabilization = 1e-6,
+        zero_params: Names = None,
+        conserve: bool = False,
     ) -> None:
         if alpha < 0 or beta < 0:
             raise InputError(f"alpha and beta must not be negative, got alpha={alpha} and beta={beta}")
@@ -152,17 +181,17 @@ class AlphaBeta(BasicHook):
         self.beta = beta
         self.stabilizer = Stabilizer.ensure(stabilizer)
         self.zero_params = zero_params
-        without_bias = zero_bias(zero_params)
+        self.conserve = conserve
+        inputs, parameters = _parts_by_sign(zero_params)
         super().__init__(
-            input_modifiers=[Clamp(min=0.0), Clamp(max=0.0), Clamp(min=0.0), Clamp(max=0.0)],
-            param_modifiers=[
-                ClampMod(min=0.0, zero_params=zero_params),
-                ClampMod(max=0.0, zero_params=without_bias),
-                ClampMod(max=0.0, zero_params=zero_params),
-                ClampMod(min=0.0, zero_params=without_bias),
-            ],
-            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1, 1: 1}, {2: 1, 3: 1}]),
-            reducer=WeightedProducts([alpha, alpha, -beta, -beta]),
+            input_modifiers=inputs,
+            param_modifiers=parameters,
+            gradient_mapper=(
+                ConservingRatios(self.stabilizer, alpha, beta)
+                if conserve
+                else SharedRatios(self.stabilizer, [{0: 1, 1: 1}, {2: 1, 3: 1}])
+            ),
+            reducer=WeightedProducts(None if conserve else [alpha, alpha, -beta, -beta]),
         )
 
 
@@ -179,11 +208,11 @@ class GammaRatios:
         return [positive, positive, negative, negative, None]
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the stabilizers take; relevance of outputs that are 0 stops."""
+        """What the denominators keep, and relevance of outputs that have no sign."""
         output = outputs[4]
-        positive = held_by_stabilizer((output > 0) * relevance, outputs[0] + outputs[1], self.stabilizer)
-        negative = held_by_stabilizer((output < 0) * relevance, outputs[2] + outputs[3], self.stabilizer)
-        return {"stabilizer": positive + negative, "stopped": ((output == 0) * relevance).sum()}
+        positive = held_back((output > 0) * relevance, outputs[0] + outputs[1], self.stabilizer)
+        negative = held_back((output < 0) * relevance, outputs[2] + outputs[3], self.stabilizer)
+        return added([positive, negative, {"absent": ((output == 0) * relevance).sum()}])
 
 
 class Gamma(BasicHook):
@@ -485,7 +514,7 @@ class AbsoluteRatio(_SharingRule):
         return [call.run(*nothing[:place], input, *nothing[place + 1 :]).abs() for place, input in enumerate(call.inputs)]
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        return {"stabilizer": held_by_stabilizer(relevance, sum_of(self._sizes(call)), self.stabilizer)}
+        return held_back(relevance, sum_of(self._sizes(call)), self.stabilizer)
 
 
 class _EpsilonRule(Hook):
@@ -527,6 +556,12 @@ class _ProductRule(_EpsilonRule):
                 "Uniform gives what a layer combines equal shares, Only(0) gives the first of several inputs all relevance"
             )
 
+    def _absorbed_by(self, relevance: torch.Tensor, total: torch.Tensor, remainders: dict[str, torch.Tensor]) -> Absorbed:
+        """What the denominator keeps of a total, and what of it comes from no input."""
+        ratio = relevance / self.epsilon(total)
+        taken = {part: where_finite(total, ratio * value).sum() for part, value in remainders.items()}
+        return added([held_back(relevance, total, self.epsilon), taken])
+
 
 class UniformEpsilon(_ProductRule):
     """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
@@ -538,14 +573,9 @@ class UniformEpsilon(_ProductRule):
         return call.times_inputs(call.pull_back(ratio))
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        count = len(call.inputs)
-        output, remainder = call.with_remainder(call.run, call.inputs)
-        # Each factor of a product is linear by itself, so that the derivative along all of them counts the product n times.
-        rest = remainder + (count - 1) * output
-        return {
-            "stabilizer": held_by_stabilizer(relevance, count * output, self.epsilon),
-            call.remainder_key: where_finite(output, relevance / self.epsilon(count * output) * rest).sum(),
-        }
+        factors = len(call.inputs)
+        output, remainders = call.with_remainders(call.run_with, call.inputs, call.parameters, factors)
+        return self._absorbed_by(relevance, factors * output, remainders)
 
 
 class ValueOnly(_ProductRule):
@@ -560,11 +590,10 @@ class ValueOnly(_ProductRule):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         *others, last = call.inputs
-        output, remainder = call.with_remainder(lambda value: call.run(*others, value), (last,))
-        return {
-            "stabilizer": held_by_stabilizer(relevance, output, self.epsilon),
-            call.remainder_key: where_finite(output, relevance / self.epsilon(output) * remainder).sum(),
-        }
+        output, remainders = call.with_remainders(
+            lambda inputs, parameters: call.run_with((*others, *inputs), parameters), (last,), call.parameters
+        )
+        return self._absorbed_by(relevance, output, remainders)
 
 
 class SoftmaxTaylor(Hook):
@@ -587,12 +616,12 @@ class SoftmaxTaylor(Hook):
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        """The softmax is not linear: its Taylor expansion at x has a constant term, which takes the rest like a bias."""
+        """The softmax is not linear: the constant term of its Taylor expansion at x takes the rest."""
         scores = _scores(call)
         input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
         output, dimension = call.own_output(), _softmax_dimension(call)
         weighted = (output * input).sum(dimension, keepdim=True)
-        return {"bias": (relevance * (1.0 - input + weighted)).sum()}
+        return {"expansion": (relevance * (1.0 - input + weighted)).sum()}
 
 
 def _scores(call: LayerCall) -> torch.Tensor:
@@ -660,10 +689,8 @@ class NormalizationEpsilon(_EpsilonRule):
         output = call.own_output()
         pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
         linear = torch.func.vjp(pull, torch.zeros_like(output))[1]((call.inputs[0],))[0]
-        return {
-            "stabilizer": held_by_stabilizer(relevance, output, self.epsilon),
-            "bias": (relevance / self.epsilon(output) * (output - linear)).sum(),
-        }
+        bias = (relevance / self.epsilon(output) * (output - linear)).sum()
+        return added([held_back(relevance, output, self.epsilon), {"bias": bias}])
 
 
 class _ElementWiseRule(Hook):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .hooks import Absorbed, BasicHook, Hook
+from .hooks import Absorbed, BasicHook, Hook, weights_by_sign
 from .layer_view import Layer
 from .modifiers import ClampMod, ParamMod, SquareMod, expand
 from .node import Facts, Sign
@@ -25,9 +25,9 @@ def shortcut_for(rule: Hook, layer: Layer, facts: Facts) -> Hook:
         return ShareOfSum(rule, facts)
     if not (layer.operation.has_adjoint and len(layer.inputs) == 1 and layer.parameters.get("weight") is not None):
         return rule
-    if type(rule) is ZPlus:
-        return PositiveTotal(rule, layer, facts)
-    if type(rule) is AlphaBeta:
+    if type(rule) is ZPlus and (not rule.conserve or (facts.relevant_where_positive and not rule.zero_params)):
+        return PositiveTotal(rule, layer, facts)  # where z > 0, there are positive contributions
+    if type(rule) is AlphaBeta or type(rule) is ZPlus:
         return PositiveAndNegativeTotals(rule, layer, facts)
     if getattr(rule, "zero_params", None):
         return rule
@@ -147,15 +147,16 @@ class PositiveTotal(_Split):
 class PositiveAndNegativeTotals(_Split):
     """AlphaBeta: one pair whose total z⁺ is not negative, and one whose total z⁻ is not positive.
 
-    For relevance only where z > 0, z⁺ = z + |z⁻|, which cannot cancel. Elsewhere a difference could: both are computed.
+    For relevance only where z > 0, z⁺ = z + |z⁻|, which cannot cancel. Elsewhere a difference could: both are computed. ZPlus
+    that conserves is AlphaBeta(1, 0) that conserves.
     """
 
-    rule: AlphaBeta
+    rule: AlphaBeta | ZPlus
     pairs = 2
 
     def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
         super().__init__(rule, layer, facts)
-        self.weights = (self.rule.alpha, -self.rule.beta)
+        self.alpha, self.beta = (rule.alpha, rule.beta) if isinstance(rule, AlphaBeta) else (1.0, 0.0)
 
     @property
     def saves_output(self) -> bool:
@@ -163,16 +164,30 @@ class PositiveAndNegativeTotals(_Split):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
+        if self.rule.conserve:
+            factors = list(call.once("factors", lambda: self._factors(call, parts)))
+            return self.send_back(call, parts, ((None, relevance * factors.pop(0)) for _ in range(self.pairs)))
         divisors = list(call.once("divisors", lambda: self._divisors(call, parts)))
-        return self.send_back(call, parts, ((weight, relevance / divisors.pop(0)) for weight in self.weights))
+        return self.send_back(call, parts, ((weight, relevance / divisors.pop(0)) for weight in (self.alpha, -self.beta)))
+
+    def _factors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What relevance is multiplied with for either pair, where it conserves."""
+        positive, negative = self._totals(call, parts)
+        weights = weights_by_sign(positive, negative, self.alpha, self.beta)
+        return weights[0] / _divisor(self.rule, positive, 1), weights[1] / _divisor(self.rule, negative, -1)
 
     def _divisors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        positive, negative = self._totals(call, parts)
+        return _divisor(self.rule, positive, 1), _divisor(self.rule, negative, -1)
+
+    def _totals(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """z⁺ and z⁻; new memory."""
         negative = self.total(call, 1, parts)
         if not self.saves_output:
             positive = self.total(call, 0, parts)
         else:
             positive = _added(call.own_output().clamp(min=0.0), negative, -1.0)
-        return _divisor(self.rule, positive, 1), _divisor(self.rule, negative, -1)
+        return positive, negative
 
 
 class TotalOfOwnSign(_Split):

@@ -12,6 +12,7 @@ from .capture_symbolic import capture_copy, capture_symbolic, private_copy
 from .decompose import Decompose
 from .dequantize import dequantized
 from .driver import Verification, record, run_pass
+from .explain_logits import ExplainLogits, final_softmax
 from .find_gates import FindGates
 from .fold import Fold
 from .merge_batch_norm import MergeBatchNorm
@@ -29,6 +30,7 @@ __all__ = [
     "AnalyzeSupport",
     "Assign",
     "Decompose",
+    "ExplainLogits",
     "FindGates",
     "Fold",
     "MergeBatchNorm",
@@ -51,6 +53,7 @@ __all__ = [
     "capture_program",
     "capture_symbolic",
     "dequantized",
+    "final_softmax",
     "private_copy",
     "record",
     "run_pass",

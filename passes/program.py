@@ -71,6 +71,9 @@ class Pass(ABC):
     #: Whether the next pass completes what this one begins; the graph is then verified after that.
     unfinished: bool = False
 
+    #: Whether the pass gives the graph other outputs on purpose: later changes are held against those.
+    changes_outputs: ClassVar[bool] = False
+
     @abstractmethod
     def run(self, program: Program) -> PassResult:
         """Edit `program.graph`; neither lint nor recompile it."""

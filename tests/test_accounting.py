@@ -1,6 +1,8 @@
 """The ledger: exact for every built-in rule, and honest about the rest."""
 
 import json
+import re
+import warnings
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from lrpfx.composites import (
     LayerMapComposite,
 )
 from lrpfx.core import BasicHook, Hook
-from lrpfx.types import Activation, Linear, Sum
+from lrpfx.types import Activation, Linear, Softmax, Sum
 
 RULES = {
     "epsilon": rules.Epsilon(0.1),
@@ -27,13 +29,20 @@ RULES = {
     "norm": rules.Norm(0.1),
     "zplus": rules.ZPlus(0.1),
     "zplus without bias": rules.ZPlus(0.1, zero_params="bias"),
+    "zplus that conserves": rules.ZPlus(0.1, conserve=True),
     "alphabeta": rules.AlphaBeta(2.0, 1.0, 0.1),
+    "alphabeta that conserves": rules.AlphaBeta(2.0, 1.0, 0.1, conserve=True),
     "gamma": rules.Gamma(0.5, 0.1),
     "zbox": rules.ZBox(-3.0, 3.0, 0.1),
     "wsquare": rules.WSquare(0.1),
     "flat": rules.Flat(0.1),
     "template": BasicHook(stabilizer=0.1),
 }
+
+
+class OneRule(LayerMapComposite):
+    def __init__(self, rule):
+        super().__init__([(Linear, rule)])
 
 
 def balanced(accounts):
@@ -68,6 +77,85 @@ def test_bias_by_hand():
     assert_close(torch.tensor(entry.stabilizer), (ratio * 0.5 * torch.where(z >= 0, 1.0, -1.0)).sum(), 1e-12)
     assert_close(torch.tensor(entry.relevance_in), seed.sum(), 1e-12)
     assert_close(torch.tensor(accounts.inputs["input"]), (x * (ratio @ layer.weight)).sum().detach(), 1e-12)
+
+
+def test_the_constant_term_of_a_softmax_is_no_bias():
+    x, seed = torch.randn(2, 5), torch.rand(2, 5)
+    s = x.softmax(1)
+    by_hand = (seed * (1 - x + (s * x).sum(1, keepdim=True))).sum()
+    for rule in (rules.SoftmaxTaylor(), rules.Epsilon(1e-12)):
+        (entry,) = lrpfx.ledger(lrpfx.transform(Unary(lambda x: x.softmax(1)), LayerMapComposite([(Softmax, rule)])), x, seed)
+        assert entry.bias == 0 and entry.expansion != 0 and abs(entry.unexplained) <= 1e-12
+        if isinstance(rule, rules.SoftmaxTaylor):
+            assert_close(torch.tensor(entry.expansion), by_hand, 1e-12)
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, F.softplus, F.relu6, torch.exp, lambda x: F.gelu(x)])
+def test_activations_have_an_expansion_and_no_bias(function):
+    """Under a rule that takes them for linear: the constant term of their expansion at x is f(x) - x f'(x)."""
+    x, seed = 4 * torch.rand(2, 30) + 3, torch.rand(2, 30)
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(function(leaf).sum(), leaf)
+    expected = (seed * (1 - x * slope / function(x))).sum()
+    (entry,) = lrpfx.ledger(lrpfx.transform(Unary(function), LayerMapComposite([(Activation, rules.Epsilon(1e-14))])), x, seed)
+    assert entry.bias == 0 and abs(entry.unexplained) <= 1e-11
+    torch.testing.assert_close(entry.expansion, float(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_modules_as_a_whole_have_biases_and_an_expansion():
+    """A network of ReLUs is linear piece by piece: what is not linear comes from its biases. One of sigmoids has both."""
+
+    class Block(nn.Sequential):
+        pass
+
+    x, seed = torch.randn(3, 4), torch.rand(3, 2)
+    for activation, bias in ((nn.ReLU(), True), (nn.ReLU(), False), (nn.Sigmoid(), True), (nn.Sigmoid(), False)):
+        model = nn.Sequential(Block(nn.Linear(4, 6, bias=bias), activation, nn.Linear(6, 2, bias=bias))).eval()
+        (entry,) = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(Block, rules.Epsilon())])), x, seed)
+        assert abs(entry.unexplained) <= 1e-10
+        assert (abs(entry.bias) > 1e-6) == bias
+        assert (abs(entry.expansion) > 1e-10) == isinstance(activation, nn.Sigmoid)
+
+
+def test_what_finds_no_contribution_is_absent():
+    """By hand: an output with positive contributions alone, one with negative ones alone, one with both, and one with none."""
+    layer = nn.Linear(2, 4, bias=False)
+    layer.weight.data = torch.tensor([[1.0, 2.0], [-1.0, -3.0], [1.0, -1.0], [0.0, 0.0]])
+    x, seed = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 5.0, 7.0, 11.0]])
+    expected = {
+        "epsilon": (rules.Epsilon(), 11.0),
+        "zplus": (rules.ZPlus(), 5.0 + 11.0),
+        "alphabeta": (rules.AlphaBeta(), -3.0 + 2 * 5.0 + (2 - 1) * 11.0),
+        "gamma": (rules.Gamma(), 11.0),
+        "wsquare": (rules.WSquare(), 11.0),
+        "flat": (rules.Flat(), 0.0),
+        "zplus that conserves": (rules.ZPlus(conserve=True), 11.0),
+        "alphabeta that conserves": (rules.AlphaBeta(conserve=True), 11.0),
+    }
+    for optimize in (True, False):
+        for rule, absent in expected.values():
+            model = nn.Sequential(layer).eval()
+            accounts = lrpfx.ledger(lrpfx.transform(model, OneRule(rule), optimize=optimize), x, seed)
+            assert abs(accounts[0].absent - absent) <= 1e-12, rule
+            assert balanced(accounts) and abs(accounts[0].stabilizer) <= 1e-4
+
+
+def test_sums_of_nothing_are_absent():
+    a, seed = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 3.0]])
+    for rule in (rules.Norm(), rules.AbsoluteRatio()):
+        explain_model = lrpfx.transform(Binary(torch.add), LayerMapComposite([(Sum, rule)]))
+        (entry,) = lrpfx.ledger(explain_model, (a, a), seed)
+        assert entry.absent == 2.0 and abs(entry.stabilizer) < 1e-5
+
+
+def test_columns_that_do_not_exist():
+    class Mistaken(rules.Pass):
+        def absorbed(self, call, relevance):
+            return {"bais": 0.0}
+
+    explain_model = lrpfx.transform(Unary(torch.relu), LayerMapComposite([(Activation, Mistaken())]))
+    with pytest.raises(lrpfx.RuleError, match=r"relu: Mistaken\(\) accounts for 'bais', but a ledger has bias, expansion"):
+        lrpfx.ledger(explain_model, torch.randn(2, 3), torch.rand(2, 3))
 
 
 @pytest.mark.parametrize("composite_name", sorted(COMPOSITES))
@@ -205,7 +293,7 @@ def test_the_table():
     assert lines[-1].startswith("seed ") and lines[-1].endswith("; nothing unexplained at any node")
     data = json.loads(json.dumps(accounts.to_dict()))
     assert data["entries"][0]["name"] == "conv1" and set(data["totals"]) == {
-        *["bias", "stabilizer", "constants", "stopped", "unexplained"]
+        *["bias", "expansion", "stabilizer", "absent", "constants", "stopped", "unexplained"]
     }
     assert accounts[:2] == tuple(accounts)[:2] and accounts.entry("fc").rule.startswith("Epsilon")
 
@@ -234,9 +322,64 @@ def test_pictures_of_a_ledger():
             for part in source.split("penwidth=")[1:]
         ]
         assert max(widths) == pytest.approx(7.3) and min(widths) < 7.0
-        assert "#e63946" in source, "the node that leaks most"
     assert "; in " in lrpfx.draw(explain_model, ledger=accounts).source
     flows = accounts.flows
     assert flows["fc", "output"] == pytest.approx(accounts.seed)
     into = sum(value for (_, target), value in flows.items() if target == "layer1.0.add")
     assert into == pytest.approx(accounts.entry("layer1.0.add").relevance_out)
+
+
+def color_of(source, name):
+    return re.search(rf'node_{name}"? \[.*?fillcolor="(#\w+)"', source, re.DOTALL)[1]
+
+
+SHARES = [(0.0, "#ffffff"), (0.1, "#fcebec"), (0.5, "#f29ca2"), (1.0, "#e63946"), (3.0, "#e63946")]
+
+
+@pytest.mark.parametrize("share, color", SHARES)
+def test_leaks_are_coloured_relative_to_the_seed(share, color):
+    """Not to the largest leak, which may be nothing."""
+
+    class Leak(Hook):
+        def propagate(self, call, relevance):
+            return ((1 - share) * relevance,)
+
+    explain_model = lrpfx.transform(Unary(torch.relu), LayerMapComposite([(Activation, Leak())]))
+    accounts = lrpfx.ledger(explain_model, torch.rand(2, 3), torch.ones(2, 3))
+    for depth in (None, 1):
+        assert color_of(lrpfx.draw(explain_model, ledger=accounts, depth=depth).source, "relu") == color
+
+
+class Cancelling(nn.Module):
+    """Two branches whose difference is the output: x and -x, each times a large number."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.plus, self.minus = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.plus.weight.data = factor * torch.eye(3)
+        self.minus.weight.data = (1 - factor) * torch.eye(3)
+        self.eval()
+
+    def forward(self, x):
+        return self.plus(x) + self.minus(x)
+
+
+def test_a_ledger_whose_entries_cancel_warns():
+    x = torch.rand(2, 3) + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lrpfx.ledger(lrpfx.transform(Cancelling(200.0), EpsilonPlus(1e-12, 1e-12)), x, lambda output: output)
+    explain_model = lrpfx.transform(Cancelling(5000.0), EpsilonPlus(1e-12, 1e-12))
+    with pytest.warns(lrpfx.LrpfxWarning, match="not determined.*cancel to a seed.*at (add|plus)"):
+        accounts = lrpfx.ledger(explain_model, x, lambda output: output)
+    assert abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+
+
+def test_a_ledger_with_numbers_that_are_not_finite_warns():
+    class Infinite(rules.Pass):
+        def propagate(self, call, relevance):
+            return (relevance / 0.0,)
+
+    explain_model = lrpfx.transform(Unary(torch.relu), LayerMapComposite([(Activation, Infinite())]))
+    with pytest.warns(lrpfx.LrpfxWarning, match="not determined.*relu"):
+        lrpfx.ledger(explain_model, torch.rand(2, 3), torch.ones(2, 3))

@@ -432,7 +432,8 @@ def test_multihead_attention_under_a_composite():
         lrpfx.ledger(explain_model, x, torch.ones(2, 5, 8)),
     )
     assert accounts.unexplained <= 1e-9
-    assert_close(result.relevance.sum() + accounts.total("bias") + accounts.total("stabilizer"), torch.tensor(80.0), 1e-9)
+    assert accounts.total("bias") == 0, "the layer has none; the softmax has an expansion"
+    assert_close(result.relevance.sum() + accounts.total("expansion") + accounts.total("stabilizer"), torch.tensor(80.0), 1e-9)
 
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])

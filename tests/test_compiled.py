@@ -37,6 +37,7 @@ class Net(nn.Module):
 COMPOSITES = {
     "plus_flat": EpsilonPlusFlat(),
     "alpha_beta_flat": EpsilonAlpha2Beta1Flat(),
+    "alpha_beta_conserving": EpsilonAlpha2Beta1Flat(conserve=True),
     "gamma_box": EpsilonGammaBox(0.0, 1.0),
     "squares": NameMapComposite(
         [

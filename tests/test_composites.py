@@ -214,3 +214,12 @@ def test_kinds_hold_for_modules(kind, yes, no):
     assert all(isinstance(module, kind) and issubclass(type(module), kind) for module in yes)
     assert not any(isinstance(module, kind) or issubclass(type(module), kind) for module in no)
     assert not issubclass(kind, Neutral)
+
+
+@pytest.mark.parametrize("name", ["epsilon_plus", "epsilon_plus_flat", "epsilon_alpha2_beta1", "epsilon_alpha2_beta1_flat"])
+def test_composites_hand_on_that_they_conserve(name):
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Conv2d(3, 3, 1)).eval()
+    for conserve in (True, False):
+        composite = composite_named(name, conserve=conserve)
+        context = {"first_layer_visited": True}
+        assert composite.module_map(context, "1", layer[1]).conserve is conserve

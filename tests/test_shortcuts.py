@@ -11,6 +11,7 @@ import lrpfx
 from lrpfx import rules
 from lrpfx.composites import (
     Composite,
+    EpsilonAlpha2Beta1,
     EpsilonAlpha2Beta1Flat,
     EpsilonGammaBox,
     EpsilonPlus,
@@ -19,6 +20,7 @@ from lrpfx.composites import (
     layer_map_base,
 )
 from lrpfx.explain_module import RuleModule
+from lrpfx.hooks import weights_by_sign
 from lrpfx.shortcuts import (
     BoundedInput,
     ConstantTotal,
@@ -53,6 +55,9 @@ RULES = {
     "ZPlus without bias": rules.ZPlus(zero_params="bias"),
     "AlphaBeta": rules.AlphaBeta(),
     "AlphaBeta without bias": rules.AlphaBeta(3.0, 2.0, zero_params="bias"),
+    "ZPlus that conserves": rules.ZPlus(conserve=True),
+    "ZPlus without bias that conserves": rules.ZPlus(zero_params="bias", conserve=True),
+    "AlphaBeta that conserves": rules.AlphaBeta(conserve=True),
     "Gamma": rules.Gamma(0.5),
     "Gamma without bias": rules.Gamma(0.5, zero_params="bias"),
     "Gamma, clipped": rules.Gamma(0.5, stabilizer=Stabilizer(1e-3, clip=True)),
@@ -522,3 +527,70 @@ def test_several_targets_behind_an_assigned_slice():
     together = lrpfx.attribute(explain_model, x, seeds, chunk_size=2).relevance
     for relevance, seed in zip(together, seeds, strict=True):
         assert_close(relevance, lrpfx.attribute(explain_model, x, seed).relevance, 1e-14)
+
+
+# --- rules that conserve -----------------------------------------------------------------------------------------------------
+
+
+def depthwise():
+    """Blocks as in MNASNet-0.5, with random weights and no biases: many of the depthwise kernels, of 2 x 2, have one sign."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(8, 16, 1, bias=False), nn.ReLU(), nn.Conv2d(16, 16, 2, groups=16, bias=False), nn.ReLU()]
+        layers += [nn.Conv2d(16, 8, 1, bias=False)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3, bias=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 4
+    return model.eval()
+
+
+CONSERVING = {
+    "plus": lambda conserve: EpsilonPlus(1e-12, 1e-12, conserve=conserve),
+    "plus_flat": lambda conserve: EpsilonPlusFlat(1e-12, 1e-12, conserve=conserve),
+    "alpha_beta": lambda conserve: EpsilonAlpha2Beta1(1e-12, 1e-12, conserve=conserve),
+    "alpha_beta_flat": lambda conserve: EpsilonAlpha2Beta1Flat(1e-12, 1e-12, conserve=conserve),
+}
+
+
+@pytest.mark.parametrize("name", CONSERVING)
+def test_the_whole_share_goes_to_the_other_sign(name):
+    model, x = depthwise(), torch.rand(2, 3, 12, 12) - 0.3
+    for optimize in (True, False):
+        conserving = lrpfx.transform(model, CONSERVING[name](True), optimize=optimize)
+        accounts = lrpfx.ledger(conserving, x, 0)
+        assert abs(accounts.total("absent")) <= 1e-9 * accounts.seed_magnitude and accounts.unexplained <= 1e-9
+        found = lrpfx.attribute(conserving, x, 0)
+        assert_close(found.relevance.sum((1, 2, 3)), found.output[:, 0], 1e-7)
+    accounts = lrpfx.ledger(lrpfx.transform(model, CONSERVING[name](False)), x, 0)
+    assert abs(accounts.total("absent")) > 1e-2 * accounts.seed_magnitude and accounts.unexplained <= 1e-9
+
+
+@pytest.mark.parametrize("name", CONSERVING)
+def test_all_ways_to_run_conserve_alike(name):
+    model, x = depthwise(), torch.rand(2, 3, 12, 12)
+    fast, direct = both(model, CONSERVING[name](True), input_range=(0.0, 1.0))
+    expected = lrpfx.attribute(direct, x, [0, 1, 2]).relevance
+    for chunk_size in (None, 2):
+        assert_close(lrpfx.attribute(fast, x, [0, 1, 2], chunk_size=chunk_size).relevance, expected, 1e-10)
+    program = lrpfx.lower(fast, x)
+    assert_close(program.module()(x, torch.tensor([1, 1]))["relevance"], expected[1], 1e-10)
+    with CONSERVING[name](True).context(model) as modified:
+        leaf = x.clone().requires_grad_()
+        output = modified(leaf)
+        (relevance,) = torch.autograd.grad(output, leaf, output.detach() * torch.eye(3)[1])
+    assert_close(relevance, expected[1], 1e-10)
+
+
+def test_conserving_is_off_by_default_and_shown_where_it_is_on():
+    assert repr(rules.ZPlus()) == "ZPlus(stabilizer=1e-06)"
+    assert repr(rules.AlphaBeta(conserve=True)) == "AlphaBeta(alpha=2, beta=1, stabilizer=1e-06, conserve=True)"
+    assert rules.ZPlus(conserve=True).copy().conserve
+
+
+def test_a_branch_of_rounding_errors_is_empty():
+    """Convolutions that transform their input leave some units of rounding where they should give zero."""
+    positive, negative = torch.tensor([1.0, 1.0, 1e-17, 0.0]), torch.tensor([-1e-17, -1e-3, -1.0, 0.0])
+    of_positive, of_negative = weights_by_sign(positive, negative, 2.0, 1.0)
+    assert of_positive.tolist() == [1.0, 2.0, 0.0, 1.0] and of_negative.tolist() == [0.0, -1.0, 1.0, 0.0]
