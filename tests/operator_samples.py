@@ -86,7 +86,7 @@ def _convolution(dimensions, transposed):
     shape = (4, 3, *[3] * dimensions) if transposed else (6, 2, *[3] * dimensions)
     extra = {"output_padding": 1} if transposed else {}
     return call(
-        loses="bias stabilizer",
+        loses="bias absent",
         input=signal(2, 4, *[7] * dimensions),
         weight=weight(*shape),
         bias=weight(6),
@@ -199,11 +199,11 @@ CALLS: dict[str, Call] = {
     "rms_norm": call(input=_matrix, normalized_shape=(4,), weight=weight(4), eps=0.1),
     "normalize": call(input=_matrix, p=3.0, dim=1, eps=0.1),
     "local_response_norm": call(input=_image, size=3, alpha=0.3, beta=0.6, k=2.0),
-    "softmax": Call(dict(input=_matrix, dim=1, dtype=torch.float64), loses="bias"),
-    "softmin": Call(dict(input=_matrix, dim=1, dtype=torch.float64), loses="bias"),
-    "masked_softmax": call(loses="bias", input=_matrix, dim=1),
+    "softmax": Call(dict(input=_matrix, dim=1, dtype=torch.float64), loses="expansion"),
+    "softmin": Call(dict(input=_matrix, dim=1, dtype=torch.float64), loses="expansion"),
+    "masked_softmax": call(loses="expansion", input=_matrix, dim=1),
     "scaled_dot_product_attention": call(
-        loses="bias constants",
+        loses="expansion constants",
         query=signal(2, 4, 3, 4),
         key=signal(2, 2, 3, 4),
         value=signal(2, 2, 3, 4),

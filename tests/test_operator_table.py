@@ -51,6 +51,7 @@ def sample_network(name):
     return network_of(CALLS[name], canonical(name))
 
 
+@pytest.mark.filterwarnings("ignore:the map is empty")  # of `fill`, as it should be
 @pytest.mark.parametrize("name", CALLS)
 def test_default_rules_keep_all_relevance(name):
     """Relevance of the inputs is the seed, but for what the sample says that a bias or constants take."""
