@@ -28,6 +28,7 @@ class ExplainLogits(Pass):
         graph = program.graph
         (output,) = graph.find_nodes(op="output")
         replaced: dict[fx.Node, fx.Node] = {}
+        left: set[fx.Node] = set()
         copies: dict[fx.Node, fx.Node] = {}  # of what moves entries behind the probabilities
         for leaf in dict.fromkeys(nodes_in(output.args)):
             path = _path_to_probabilities(leaf)
@@ -40,6 +41,7 @@ class ExplainLogits(Pass):
                     with graph.inserting_before(output):
                         value = copies[node] = _copy_that_reads(value, node, path)
             replaced[leaf] = value
+            left.update(path)
             result.matches += 1
             result.details.append((node_info(probabilities).name, "taken off: its input is the output"))
         if not replaced:
@@ -49,7 +51,9 @@ class ExplainLogits(Pass):
                 + ", ".join(ends)
             )
         output.args = fx.node.map_arg(output.args, lambda leaf: replaced.get(leaf, leaf))
-        graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        for node in reversed(graph.nodes):
+            if node in left and not node.users:
+                graph.erase_node(node)
         kept = set(graph.nodes)
         for node, copied in copies.items():
             if node in kept:
