@@ -259,6 +259,8 @@ class _Tracer(fx.Tracer):
 
     def release(self) -> None:
         """Let go of the model: fx leaves a cycle of references through the tracer, which would keep its memory."""
+        if "known" in vars(self):
+            vars(self.known).clear()
         vars(self).clear()
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
