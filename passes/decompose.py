@@ -325,7 +325,7 @@ def _variance(build: _Builder) -> fx.Node:
 def _with_mean(build: _Builder) -> fx.Node:
     """The standard deviation or variance, and the mean, each by itself."""
     data, *positional = build.node.args
-    options = dict(build.node.kwargs)
+    options: dict[str, Any] = dict(build.node.kwargs)
     for aliased, name in (("axis", "dim"), ("keepdims", "keepdim")):
         if aliased in options:
             options[name] = options.pop(aliased)
