@@ -11,14 +11,7 @@ from . import arithmetic, attention, constants, layers, views  # noqa: F401  whi
 from .table import FEATURES, TOKENS, WEIGHTS, Feature
 
 #: Features that the compiler does not get right yet, by the set under which they can be asked for.
-PENDING: dict[str, tuple[str, ...]] = {
-    "merges": (
-        "batch_norm_over_another_dimension", "batch_norm_before_pooling_and_a_layer", "batch_norm_before_a_mean_and_a_layer",
-        "pooling_with_the_divisor",
-    ),
-    "front_ends": ("softsign", "local_response_norm", "channels_dropped_out"),
-    "aliases": ("alias_read_after_a_write", "write_through_a_view"),
-}  # fmt: skip
+PENDING: dict[str, tuple[str, ...]] = {}
 
 
 def features(pending: Sequence[str] = ()) -> list[Feature]:
