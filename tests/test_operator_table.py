@@ -20,7 +20,7 @@ from lrpfx.signs import of_input
 COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
 #: Rows that the compiler alone makes, and one that has no default rule.
 INTERNAL = {"container", "attention_bias", "padding_bias", "head_bias", "thresholded_relu", "detach"}
-INTERNAL |= {"require_matrix", "require_dimensions"}
+INTERNAL |= {"require_matrix", "require_dimensions", "require_batch"}
 ROWS = {row.name: row for row in operators.all_operators() if row.name not in INTERNAL}
 
 

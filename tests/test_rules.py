@@ -122,7 +122,8 @@ def test_gamma_by_hand():
 def test_zero_outputs_get_nothing_from_gamma():
     layer = nn.Linear(2, 1, bias=False)
     layer.load_state_dict({"weight": torch.tensor([[1.0, -1.0]])})
-    relevance = explain(layer, rules.Gamma(), torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0]]))
+    with pytest.warns(lrpfx.LrpfxWarning, match="the map is empty"):
+        relevance = explain(layer, rules.Gamma(), torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0]]))
     assert torch.equal(relevance, torch.zeros(1, 2))
 
 
