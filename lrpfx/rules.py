@@ -260,6 +260,9 @@ class _OnesAsInput(_OtherInputs):
         super().check(layer)
         if layer.input_count is not None:
             self._check_count(layer.input_count)
+        row = layer.operation.row
+        if row is not None and issubclass(row.kind, Sum) and len(row.data) == 1 and not row.adds_up:
+            raise RuleError(f"it runs the layer on ones, which {row.name} subtracts from each other")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         super().check_call(operation, inputs, output)
