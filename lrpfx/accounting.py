@@ -134,7 +134,8 @@ class Ledger(Sequence[Entry]):
         totals = [f"{shown(value, 6)} {name}" for name, value in self.inputs.items()]
         totals += [f"{shown(self.total(part), 6)} {part}" for part in PARTS]
         unexplained = "nothing" if self.unexplained <= 1e-9 else f"up to {self.unexplained:.2g} of the seed"
-        summary = f"seed {self.seed:.6g} = {' + '.join(totals)}; {unexplained} unexplained at any node"
+        missing = "" if abs(self.balance) <= 1e-6 * self.seed_magnitude else f"; {self.balance:.4g} is missing in the end"
+        summary = f"seed {self.seed:.6g} = {' + '.join(totals)}; {unexplained} unexplained at any node{missing}"
         return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
 
 
@@ -217,6 +218,7 @@ class _Sweep:
         self.origins: dict[int, tuple[fx.Node, int]] = {}
         self.inputs: dict[str, float] = {}
         self.flows: dict[tuple[str, str], float] = {}
+        self.constant_outputs: list[Entry] = []
 
     # --- forward
 
@@ -289,10 +291,15 @@ class _Sweep:
 
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:
         """Relevance of an output of the model, given by the identity of its tensor."""
-        if gradient is not None and key in self.origins:
+        if gradient is None:
+            return
+        if key in self.origins:
             node, number = self.origins[key]
             self._add(node, number, gradient)
             self._flow(node, OUTPUT, _total(gradient))
+        else:  # an output that no signal reaches
+            total = _total(gradient)
+            self.constant_outputs.append(Entry(OUTPUT, OUTPUT, "constant", total, 0.0, constants=total))
 
     def _flow(self, source: fx.Node, target: str, relevance: float) -> None:
         edge = (node_info(source).name, target)
@@ -314,7 +321,7 @@ class _Sweep:
                     found = [self.relevance.get((node, number)) for number in range(len(tensors))]
                     self.inputs[node_info(node).name] = sum(_total(value) for value in found if value is not None)
         entries.reverse()
-        return entries
+        return [*entries, *self.constant_outputs]
 
     def _account(self, call: _Call) -> Entry:
         node, info = call.node, node_info(call.node)

@@ -175,13 +175,14 @@ class ExplainModule(TreeGraphModule):
             found.append((table, leaf))
         return found
 
-    def _current_versions(self) -> list[int | None]:
-        """How often each of those tensors was changed in place; None where torch does not count."""
+    def _current_versions(self) -> list[tuple[torch.Tensor, int | None]]:
+        """Those tensors, and how often each was changed in place; None where torch does not count."""
         tensors = [table[leaf] for table, leaf in self._sources]
-        return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+        return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
     def _refold_if_changed(self) -> None:
-        if self._versions != self._current_versions():
+        pairs = zip(self._versions, self._current_versions(), strict=True)
+        if any(old is not new or version != current for (old, version), (new, current) in pairs):
             self.refold()
 
     def admit(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,6 +199,11 @@ class ExplainModule(TreeGraphModule):
         arguments = {name: default[0] for name, default in self._inputs.items() if default}
         arguments.update(zip(self._inputs, args, strict=False))
         arguments.update(keywords)
+        unknown = [name for name in keywords if name not in self._inputs and name not in self._fixed]
+        missing = [name for name in self._inputs if name not in arguments]
+        if unknown or missing:
+            what = f"there is no input {unknown[0]!r}" if unknown else f"the input {missing[0]!r} is missing"
+            raise InputTypeError(f"{what}; the inputs are {', '.join(self._inputs)}")
         for guard in self.guards:
             problem = guard.problem(arguments)
             if problem is not None:

@@ -16,8 +16,8 @@ class Role(enum.Enum):
     """What a node's value depends on."""
 
     DATA = "data"  # the values of the model's inputs: relevance flows through it
-    DISCRETE = "discrete"  # integers, truth values and steps of the inputs: constant to relevance, but embeddings look it up
-    CONSTANT = "constant"  # inputs that the user declared constant
+    DISCRETE = "discrete"  # inputs of integers or truth values: constant to relevance, but embeddings look them up
+    CONSTANT = "constant"  # inputs that the user declared constant, and steps of the data, such as x > 0
     PARAMETER = "parameter"  # parameters, buffers and constants alone: it can be folded
     METADATA = "metadata"  # shapes, dtypes and devices of the inputs: a host value, or a tensor made from such
 

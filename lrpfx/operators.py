@@ -656,6 +656,12 @@ _elementwise_signs: dict[str, SignOf | None] = {
     "atan": signs.of_input,
     "asinh": signs.of_input,
     "reciprocal": signs.of_input,
+    "frac": signs.of_input,
+    "logit": None,
+    "deg2rad": signs.of_input,
+    "rad2deg": signs.of_input,
+    "sinc": None,
+    "nan_to_num": None,
 }
 for _name, _sign in _elementwise_signs.items():
     _elementwise: Function = getattr(torch, _name)

@@ -5,13 +5,14 @@ negative parts of a, st a stabilizer, and products with R and x are element-wise
 transpose stand for the layer and for its vector-Jacobian product at x.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .errors import InputError, RuleError
+from .errors import InputError, InputTypeError, RuleError
 from .hooks import (
     Absorbed,
     BasicHook,
@@ -227,6 +228,8 @@ class Gamma(BasicHook):
     shown = ("gamma", "stabilizer", "zero_params")
 
     def __init__(self, gamma: float = 0.25, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        if not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
+            raise InputTypeError(f"gamma is a finite number, not {gamma!r}")
         self.gamma = gamma
         self.stabilizer = Stabilizer.ensure(stabilizer)
         self.zero_params = zero_params
@@ -290,6 +293,8 @@ class ZBox(_OtherInputs):
         stabilizer: Stabilization = 1e-6,
         zero_params: Names = None,
     ) -> None:
+        if all(isinstance(bound, (int, float)) for bound in (low, high)) and not low <= high:
+            raise InputError(f"low is at most high, but low={low} and high={high}")
         self.low = low
         self.high = high
         self.stabilizer = Stabilizer.ensure(stabilizer)

@@ -1,11 +1,12 @@
 """Stabilizers: keep denominators away from zero without changing their sign."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .errors import InputTypeError
+from .errors import InputError, InputTypeError
 
 StabilizerFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -45,6 +46,8 @@ class Stabilizer:
     def __init__(
         self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
     ) -> None:
+        if not (math.isfinite(epsilon) and epsilon >= 0):
+            raise InputError(f"the epsilon of a stabilizer is a finite number that is not negative, not {epsilon}")
         self.epsilon = epsilon
         self.clip = clip
         self.norm_scale = norm_scale

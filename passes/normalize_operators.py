@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from lrpfx.errors import CaptureError
-from lrpfx.node import Role, node_info, role_from, update_info
+from lrpfx.node import NodeInfo, Role, node_info, nodes_in, role_from, update_info
 from lrpfx.operators import (
     ALIASES,
     METADATA_ATTRIBUTES,
@@ -23,7 +23,7 @@ from lrpfx.operators import (
 )
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
-from .program import Pass, PassResult, Program
+from .program import Pass, PassResult, Program, insert_call
 
 INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
 
@@ -51,6 +51,7 @@ class NormalizeOperators(Pass):
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
             _attribute_to_function(node)
+            _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))
             if node.op == "call_module":
                 module = program.root.get_submodule(str(node.target))
@@ -124,7 +125,11 @@ def _role(node: fx.Node) -> Role:
     if role is Role.DISCRETE and spelling is not None and issubclass(spelling.operator.kind, Embedding):
         return Role.DATA  # relevance is reported where vectors are looked up
     if role is Role.DATA and (_is_discrete(node_info(node).dtype) or _makes_discrete(node, spelling)):
-        return Role.DISCRETE
+        return Role.CONSTANT  # steps of the data: what is looked up by them is constant, too
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
+        several = spelling_of(node.args[0])
+        if several is not None and several.operator.name in ("broadcast_tensors", "meshgrid"):
+            return role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
     return role
 
 
@@ -184,17 +189,51 @@ def _moved_from(value: fx.Node) -> fx.Node:
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
         first = value.args[0] if value.args else None
-        if row is None or not row.moves or not isinstance(first, fx.Node) or row.name in ("to", "_to_copy"):
+        if row is None or not isinstance(first, fx.Node) or not (row.moves or row.name == "to_integer"):
+            return value
+        if row.name in ("to", "_to_copy") and not _makes_discrete(value, spelling):
             return value
         value = first
 
 
 def _reads_metadata(node: fx.Node) -> bool:
     if node.op == "call_method":
-        return str(node.target) in METADATA_METHODS
+        return str(node.target) in METADATA_METHODS or (node.target == "type" and len(node.args) == 1 and not node.kwargs)
     if node.target is getattr and len(node.args) > 1:
         return node.args[1] in METADATA_ATTRIBUTES
     return node.target in METADATA_FUNCTIONS
+
+
+#: Methods of which the second argument is read for its shape, or for its dtype and device, and what takes its place.
+_LIKE = {
+    "expand_as": ("expand", ("shape",)),
+    "view_as": ("view", ("shape",)),
+    "reshape_as": ("reshape", ("shape",)),
+    "type_as": ("to", ("device", "dtype")),
+    "to": ("to", ("device", "dtype")),
+}
+
+
+def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
+    """Turn x.expand_as(y) into x.expand(y.shape), and so on: y itself has no part in the result."""
+    spelling = spelling_of(node)
+    if (
+        spelling is None
+        or len(node.args) + len(node.kwargs) != 2
+        or spelling.operator.name not in ("expand", "view", "reshape", "to")
+    ):
+        return
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "").partition(".")[0]
+    other = [*node.args, *node.kwargs.values()][1]
+    if name not in _LIKE or not node.args or not isinstance(other, fx.Node) or node_info(other).role is Role.METADATA:
+        return
+    method, attributes = _LIKE[name]
+    info = node_info(node)
+    read = []
+    for attribute in attributes:
+        made = NodeInfo(f"{info.name}.{attribute}", source=info.source, role=Role.METADATA, description=attribute)
+        read.append(insert_call(graph, node, getattr, (other, attribute), made))
+    node.op, node.target, node.args, node.kwargs = "call_method", method, (node.args[0], *read), {}
 
 
 # --- spellings --------------------------------------------------------------------------------------------------------------

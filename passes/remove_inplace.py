@@ -133,7 +133,9 @@ def _may_share_with(node: fx.Node) -> list[fx.Node]:
     if node.meta.get(INPLACE):
         return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]
     if spelling is None:
-        return [argument for argument in node.all_input_nodes if node_info(argument).role is not Role.PARAMETER]
+        own = node_info(node).role  # what is made of shapes alone shares nothing with the values that it reads them from
+        others = [argument for argument in node.all_input_nodes if node_info(argument).role is not Role.PARAMETER]
+        return [argument for argument in others if own is not Role.METADATA or node_info(argument).role is own]
     if not spelling.operator.view:
         return []
     several = spelling.operator.name in ("broadcast_tensors", "meshgrid")

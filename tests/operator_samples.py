@@ -75,7 +75,7 @@ _image, _matrix = signal(2, 4, 5, 6), signal(2, 4)
 _positive = signal(2, 4, low=0.5, high=2.0)
 
 _names = """relu relu6 selu sigmoid hardsigmoid silu hardswish mish tanh tanhshrink softsign logsigmoid exp exp2 expm1 abs
-    square erf sin cos tan sinh cosh atan asinh neg"""
+    square erf sin cos tan sinh cosh atan asinh neg frac sinc deg2rad rad2deg nan_to_num"""
 _elementwise = {
     **dict.fromkeys(_names.split(), call(input=_matrix)),
     **dict.fromkeys(("log", "log1p", "log2", "log10", "sqrt", "rsqrt", "reciprocal"), call(input=_positive)),
@@ -137,6 +137,7 @@ CALLS: dict[str, Call] = {
         momentum=0.3,
         eps=0.1,
     ),
+    "logit": call(input=signal(2, 4, low=0.1, high=0.9)),
     "hardtanh": call(input=_matrix, min_val=-0.3, max_val=0.4),
     "clamp": call(input=_matrix, min=-0.3, max=0.4),
     "clamp_min": call(input=_matrix, min=-0.3),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import Unary
+from helpers import Binary, Unary
 from torch import nn
 from torch.nn import functional as F
 
@@ -135,6 +135,47 @@ def test_integers_where_a_signal_was():
 def test_nothing_but_integers():
     with pytest.raises(lrpfx.InputError, match="none of the inputs x is a signal"):
         lrpfx.transform(Unary(lambda t: t.float() / 255), COMPOSITE, example_inputs=TOKENS)
+
+
+LIKE = {
+    "type_as": lambda x, t: x * (t != 0).type_as(x)[..., None],
+    "to": lambda x, t: x * (t != 0).to(x)[..., None],
+    "type": lambda x, t: x * (t != 0).type(x.type())[..., None],
+    "expand_as": lambda x, t: x * (t != 0).double()[..., None].expand_as(x),
+    "reshape_as": lambda x, t: (t != 0).double().repeat_interleave(4, 1).reshape_as(x) * x,
+    "view_as": lambda x, t: (t != 0).double().repeat_interleave(4, 1).view_as(x) * x,
+    "broadcast_tensors": lambda x, t: torch.broadcast_tensors((t != 0).double()[..., None], x)[0] * x,
+    "one-hot": lambda x, t: x * F.one_hot(x.argmax(-1), 4).to(x),
+    "behind tanh": lambda x, t: torch.tanh(x) * (t != 0).type_as(x)[..., None],
+    "gate": lambda x, t: x * torch.sigmoid(x.mean(1, keepdim=True)).expand_as(x),
+    "look-up": lambda x, t: x * F.embedding(x.argmax(-1), torch.ones(4, 4)),
+    "scattered": lambda x, t: torch.zeros_like(x).scatter_(1, (t > 0).long()[..., None], 1.0) * x,
+    "copied": lambda x, t: torch.empty_like(x).copy_((t > 0)[..., None]) * x,
+}
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("name", LIKE)
+def test_what_is_read_for_its_shape_or_dtype_alone_has_no_part(name, capture):
+    x, function = torch.randn(2, 4, 4), LIKE[name]
+    explain_model = transform(Binary(lambda a, b: function(a, b)), (x, TOKENS), capture)
+    of_x, of_tokens = lrpfx.attribute(explain_model, (x, TOKENS), lambda output: torch.ones_like(output)).relevance
+    assert torch.equal(of_x, torch.ones_like(x)) and of_tokens is None
+    assert lrpfx.ledger(explain_model, (x, TOKENS), lambda output: torch.ones_like(output)).unexplained <= 1e-9
+
+
+def test_an_output_that_no_signal_reaches_is_a_constant():
+    class Quantized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes = nn.Parameter(torch.randn(5, 4))
+
+        def forward(self, x):
+            return self.codes[torch.cdist(x, self.codes).argmin(1)]
+
+    x = torch.randn(2, 4)
+    accounts = lrpfx.ledger(lrpfx.transform(Quantized().eval(), COMPOSITE), x, lambda output: output)
+    assert accounts.total("constants") == pytest.approx(accounts.seed) and abs(accounts.balance) <= 1e-12
 
 
 STEPS = {
