@@ -291,6 +291,7 @@ def _take_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = No
 #: Functions that torch takes apart in C++ in ways that cannot be exported, and what can be.
 EXPORTABLE: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along,
+    torch.Tensor.take_along_dim: _take_along,
     torch.ops.aten.take_along_dim.default: _take_along,
 }
 

@@ -158,8 +158,13 @@ def test_columns_that_do_not_exist():
         lrpfx.ledger(explain_model, torch.randn(2, 3), torch.rand(2, 3))
 
 
-@pytest.mark.parametrize("composite_name", sorted(COMPOSITES))
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+LARGE = sorted(set(NETWORKS) - {"small"})
+#: The small network with every composite, and every composite with one of the large networks in turn.
+PAIRS = [("small", composite) for composite in sorted(COMPOSITES)]
+PAIRS += [(LARGE[number % len(LARGE)], composite) for number, composite in enumerate(sorted(COMPOSITES))]
+
+
+@pytest.mark.parametrize("name, composite_name", PAIRS)
 def test_networks_balance(name, composite_name):
     model, x = NETWORKS[name]()
     settings = {"low": -4.0, "high": 4.0} if composite_name == "epsilon_gamma_box" else {}
