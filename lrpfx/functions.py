@@ -244,7 +244,8 @@ def index_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torc
 
 def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: Any) -> torch.Tensor:
     """`input` with `values` added to the entries that `indices` name."""
-    return torch.ops.aten.index_put.default(input, indices, values, True)  # type: ignore[no-any-return]
+    result: torch.Tensor = torch.ops.aten.index_put.default(input, indices, values, True)
+    return result
 
 
 def grid_sampled(

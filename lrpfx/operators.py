@@ -206,6 +206,18 @@ def spelling_of(node: fx.Node) -> Spelling | None:
     return lookup(node.target) if node.op == "call_function" and callable(node.target) else None
 
 
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a call overwrites its first argument: what the table says of its spelling, and otherwise its name.
+
+    Underscores at the end mark in-place operations throughout torch, listed in the table or not.
+    """
+    spelling = spelling_of(node)
+    if spelling is not None:
+        return spelling.inplace
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return node.target is operator.setitem or (name.endswith("_") and not name.endswith("__"))
+
+
 def is_neutral(name: str | None) -> bool:
     """Whether the row called `name` exists and needs no rule."""
     operator = operator_named(name)

@@ -36,6 +36,7 @@ OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
+@torch.inference_mode(False)  # tensors made in inference mode could not be part of a gradient
 def transform(
     model: Model,
     composite: Composite,
@@ -70,23 +71,6 @@ def transform(
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
     """
     _check_arguments(model, composite, unassigned, explain)
-    with torch.inference_mode(False):  # tensors made in inference mode could not be part of a gradient
-        return _compile(model, composite, example_inputs, capture, unassigned, input_range, fold, optimize, constants, explain)
-
-
-def _compile(
-    model: Model,
-    composite: Composite,
-    example_inputs: ExampleInputs,
-    capture: str,
-    unassigned: str,
-    input_range: InputRange,
-    fold: bool,
-    optimize: bool,
-    constants: Collection[str],
-    explain: str,
-) -> ExplainModule:
-    """The stages in order."""
     canonizers = needed_in_graphs(composite.canonizers)
     if canonizers and isinstance(model, ExportedProgram):
         raise InputError(

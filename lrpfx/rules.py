@@ -427,7 +427,8 @@ class Uniform(_SharingRule):
             ones = torch.ones_like(first)
             pulled = torch.func.vjp(call.run, ones)[1]
             counts = torch.func.vjp(lambda share: pulled(share)[0], torch.zeros_like(relevance))[1](ones)[0]
-            return pulled(relevance / counts)  # type: ignore[no-any-return]
+            shares: tuple[torch.Tensor, ...] = pulled(relevance / counts)
+            return shares
         share = relevance / len(call.inputs)
         return tuple(_fit(share, input) for input in call.inputs)
 

@@ -281,13 +281,14 @@ def _distances(build: _Builder) -> fx.Node:
 
 def _clamped(build: _Builder) -> fx.Node | None:
     """A bound that depends on the input takes the relevance of the entries that it replaces."""
-    result, bounds = build["input"], {"min": "maximum", "max": "minimum"}
+    result: fx.Node = build["input"]
+    bounds = {"min": "maximum", "max": "minimum"}
     given = [name for name in bounds if build.arguments.get(name) is not None]
     if not any(is_data(build[name]) for name in given):
         return None
     for name in given:
         result = build.call(bounds[name] if is_data(build[name]) else f"clamp_{name}", result, build[name])
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _outer(build: _Builder) -> fx.Node:

@@ -20,6 +20,7 @@ from lrpfx.operators import (
     Spelling,
     operator_named,
     spelling_of,
+    writes_in_place,
 )
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
@@ -80,12 +81,10 @@ class NormalizeOperators(Pass):
         """Rewrite one call; whether it changed."""
         before = (node.op, node.target, node.args, dict(node.kwargs))
         spelling = spelling_of(node)
-        inplace_name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        node.meta[INPLACE] = writes_in_place(node)
         if node.op == "call_method":
             _method_to_function(node)
         if spelling is None:
-            # Underscores at the end mark in-place operations throughout torch, listed in the table or not.
-            node.meta[INPLACE] = inplace_name.endswith("_") and not inplace_name.endswith("__")
             update_info(node, kind=Unknown.__name__)
             return before != (node.op, node.target, node.args, dict(node.kwargs))
         row = spelling.operator
@@ -94,7 +93,6 @@ class NormalizeOperators(Pass):
             row = operator_named(row.reflected) or row
             spelling = Spelling(row, tuple(row.arguments))
         update_info(node, operator=row.name, kind=row.kind.__name__)
-        node.meta[INPLACE] = spelling.inplace
         if row.arguments:
             try:
                 bound = _bind(node, spelling)
@@ -106,7 +104,7 @@ class NormalizeOperators(Pass):
                     ) from None
                 update_info(node, operator=None, kind=Unknown.__name__)
             else:
-                node.meta[INPLACE] = spelling.inplace or bool(bound.pop("inplace", False))
+                node.meta[INPLACE] |= bool(bound.pop("inplace", False))
                 _set_canonical(node, row, bound)
         else:
             _put_first_argument_first(node)
@@ -171,14 +169,16 @@ def _is_discrete_result(value: Any, index: Any) -> bool:
 
 def _index_arguments(node: fx.Node, spelling: Spelling) -> Iterator[fx.Node]:
     """The arguments of a call that are known to be tensors of integers or truth values."""
+    if not spelling.operator.indices:
+        return
+    given: dict[str, Any] = {str(place): value for place, value in enumerate(node.args)} | node.kwargs
+    if spelling.operator.arguments:
+        try:
+            given = _bind(node, spelling)
+        except _MisfitError:  # which is reported when the call is normalized
+            return
     for which in spelling.operator.indices:
-        if which.isdigit():
-            value = node.args[int(which)] if int(which) < len(node.args) else None
-        else:
-            place = spelling.arguments.index(which) if which in spelling.arguments else len(node.args)
-            names = [which, *(alias for alias, name in spelling.operator.aliases.items() if name == which)]
-            by_name = [node.kwargs[name] for name in names if name in node.kwargs]
-            value = node.args[place] if place < len(node.args) else (by_name or [None])[0]
+        value = given.get(which)
         if isinstance(value, fx.Node):
             yield value
 

@@ -4,6 +4,7 @@ import torch
 from torch import fx
 
 from lrpfx.node import Role, calls, node_info
+from lrpfx.operators import writes_in_place
 
 from .program import Pass, PassResult, Program
 
@@ -27,10 +28,4 @@ def _has_effect(node: fx.Node) -> bool:
     """Whether a node does something else than compute its value: a tensor made of shapes may be written to after it is made."""
     if node.op in ("placeholder", "output"):
         return True
-    if node.op != "call_function" or node_info(node).role is not Role.METADATA or not node.args:
-        return False
-    name = getattr(node.target, "__name__", "")
-    return name in _INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-
-
-_INPLACE_OPERATORS = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "setitem"})
+    return node.op == "call_function" and node_info(node).role is Role.METADATA and bool(node.args) and writes_in_place(node)

@@ -108,7 +108,6 @@ def _pool(dimensions, maximum):
 
 
 _norm = dict(weight=weight(4), bias=weight(4))
-_attention = signal(2, 2, 3, 4)
 
 CALLS: dict[str, Call] = {
     **_elementwise,
