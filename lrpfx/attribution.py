@@ -25,7 +25,7 @@ from .attributors import (
 from .errors import InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph
 from .inspection import explainable
-from .node import data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
+from .node import Role, data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
 from .passes import final_softmax
 from .pipeline import named_nodes
 from .plausibility import Watch, advice, objection_to, saturates
@@ -343,11 +343,12 @@ def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...]
     """For each integer input the names of the embeddings that look it up; `InputTypeError` where an input carries nothing."""
     placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
     in_order = list(placeholders.values())
+    reached = _reached_by_relevance(graph) if arguments.integers else set()
     found: dict[tuple[Any, ...], list[str]] = {}
     for place in arguments.integers:
         first, *keys = place
         node = in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
-        names = [] if node is None else _embeddings_behind(node, keys)
+        names = [] if node is None else [node_info(one).name for one in _embeddings_behind(node, keys) if one in reached]
         if names:
             found[place] = names
     if not arguments.leaves and not found:
@@ -359,8 +360,21 @@ def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...]
     return found
 
 
-def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[str]:
-    names: list[str] = []
+def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of which the output reads more than shapes and steps."""
+    reached: set[fx.Node] = set()
+    pending = list(graph.find_nodes(op="output"))
+    while pending:
+        for read in pending.pop().all_input_nodes:
+            if read not in reached and node_info(read).role is Role.DATA:
+                reached.add(read)
+                pending.append(read)
+    return reached
+
+
+def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
+    """The embeddings that look up an integer input, or one of its entries."""
+    found: list[fx.Node] = []
     pending: list[tuple[fx.Node, Sequence[Any]]] = [(node, keys)]
     seen: set[fx.Node] = set()
     while pending:
@@ -370,11 +384,11 @@ def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[str]:
                 if user.target is operator.getitem and user.args[1] == keys[0]:
                     pending.append((user, keys[1:]))
             elif node_info(user).kind == Embedding.__name__ and user.args[0] is node:
-                names.append(node_info(user).name)
+                found.append(user)
             elif user.op == "call_function" and user not in seen:
                 seen.add(user)
                 pending.append((user, ()))
-    return names
+    return found
 
 
 def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:

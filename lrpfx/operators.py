@@ -1565,6 +1565,7 @@ _row(
     torch.zeros_like,
     "input",
     inplace=[torch.zero_],
+    aten="zero.default",
     inplace_methods="zero_",
     inplace_aten="zero_.default",
     discrete=True,

@@ -62,8 +62,9 @@ class Watch(fx.Interpreter):
         if not is_floating(value) or not value.requires_grad:
             return value
 
-        def note(relevance: torch.Tensor) -> None:
-            self.flows[edge] = self.flows.get(edge, 0.0) + magnitudes([relevance[None]], 1)[0]
+        def note(relevance: torch.Tensor | None) -> None:
+            amount = 0.0 if relevance is None else magnitudes([relevance[None]], 1)[0]  # None: what autograd knows to be zero
+            self.flows[edge] = self.flows.get(edge, 0.0) + amount
 
         alias = value.view_as(value)
         alias.register_hook(note)

@@ -38,6 +38,10 @@ _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embeddin
 _FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
 
 
+_LP_POOL = (
+    "(Tensor input, float norm_type, int{dimensions} kernel_size, int{dimensions}? stride=None, bool ceil_mode=False) -> Tensor"
+)
+
 #: Functions that torch.export takes apart, and that are one operation of the table: name -> its schema for torch, spellings.
 _WHOLE: dict[str, tuple[str, tuple[Callable[..., Any], ...]]] = {
     "softsign": ("(Tensor input) -> Tensor", (functional.softsign,)),
@@ -47,11 +51,14 @@ _WHOLE: dict[str, tuple[str, tuple[Callable[..., Any], ...]]] = {
         "(Tensor input, float lambd=0.5) -> Tensor",
         (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink),
     ),
-    "normalize": ("(Tensor input, float p=2.0, int dim=1, float eps=1e-12) -> Tensor", (functional.normalize,)),
+    "normalize": ("(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor", (functional.normalize,)),
     "local_response_norm": (
         "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor",
         (functional.local_response_norm,),
     ),
+    "lp_pool1d": (_LP_POOL.format(dimensions=""), (functional.lp_pool1d,)),
+    "lp_pool2d": (_LP_POOL.format(dimensions="[2]"), (functional.lp_pool2d,)),
+    "lp_pool3d": (_LP_POOL.format(dimensions="[3]"), (functional.lp_pool3d,)),
 }
 _library = torch.library.Library("lrpfx", "FRAGMENT")  # it lives as long as this module
 _kept_whole: dict[Any, Any] = {}
@@ -75,10 +82,9 @@ class _KeepWhole(TorchFunctionMode):
 
 
 def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether an operator of `_WHOLE` takes these arguments: a normalization over two dimensions, say, is left to torch."""
+    """Whether an operator of `_WHOLE` takes these arguments, `out=` say is left to torch."""
     names = [argument.name for argument in operator._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **keywords}
-    return len(args) <= len(names) and set(given) <= set(names) and isinstance(given.get("dim", 1), int)
+    return len(args) <= len(names) and set(keywords) <= set(names)
 
 
 def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str], dynamic: bool = True) -> Program:
@@ -262,16 +268,22 @@ class _WithoutPartialGraphs:
 
 
 def _writes_into_views(graph: fx.Graph) -> bool:
-    """Whether the graph has in-place operations other than listed ones on a value of their own."""
+    """Whether the graph has in-place operations other than listed ones on a value of their own, which has no views."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             continue
         spelling, overwritten = lookup(node.target), node.args[0]
-        producer = lookup(overwritten.target) if overwritten.op == "call_function" else None
-        if spelling is None or not spelling.inplace or (producer is not None and producer.operator.view):
+        if spelling is None or not spelling.inplace:
+            return True
+        if any(_is_view(other) for other in (overwritten, *overwritten.users)):
             return True
     return False
+
+
+def _is_view(node: fx.Node) -> bool:
+    spelling = lookup(node.target) if node.op == "call_function" and callable(node.target) else None
+    return spelling is not None and spelling.operator.view
 
 
 class _Reader:

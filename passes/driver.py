@@ -169,7 +169,7 @@ def run_pass(program: Program, step: Pass, verification: Verification | None = N
     changed = _structure(program) != before
     if changed and not step.edits:
         raise PassError(f"the pass {step.name} is not to edit anything, but it changed the graph of {program.title}")
-    record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "")
+    record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "", changed)
     if step.changes_outputs and verification is not None:
         verification.expect_outputs_of(program)
         return result
@@ -205,14 +205,17 @@ def _identity(value: Any) -> tuple[int, Any]:
     return id(value), value
 
 
-def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "") -> None:
-    """Lint the graph, add the step to the history, and dump it where the environment asks for it."""
-    try:
-        program.graph.lint()
-    except Exception as error:
-        raise PassError(f"the pass {name} left a graph of {program.title} that is not well formed: {error}") from error
+def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "", changed: bool = True) -> None:
+    """Lint a graph that changed, add the step to the history, and dump it where the environment asks for it."""
+    if changed or not program.history:
+        try:
+            program.graph.lint()
+        except Exception as error:
+            raise PassError(f"the pass {name} left a graph of {program.title} that is not well formed: {error}") from error
+        code = readable_code(program.graph)
+    else:
+        code = program.history[-1].code
     details, reasons = tuple(result.details), tuple(result.reasons)
-    code = readable_code(program.graph)
     program.history.append(Stage(stage, name, result.matches, details, reasons, code, unverified))
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:

@@ -15,6 +15,7 @@ from torchvision_sweep import random_model
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite
 from lrpfx.rules import Pass
+from lrpfx.types import Activation
 
 
 def family(name, size):
@@ -59,6 +60,80 @@ def test_the_same_names_for_networks_of_layers(name):
         for capture in ("symbolic", "export")
     ]
     assert names[0] == names[1]
+
+
+@pytest.mark.filterwarnings("ignore:entries of")
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.softsign,
+        F.tanhshrink,
+        lambda x: F.softshrink(x, 0.3),
+        lambda x: F.hardshrink(x, lambd=0.3),
+        lambda x: F.normalize(x, dim=-1),
+        lambda x: F.normalize(x, 3.0, (1, 2)),
+        lambda x: F.local_response_norm(x, 2),
+        lambda x: F.lp_pool1d(x.flatten(2), 2.0, 3, stride=2),
+        lambda x: F.lp_pool2d(x, norm_type=4, kernel_size=(2, 3), stride=(1, 2), ceil_mode=True),
+        lambda x: F.lp_pool3d(x.unsqueeze(1), 2, 2),
+        nn.LPPool2d(2.0, 2),
+    ],
+)
+def test_functions_that_torch_export_would_take_apart(function):
+    """Rules for the parts would show."""
+    model, x = Unary(function), torch.randn(2, 3, 4, 6)
+    expected, found = (
+        lrpfx.attribute(
+            lrpfx.transform(
+                model, EpsilonPlus(epsilon=0.1, layer_map=[(Activation, Pass())]), example_inputs=x, capture=capture
+            ),
+            x,
+            torch.cos,
+        ).relevance
+        for capture in ("symbolic", "export")
+    )
+    assert_close(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("view", [lambda x: x.flatten(1), lambda x: x.reshape(2, -1), lambda x: x[:, :1], lambda x: x.mT])
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[:, 1:].zero_(), lambda x: x[:, :1].mul_(3)])
+def test_views_that_are_read_after_their_memory_was_overwritten(view, write):
+    def overwriting(x):
+        value = 2 * x
+        seen = view(value)
+        write(value)
+        return seen.flatten(1)
+
+    def copying(x):
+        value = 2 * x
+        write(value)
+        return view(value).flatten(1)
+
+    x = torch.randn(2, 3, 4)
+    found, expected = (
+        lrpfx.attribute(lrpfx.transform(Unary(function), EpsilonPlus(), example_inputs=x), x, torch.cos)
+        for function in (overwriting, copying)
+    )
+    assert_close(found.output, overwriting(x), 1e-12)
+    assert (found.relevance - expected.relevance).abs().max() <= 1e-12
+
+
+def test_tokens_that_are_read_for_a_shape_have_no_relevance():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.eval()
+
+        def forward(self, tokens, x):
+            return x * torch.arange(1, 1 + self.embedding(tokens).relu().shape[1])
+
+    model, inputs = Positions(), (torch.randint(7, (2, 5)), torch.randn(2, 5))
+    for capture in ("symbolic", "export"):
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=inputs, capture=capture)
+        of_tokens, of_x = lrpfx.attribute(explain_model, inputs, 1).relevance
+        assert of_tokens is None
+        assert_close(of_x.sum(), model(*inputs)[:, 1].sum(), 1e-9)
 
 
 def test_swin_needs_torch_export():

@@ -319,3 +319,19 @@ def test_where_there_are_no_probabilities():
 def test_a_softmax_in_front_of_the_last_layer():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)).eval(), torch.rand(2, 4)
     assert objection(lrpfx.transform(model, EpsilonPlus()), x, 0) == ""
+
+
+def test_branches_that_are_computed_again_may_get_no_relevance_at_all():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Conv2d(1, 1, 3, padding=1), nn.Conv2d(1, 1, 3, padding=1)
+            self.eval()
+
+        def forward(self, x):
+            return torch.relu(self.second(torch.relu(self.first(x))) + x - 100).abs() + 0.1
+
+    x = torch.rand(2, 1, 4, 4)
+    text = objection(lrpfx.transform(Block(), EpsilonPlus(zero_params="bias")), x, torch.rand(2, 1, 4, 4))
+    assert "the map is empty" in text and "nothing goes on from add" in text

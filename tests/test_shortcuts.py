@@ -121,7 +121,7 @@ def test_layers(layer, rule):
             for limits in RANGES.values():
                 x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
                 x = x * (torch.rand_like(x) > 0.3)
-                fast, direct = both(model, OneRule(RULES[rule]), input_range=limits)
+                fast, direct = both(model, OneRule(RULES[rule]), example_inputs=x, input_range=limits)
                 output = model(x)
                 seed = output * torch.randn_like(output) if relu else torch.randn_like(output)
                 expected = lrpfx.attribute(direct, x, seed)
@@ -151,7 +151,7 @@ def test_layers_behind_which_relevance_has_support(layer, rule):
         for limits in RANGES.values():
             x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
             model = Behind(make(bias), x)
-            fast, direct = both(model, OneRule(RULES[rule], "layer"), input_range=limits)
+            fast, direct = both(model, OneRule(RULES[rule], "layer"), example_inputs=x, input_range=limits)
             for target in (0, [1, 2]):
                 expected = lrpfx.attribute(direct, x, target).relevance
                 assert_close(lrpfx.attribute(fast, x, target).relevance, expected, 1e-10)

@@ -1,5 +1,7 @@
 """torchvision's classifiers as they are: one of each family always, all 80 in the slow tests."""
 
+import itertools
+
 import pytest
 import torchvision_sweep
 
@@ -10,10 +12,13 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_one_of_each_family(name):
-    slow = name in ("swin_t", "vit_b_32")
-    torchvision_sweep.examine(name, ("EpsilonAlpha2Beta1Flat",) if slow else tuple(torchvision_sweep.COMPOSITES))
+#: One composite for each, in turn.
+PAIRS = list(zip(FAMILIES, itertools.cycle(torchvision_sweep.COMPOSITES), strict=False))
+
+
+@pytest.mark.parametrize("name, composite", PAIRS)
+def test_one_of_each_family(name, composite):
+    torchvision_sweep.examine(name, (composite,))
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from .network import BATCH, Network
 
 #: Two computations of one relevance may differ by this much of the largest relevance that any node has.
 TOLERANCE = 1e-9
+IN_SINGLE = 1e-6  # where shares are rounded to float32
 #: Where they differ more, by as many times what changes of the weights in the last digits do.
 ROUNDING, AMPLIFIED = 1e-14, 100.0
 
@@ -189,8 +190,9 @@ def the_ledger_balances(case: Case) -> None:
         amounts["the balance"] = accounts.balance
         for entry in accounts:
             amounts[f"{entry.name} ({entry.rule})"] = entry.unexplained
+    tolerance = IN_SINGLE if ".float()" in case.network.source() else TOLERANCE  # shares of constants have their dtype
     for what, amount in amounts.items():
-        if not abs(amount) <= TOLERANCE * max(magnitude, 1.0):
+        if not abs(amount) <= tolerance * max(magnitude, 1.0):
             if math.isfinite(amount) and abs(amount) <= AMPLIFIED * case.change_by_rounding():
                 case.undetermined.append("the ledger")
                 continue

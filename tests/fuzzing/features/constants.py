@@ -10,7 +10,7 @@ _TO_FLOAT = (".float()", ".to(torch.float64)", ".double()", ".type(torch.get_def
 def mask_of_tokens(b: Builder) -> None:
     tokens = b.value(INTEGER, lambda value: len(value.shape) == 1)
     text = b.choice(
-        ["({} != 0)", "({} > 2)", "torch.ne({}, 0)", "({} == 3)", "~({} == 0)", "(({} > 1) & ({} < 6))", "({} % 2 == 0)"]
+        ["({} != 0)", "({} > 2)", "torch.ne({}, 0)", "({} == 3)", "(~({} == 0))", "(({} > 1) & ({} < 6))", "({} % 2 == 0)"]
     )
     text = text.replace("{}", tokens.name)
     b.emit(f"{text}.unsqueeze(-1){b.choice(_TO_FLOAT)}", shape=(*tokens.shape, 1), kind=CONSTANT)
