@@ -50,7 +50,7 @@ def for_zennit(model):
 def network(request):
     torch.set_default_dtype(torch.float64)
     model = torchvision_model(request.param)
-    return request.param, model, for_zennit(model), torch.randn(2, 3, 64, 64)
+    return request.param, model, for_zennit(model), torch.randn(2, 3, *([64, 64] if request.param == "alexnet" else [32, 32]))
 
 
 @pytest.mark.parametrize("key", sorted(COMPOSITES))
