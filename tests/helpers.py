@@ -71,11 +71,11 @@ def torchvision_model(name):
 def _torchvision_model(name, dtype):
     """A network to copy.
 
-    Dense layers of 32 features stand in the place of 4,096: most of the time of such networks, and nothing of their structure.
+    In AlexNet and VGG, dense layers of 32 features stand in the place of 4,096: most of their time, and nothing of their structure.
     """
     torch.manual_seed(0)
     model = randomize_batch_norm(getattr(torchvision.models, name)())
-    dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    dense = [layer for layer in model.classifier if isinstance(layer, nn.Linear)] if name.startswith(("alex", "vgg")) else []
     for before, after in itertools.pairwise(dense):
         before.__init__(before.in_features, 32)
         after.__init__(32, after.out_features)
