@@ -10,11 +10,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
+import stat
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,28 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from .errors import ArtefactError, InputError, InputTypeError
+from .archives import (
+    MANIFEST,
+    MANIFEST_HASH,
+    SELF_TEST,
+    RefusedError,
+    archive_of,
+    check_entries,
+    plain_entries,
+    program_of,
+    read_archive,
+    read_arrays,
+)
+from .errors import ArtefactError, InputError, InputTypeError, LrpfxError
 from .lowering import argument_examples, facts_of
 from .onnx_export import onnx_model
 
-FORMAT = 3
-_FOLDER = "lrpfx"
-_MANIFEST, _SELF_TEST = f"{_FOLDER}/manifest.json", f"{_FOLDER}/self_test.npz"
+try:
+    import fcntl
+except ImportError:  # there is none on Windows
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 4
 
 #: Bytes of parameters from which on an .onnx file keeps them in a second one; a file of its own may have 2 GiB at most.
 EXTERNAL_DATA_FROM = 3 * 2**29
@@ -46,45 +62,64 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """Write a lowered program to `path`: for torch if it ends in `.pt2`, for ONNX Runtime and its like if in `.onnx`.
 
     The file appears whole or not at all, and only after it was loaded and passed its self-test. Parameters of more than
-    1.5 GiB go to a second file beside an `.onnx` one. Errors: `ArtefactError`; `LoweringError` for what ONNX cannot express.
+    1.5 GiB go to a second file beside an `.onnx` one. A file that is overwritten keeps its mode, and a link to it stays one.
+    Errors: `ArtefactError`, also where the file cannot be written; `LoweringError` for what ONNX cannot express.
     """
-    path = _checked_path(path, (".pt2", ".onnx"))
-    if path.suffix == ".onnx":
-        return _write_onnx(program, path)
-    plain = copy.copy(program)
-    plain._example_inputs = None  # they would be pickled
-    buffer = io.BytesIO()
-    torch.export.save(plain, buffer)
-    return _write_archive(program, buffer.getvalue(), path, "exported")
+    target = _checked_path(path, (".pt2", ".onnx"))
+    with _os_errors(target, "written"):
+        if target.suffix == ".onnx":
+            _write_onnx(program, target)
+        else:
+            plain = copy.copy(program)
+            plain._example_inputs = None  # they would be pickled
+            buffer = io.BytesIO()
+            torch.export.save(plain, buffer)
+            _write_archive(program, plain_entries(buffer.getvalue()), target, "exported")
+    return Path(path)
 
 
 def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """Compile a lowered program with AOTInductor into `path`, which ends in `.pt2`: native code for machines like this one.
 
     Weights are laid out for these machines too, which takes up to twice their space in the file. It needs a C++ compiler, and
-    may take minutes. The file appears whole or not at all, and only after it passed its self-test. Errors: `ArtefactError`.
+    may take minutes. The file appears whole or not at all, and only after it passed its self-test. Errors: as of `save`.
     """
-    path = _checked_path(path, (".pt2",))
+    target = _checked_path(path, (".pt2",))
     _facts(program)
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "program.pt2"
+    with _os_errors(target, "written"), tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "program.pt2"
         try:
             with torch.no_grad():  # where gradients are on, inductor silently does without freezing
-                torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs=INDUCTOR)
+                torch._inductor.aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=INDUCTOR)
         except Exception as error:
             raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
-        return _write_archive(program, target.read_bytes(), path, "compiled")
+        _write_archive(program, read_archive(compiled.read_bytes()), target, "compiled")
+    return Path(path)
 
 
 def _checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> Path:
+    """Where a file is written: behind links."""
     path = Path(path)
     if path.suffix not in suffixes:
         raise ArtefactError(
             f"the file's suffix says what it is: {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})"
         )
-    if not path.parent.is_dir():
-        raise ArtefactError(f"there is no folder {path.parent}")
-    return path
+    with _os_errors(path, "written"):
+        target = path.resolve() if path.is_symlink() else path
+        if target.exists() and not target.is_file():
+            raise ArtefactError(f"{path} is not a file, so that it cannot be replaced by one")
+        if not target.parent.is_dir():
+            raise ArtefactError(f"there is no folder {target.parent}")
+    return target
+
+
+@contextmanager
+def _os_errors(path: Path, what: str) -> Iterator[None]:
+    """What the operating system refuses, as `ArtefactError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtefactError(f"{path} cannot be {what}: {error.strerror or error}") from error
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------
@@ -131,54 +166,73 @@ def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
 
 def _to_numpy(value: torch.Tensor) -> np.ndarray:
     value = value.detach().cpu()
-    result: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
-    return result
+    array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
+    return np.asarray(array, order="C")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A name beside `path` for a file that is moved to `path` in one step when the context ends without an error."""
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
-    try:
+    with _temporary(path) as temporary:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        _put(temporary, path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A file beside `path` while it is written. What killed writers of the same file left goes first."""
+    own = f".lrpfx.{hashlib.sha256(path.name.encode()).hexdigest()[:16]}"  # as long for any name of a file
+    for left in path.parent.glob(f"{own}.*"):
+        with suppress(OSError), open(left, "rb") as file:
+            if locked(file.fileno()):  # nobody writes it any more
+                left.unlink()
+    temporary = path.parent / f"{own}.{secrets.token_hex(8)}{path.suffix}"
+    try:
+        with open(temporary, "xb") as file:
+            locked(file.fileno())
+            yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
+
+
+def _put(temporary: Path, target: Path, like: Path | None = None) -> None:
+    """Move a file that was written to its place, with the mode of the file `like`, by default of the one that it replaces."""
+    with open(temporary, "rb+") as file:
+        os.fsync(file.fileno())
+    with suppress(FileNotFoundError):
+        os.chmod(temporary, stat.S_IMODE((like or target).stat().st_mode))
+    os.replace(temporary, target)
+
+
+def locked(file: int) -> bool:
+    """Whether an open file could be locked, which it is until it is closed."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a program's file, and put it in its place after it has passed its self-test."""
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
-        load(temporary).verify()
+        try:
+            load(temporary).verify()
+        except ArtefactError as error:
+            raise ArtefactError(str(error).replace(str(temporary), str(path))) from error
 
 
-# An archive: a zip file of torch's, with three more files in it.
+# An archive of torch's, with three more files in it.
 
 
-def _write_archive(program: ExportedProgram, archive: bytes, path: Path, kind: str) -> Path:
-    manifest, self_test = _described(program, kind)
-    entries = _entries(archive)
-    prefix = next(iter(entries)).partition("/")[0]
-    added = {f"{prefix}/{_SELF_TEST}": self_test}
-    text = json.dumps({**manifest, "hash": _hash({**entries, **added})}, indent=1).encode()
-    added[f"{prefix}/{_MANIFEST}"] = text
-    added[f"{prefix}/{_MANIFEST}.sha256"] = hashlib.sha256(text).hexdigest().encode()
-    whole = io.BytesIO(archive)
-    with zipfile.ZipFile(whole, "a", zipfile.ZIP_STORED) as file:
-        for name, content in added.items():
-            file.writestr(name, content)
-    _replace(path, whole.getvalue())
-    return path
-
-
-def _entries(archive: bytes) -> dict[str, bytes]:
-    """All files of an archive, their checksums verified."""
-    with zipfile.ZipFile(io.BytesIO(archive)) as file:
-        return {info.filename: file.read(info) for info in file.infolist()}
+def _write_archive(program: ExportedProgram, entries: dict[str, bytes], path: Path, kind: str) -> None:
+    manifest, entries[SELF_TEST] = _described(program, kind)
+    text = json.dumps({**manifest, "hash": _hash(entries)}, indent=1).encode()
+    entries[MANIFEST], entries[MANIFEST_HASH] = text, hashlib.sha256(text).hexdigest().encode()
+    _replace(path, archive_of(entries))
 
 
 def _hash(entries: Mapping[str, bytes]) -> str:
@@ -192,13 +246,13 @@ def _hash(entries: Mapping[str, bytes]) -> str:
 # An ONNX file: metadata of the model, the last of them the hash of all bytes before it.
 
 
-def _write_onnx(program: ExportedProgram, path: Path) -> Path:
+def _write_onnx(program: ExportedProgram, path: Path) -> None:
     manifest, self_test = _described(program, "onnx")
     model = onnx_model(program, list(manifest["arguments"]), list(manifest["results"]))
-    before = set(path.parent.glob(f"{path.name}.*.data"))
+    replaced, written = _data_of(path), None
     try:
         if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
-            manifest["data"] = _move_parameters(model, path)
+            written, manifest["data"] = _move_parameters(model, path)
         metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
         for key, value in metadata.items():
             entry = model.metadata_props.add()
@@ -206,13 +260,20 @@ def _write_onnx(program: ExportedProgram, path: Path) -> Path:
         body = model.SerializeToString(deterministic=True)
         _replace(path, body + _trailer(body))
     except BaseException:
-        for other in set(path.parent.glob(f"{path.name}.*.data")) - before:
-            other.unlink()
+        if written is not None:
+            written.unlink(missing_ok=True)
         raise
-    for other in before:
-        if other.name != manifest.get("data", {}).get("file"):
-            other.unlink()  # of the file that was replaced
-    return path
+    if replaced is not None and replaced.name != manifest.get("data", {}).get("file"):
+        replaced.unlink(missing_ok=True)
+
+
+def _data_of(path: Path) -> Path | None:
+    """The file with parameters that an .onnx file of lrpfx keeps beside it, if there is one."""
+    try:
+        manifest = _read_onnx(path.read_bytes())[0]
+    except (OSError, LrpfxError, RefusedError):
+        return None
+    return path.parent / manifest["data"]["file"] if "data" in manifest else None
 
 
 def _trailer(body: bytes) -> bytes:
@@ -222,25 +283,29 @@ def _trailer(body: bytes) -> bytes:
     return b"\x72" + bytes([len(entry)]) + entry
 
 
-def _move_parameters(model: Any, path: Path) -> dict[str, str]:
-    """Move the parameters of `model` to a file beside `path`, named by its hash: what the manifest says of it."""
+def _move_parameters(model: Any, path: Path) -> tuple[Path | None, dict[str, str]]:
+    """Move the parameters of `model` to a file beside `path`, named by its hash.
+
+    The file, unless there was one already, and what the manifest says of it.
+    """
     from onnx import external_data_helper
 
-    with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
-        external_data_helper.convert_model_to_external_data(model, location="data", size_threshold=1024)
-        external_data_helper.write_external_data_tensors(model, folder)
-        written = Path(folder) / "data"
-        digest = _hash_of_file(written)
-        name = f"{path.name}.{digest[:16]}.data"
-        os.replace(written, path.parent / name)
+    with _temporary(path.parent / f"{path.name}.data") as temporary:
+        external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold=1024)
+        external_data_helper.write_external_data_tensors(model, str(path.parent))
+        digest = hash_of_file(temporary)
+        target = path.parent / f"{path.name}.{digest[:16]}.data"
+        is_new = not target.exists()
+        _put(temporary, target, like=path)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
-                entry.value = name
-    return {"file": name, "sha256": digest}
+                entry.value = target.name
+    return target if is_new else None, {"file": target.name, "sha256": digest}
 
 
-def _hash_of_file(path: Path) -> str:
+def hash_of_file(path: Path) -> str:
+    """The SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -251,114 +316,166 @@ def _hash_of_file(path: Path) -> str:
 def load(path: str | os.PathLike[str]) -> "Runner":
     """The runner of a file that `save` or `package` wrote.
 
-    Nothing of the file is used before its hash was found right, and nothing is unpickled. The hash finds damage, not malice: a
-    compiled program is native code. Errors: `ArtefactError` for a file that is damaged, truncated or no artefact of lrpfx.
+    Nothing of the file is used before its hash was found right and everything in it was found to be what belongs there; nothing
+    is unpickled, and no text in it evaluated as Python. What its program computes is another matter: a compiled program is
+    native code. Errors: `ArtefactError` for a file that is damaged, truncated or no artefact of lrpfx.
     """
     path = Path(path)
-    try:
+    with _os_errors(path, "read"):
+        if path.exists() and not path.is_file():
+            raise ArtefactError(f"{path} is not a file")
         content = path.read_bytes()
-    except OSError as error:
-        raise ArtefactError(f"{path} cannot be read: {error.strerror}") from error
-    if path.suffix == ".onnx":
-        return _load_onnx(path, content)
-    return _load_archive(path, content)
-
-
-def _load_archive(path: Path, archive: bytes) -> "Runner":
     try:
-        entries = _entries(archive)
+        return _load_onnx(path, content) if path.suffix == ".onnx" else _load_archive(content)
+    except RefusedError as error:
+        raise ArtefactError(f"{path} is not loaded: {error}") from error
+    except (LrpfxError, MemoryError):
+        raise
     except Exception as error:
-        raise ArtefactError(f"{path} is damaged, or no archive at all: {error}") from error
-    found = {name.partition("/")[2]: name for name in entries}
-    if _MANIFEST not in found or f"{_MANIFEST}.sha256" not in found or _SELF_TEST not in found:
-        raise ArtefactError(f"{path} is damaged, or was not written by lrpfx: it has no manifest")
-    text = entries.pop(found[_MANIFEST])
-    if hashlib.sha256(text).hexdigest().encode() != entries.pop(found[f"{_MANIFEST}.sha256"]):
-        raise ArtefactError(f"{path} is damaged: its manifest has another hash")
-    manifest = _known_format(path, json.loads(text))
+        raise ArtefactError(f"{path} is damaged, or was not written by lrpfx: {type(error).__name__}: {error}") from error
+
+
+def _load_archive(content: bytes) -> "Runner":
+    entries = read_archive(content)
+    del content
+    if not {MANIFEST, MANIFEST_HASH, SELF_TEST} <= set(entries):
+        raise RefusedError("it is damaged, or was not written by lrpfx: it has no manifest")
+    text = entries.pop(MANIFEST)
+    if hashlib.sha256(text).hexdigest().encode() != entries.pop(MANIFEST_HASH):
+        raise RefusedError("it is damaged: its manifest has another hash")
+    manifest = _manifest_of(text)
     if _hash(entries) != manifest["hash"]:
-        raise ArtefactError(f"{path} is damaged: its content has another hash")
-    pickled = sorted(filter(None, map(_pickled, entries, entries.values())))
-    if pickled:
-        raise ArtefactError(f"{path} holds pickled objects, which are not loaded: {', '.join(pickled)}")
-    load_function = _compiled if manifest["kind"] == "compiled" else _exported
+        raise RefusedError("it is damaged: its content has another hash")
+    check_entries(entries, manifest["kind"])
+    self_test = _self_test_of(entries.pop(SELF_TEST), manifest)
     try:
-        function = load_function(archive)
+        function = _compiled(entries) if manifest["kind"] == "compiled" else _exported(entries)
     except Exception as error:
-        raise ArtefactError(f"{path} cannot be loaded by torch {torch.__version__}: {type(error).__name__}: {error}") from error
-    return Runner(function, manifest, _read_self_test(entries[found[_SELF_TEST]]))
+        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
+    return Runner(function, manifest, self_test)
 
 
-def _known_format(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    if manifest["format"] != FORMAT:
-        raise ArtefactError(f"{path} has format {manifest['format']}; this version of lrpfx reads format {FORMAT}")
+def _manifest_of(text: str | bytes) -> dict[str, Any]:
+    """The manifest, in which everything stands that is read of one."""
+    manifest = json.loads(text)
+    if not isinstance(manifest, dict):
+        raise RefusedError("its manifest is not one")
+    if manifest.get("format") != FORMAT:
+        raise RefusedError(f"it has format {manifest.get('format')!r}, and this version of lrpfx reads format {FORMAT}")
+    for key, kind in _MANIFEST_KEYS.items():
+        if not isinstance(manifest.get(key), kind):
+            raise RefusedError(f"its manifest has no {key}, or another value than it may have")
+    for role in ("arguments", "results"):
+        for name, described in manifest[role].items():
+            sizes, dtype = described["shape"], described["dtype"]
+            if not all(size is None or (type(size) is int and size >= 0) for size in sizes) or dtype not in _DTYPES:
+                raise RefusedError(f"its manifest does not say what {name} is")
+    if not manifest["arguments"] or "output" not in manifest["results"] or not 0 < manifest["tolerance"] < 1:
+        raise RefusedError("its manifest does not say what the program takes and returns")
     return manifest
 
 
-def _read_self_test(content: bytes) -> SelfTest:
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+_MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
+    **dict.fromkeys(("arguments", "results", "rules", "merged"), dict),
+    **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
+}
+_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-def _pickled(name: str, content: bytes) -> str:
-    """The name of a file which torch's loader would unpickle, or nothing."""
-    leaf = name.rpartition("/")[2]
-    if "/data/sample_inputs/" in name:
-        return name if content else ""
-    if "/data/weights/" not in name and "/data/constants/" not in name:
-        return ""
-    if leaf.endswith("_config.json"):
-        return name if any(payload["use_pickle"] for payload in json.loads(content)["config"].values()) else ""
-    return "" if leaf.startswith(("weight_", "tensor_")) and not leaf.endswith(".pt") else name
+def _self_test_of(content: bytes, manifest: dict[str, Any]) -> SelfTest:
+    """The arrays of a self-test: each argument and result, for each size of the batch."""
+    arrays = read_arrays(content)
+    sizes = {name.partition(".")[0] for name in arrays}
+    wanted = {f"{size}.in.{name}" for size in sizes for name in manifest["arguments"]}
+    wanted |= {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
+    if not sizes or set(arrays) != wanted or not all(size.isdigit() for size in sizes):
+        raise RefusedError("its self-test has not the arguments and results of its manifest")
+    return arrays
 
 
-def _exported(archive: bytes) -> Function:
-    function: Function = torch.export.load(io.BytesIO(archive)).module()
+def _exported(entries: Mapping[str, bytes]) -> Function:
+    function: Function = program_of(entries).module()
     return function
 
 
-def _compiled(archive: bytes) -> Function:
+def _compiled(entries: Mapping[str, bytes]) -> Function:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.pt2"
-        path.write_bytes(archive)
+        path.write_bytes(archive_of(entries))
         loaded: Function = torch._inductor.aoti_load_package(str(path))
         return loaded
 
 
-def _load_onnx(path: Path, content: bytes) -> "Runner":
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+def _read_onnx(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """The manifest of an ONNX file and its self-test, its hash verified. It reads no file but the one in the manifest."""
+    import onnx
+
     length = len(_trailer(b""))
     body, trailer = content[:-length], content[-length:]
     if b"lrpfx_sha256" not in trailer:
-        raise ArtefactError(f"{path} is damaged, or was not written by lrpfx: it has no hash")
+        raise RefusedError("it is damaged, or was not written by lrpfx: it has no hash")
     if trailer != _trailer(body):
-        raise ArtefactError(f"{path} is damaged: its content has another hash")
+        raise RefusedError("it is damaged: its content has another hash")
+    model = onnx.ModelProto.FromString(content)
+    keys = sorted(entry.key for entry in model.metadata_props)
+    if keys != ["lrpfx", "lrpfx_self_test", "lrpfx_sha256"]:
+        raise RefusedError(f"its metadata is {', '.join(keys)}, not that of lrpfx")
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    manifest = _manifest_of(metadata["lrpfx"])
+    data = manifest.get("data", {})
+    if data and not (re.fullmatch(r"[^/\\\0]+\.[0-9a-f]{16}\.data", data["file"]) and isinstance(data["sha256"], str)):
+        raise RefusedError(f"it names {data['file']!r} as the file of its parameters")
+    elsewhere = set(_files_read(model)) - {data.get("file")}
+    if elsewhere:
+        raise RefusedError(f"it reads another file, {min(elsewhere)!r}")
+    return manifest, base64.b64decode(metadata["lrpfx_self_test"], validate=True)
+
+
+def _files_read(message: Any) -> Iterator[str]:
+    """The files that tensors anywhere in a message of protobuf are read from."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for one in value if isinstance(value, Sequence) else [value]:
+            if field.name == "external_data":
+                if one.key == "location":
+                    yield one.value
+            else:
+                yield from _files_read(one)
+
+
+def _load_onnx(path: Path, content: bytes) -> "Runner":
     try:
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        import onnx  # noqa: F401
+        import onnxruntime
+    except ImportError as error:
+        raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+    manifest, self_test = _read_onnx(content)
+    data = path.parent / manifest["data"]["file"] if "data" in manifest else None
+    if data is not None:
+        if data.is_symlink() or not data.is_file():
+            raise RefusedError(f"the file of its parameters, {data.name}, is not there")
+        if hash_of_file(data) != manifest["data"]["sha256"]:
+            raise RefusedError(f"it is damaged: {data.name} has another hash")
+    try:
+        session = onnxruntime.InferenceSession(content if data is None else path, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ArtefactError(
-            f"{path} cannot be loaded by onnxruntime {onnxruntime.__version__}, or a file that it needs is not there: {error}"
-        ) from error
-    metadata = session.get_modelmeta().custom_metadata_map
-    manifest = _known_format(path, json.loads(metadata["lrpfx"]))
-    if "data" in manifest and _hash_of_file(path.parent / manifest["data"]["file"]) != manifest["data"]["sha256"]:
-        raise ArtefactError(f"{path} is damaged: {manifest['data']['file']} has another hash")
+        raise RefusedError(f"onnxruntime {onnxruntime.__version__} cannot load it: {error}") from error
     names = list(manifest["results"])
 
     def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         arrays = dict(zip(manifest["arguments"], map(_to_numpy, tensors), strict=True))
         return dict(zip(names, map(torch.from_numpy, session.run(names, arrays)), strict=True))
 
-    return Runner(run, manifest, _read_self_test(base64.b64decode(metadata["lrpfx_self_test"])))
+    return Runner(run, manifest, _self_test_of(self_test, manifest))
 
 
 class Runner:
     """A loaded program: `runner(input, target)` returns a dict of results, arrays for arrays and tensors for tensors.
 
-    Inputs are checked before they run: compiled programs give wrong results for another memory format, without an error.
+    Inputs are checked before they run: compiled programs give wrong results for another memory format, without an error. What
+    surrounds a call, such as autocast, does not change its results.
     """
 
     def __init__(self, function: Function, manifest: dict[str, Any], self_test: SelfTest) -> None:
@@ -367,15 +484,22 @@ class Runner:
         self.self_test = self_test
 
     def __call__(self, *args: Array, **keywords: Array) -> dict[str, Any]:
+        """The results by name. Arguments have the shapes and dtypes of `manifest["arguments"]`, in their order or by name.
+
+        Errors: `InputError` and `InputTypeError` for arguments that the program does not take; `ArtefactError` where it fails
+        on what it takes; `MemoryError`.
+        """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
             raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments")
         given = {**dict(zip(names, args, strict=False)), **keywords}
         missing = [name for name in names if name not in given]
         unknown = [name for name in given if name not in names]
-        if missing or unknown:
+        twice = [name for name in names[: len(args)] if name in keywords]
+        if missing or unknown or twice:
             raise InputError(
-                f"the program takes {', '.join(names)}; missing: {missing or 'none'}, unknown: {unknown or 'none'}"
+                f"the program takes {', '.join(names)}; missing: {', '.join(missing) or 'none'}, "
+                f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}"
             )
         tensors = [self._checked(name, given[name]) for name in names]
         if len({len(tensor) for tensor in tensors}) > 1:
@@ -384,21 +508,48 @@ class Runner:
             )
         if self.manifest["target"] == "index":
             self._check_classes(tensors[-1])
-        try:
-            with torch.no_grad():
-                results = self.function(*tensors)
-        except Exception as error:  # such as an index that an embedding does not have
-            raise InputError(f"the program cannot run on these inputs: {type(error).__name__}: {error}") from error
+        results = self._run(tensors)
         if any(isinstance(value, np.ndarray) for value in given.values()):
             return {name: _to_numpy(value) for name, value in results.items()}
-        return dict(results)
+        return results
+
+    def _run(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        devices = {"cpu", *(tensor.device.type for tensor in tensors)}
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(torch.no_grad())
+                for device in devices:
+                    stack.enter_context(torch.autocast(device, enabled=False))
+                return dict(self.function(*tensors))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if re.search(r"(not enough|allocate) memory|[Ff]ailed to allocate|bad_alloc", str(error)):
+                raise MemoryError(str(error)) from error
+            if any(tensor.dtype == torch.int64 for tensor in tensors[: len(self._inputs())]):
+                raise InputError(  # nothing else of what was checked can be wrong with inputs
+                    f"the program cannot run on these inputs, perhaps for an index that it does not have: {error}"
+                ) from error
+            raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
+
+    def _inputs(self) -> list[str]:
+        """The arguments of the model itself."""
+        return [name for name in self.manifest["arguments"] if name != "target"]
 
     def _checked(self, name: str, value: Array) -> torch.Tensor:
         """The tensor that the program takes, contiguous."""
         wanted = self.manifest["arguments"][name]
         if not isinstance(value, (torch.Tensor, np.ndarray)):
             raise InputTypeError(f"{name} is a {type(value).__name__}, not a tensor or an array")
-        tensor = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value.detach()
+        if isinstance(value, np.ndarray):
+            if value.dtype.name not in _DTYPES:
+                raise InputTypeError(f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}")
+            tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
+        elif value.is_meta or value.is_quantized or value.layout != torch.strided:
+            what = "on the meta device" if value.is_meta else "quantized" if value.is_quantized else f"of layout {value.layout}"
+            raise InputTypeError(f"{name} is {what}, but the program takes dense tensors with values")
+        else:
+            tensor = value.detach().resolve_conj().resolve_neg()  # compiled code reads memory as it is
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != wanted["dtype"]:
             raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")

@@ -4,20 +4,22 @@ import ast
 import csv
 import importlib
 import io
+import json
 import os
-import pickle
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import nn
 
 try:
+    import click
     import typer
     from rich.console import Console
     from rich.markup import escape
@@ -26,9 +28,9 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
 
-from .artefacts import Runner, load, package, save, whole_file
+from .artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
 from .composites import composite_named
-from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning
+from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, nearest
 from .image import imsave
 from .lowering import lower
 from .pipeline import transform
@@ -37,6 +39,13 @@ app = typer.Typer(
     help="Attribution models as files: make them, run them, look into them.", no_args_is_help=True, add_completion=False
 )
 
+#: The environment variable that asks for the traceback of an error which nobody thought of.
+TRACEBACK = "LRPFX_TRACEBACK"
+
+INTERRUPTED = 130  # typer's exit status after Ctrl-C
+
+#: Of a larger image the decoder would take more than half a GiB.
+MOST_PIXELS = 1 << 27
 #: Suffixes of the files that `lrpfx run` takes for images.
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -44,14 +53,30 @@ Artefact = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `l
 
 
 def main() -> None:
-    """What the installed command runs: errors of lrpfx are messages, not tracebacks, and torch's warnings are its own."""
+    """Errors are messages, not tracebacks, and torch's warnings are its own."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("default", LrpfxWarning)
     try:
-        app()
+        status = app(standalone_mode=False)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        raise SystemExit(status)
     except LrpfxError as error:
-        Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
-        raise SystemExit(2) from error
+        raise _failed(f"{type(error).__name__}: {error}") from error
+    except click.exceptions.Abort:
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        raise _failed(f"{first_lines(error)}\nThis should not happen; {TRACEBACK}=1 shows where it did.") from error
+
+
+def _failed(message: str) -> SystemExit:
+    Console(stderr=True, soft_wrap=True).print(message, style="red", markup=False, highlight=False)
+    return SystemExit(2)
 
 
 # --- export -----------------------------------------------------------------------------------------------------------------
@@ -83,7 +108,12 @@ def export(
     example = torch.rand(_shape(shape))
     if input_range is not None:
         example = input_range[0] + (input_range[1] - input_range[0]) * example
-    explain_model = transform(module.eval(), composite_named(composite, **settings), input_range=input_range)
+    try:
+        with torch.no_grad():
+            module.eval()(example)
+    except Exception as error:
+        raise InputError(f"{model} cannot run on an input of shape {shape}: {first_lines(error)}") from error
+    explain_model = transform(module, composite_named(composite, **settings), input_range=input_range)
     program = lower(
         explain_model,
         example,
@@ -107,12 +137,21 @@ def _model(name: str) -> nn.Module:
     try:
         found: Any = importlib.import_module(path)
         for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise InputError(f"{name} cannot be imported: {path} has no {part!r}.{nearest(part, dir(found))}")
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+        model = found if isinstance(found, nn.Module) or not callable(found) else found()
+    except InputError:
+        raise
+    except ModuleNotFoundError as error:
         raise InputError(f"{name} cannot be imported: {error}") from error
+    except Exception as error:  # of the user's code
+        raise InputError(
+            f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
+            "and returns the model"
+        ) from error
     finally:
         sys.path.remove(os.getcwd())
-    model = found if isinstance(found, nn.Module) else found() if callable(found) else found
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"{name} is or makes a {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -121,11 +160,21 @@ def _model(name: str) -> nn.Module:
 def _load_weights(model: nn.Module, path: Path) -> None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(state)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (pickle.UnpicklingError, EOFError, RuntimeError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} holds no weights of this model: {error}") from error
+    except Exception as error:  # of many kinds, for a file that is none
+        raise InputError(f"{path} holds no weights: {first_lines(error)}") from error
+    own = model.state_dict()
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict")
+    for keys, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "has, and the model has not,")):
+        if keys:
+            first = ", ".join(sorted(map(str, keys))[:3])
+            raise InputError(f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}")
+    try:
+        model.load_state_dict(state)
+    except Exception as error:
+        raise InputError(f"{path} holds no weights of this model: {first_lines(error)}") from error
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -166,33 +215,105 @@ def run(
     cmap: Annotated[str, typer.Option(help="Colour map of the heatmaps.")] = "bwr",
     batch_size: Annotated[int, typer.Option(min=1, help="Images that run together.")] = 8,
 ) -> None:
-    """Explain a folder of images: a heatmap for each, and a CSV file of the outputs."""
+    """Explain a folder of images: a heatmap for each, and a CSV file of the outputs.
+
+    What was explained before into the same folder is kept, so that a run that was stopped goes on.
+    """
     runner = load(artefact)
     shape = _image_shape(runner)
     paths = _image_files(images)
     scale = _numbers(mean, float), _numbers(std, float)
     if any(len(values) not in (1, shape[0]) for values in scale) or 0.0 in scale[1]:
         raise InputError(f"mean and std have one number, or one for each of {shape[0]} channels; std is not 0")
+    classes = runner.manifest["results"]["output"]["shape"][1]
+    if target is not None and not 0 <= target < classes:
+        raise InputError(f"target {target} is out of range: the output has {classes} classes")
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     batch_size = fixed or batch_size
-    output.mkdir(parents=True, exist_ok=True)
-    rows: list[list[Any]] = []
-    unread: list[str] = []
-    chunks = [paths[first : first + batch_size] for first in range(0, len(paths), batch_size)]
-    for chunk in track(chunks, description="explaining", console=Console(stderr=True), transient=True):
-        batch: dict[Path, np.ndarray] = {}
-        for path in chunk:
-            try:
-                batch[path] = _read_image(path, shape, *scale)
-            except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-                unread.append(f"{path.name}: {error}")
-        if batch:
-            rows += _explain(runner, batch, target, fixed, output, cmap)
-    _write_table(output / "outputs.csv", rows, runner.manifest["results"]["output"]["shape"][1])
+    settings = {"program": hash_of_file(artefact), "target": target, "mean": mean, "std": std, "cmap": cmap}
+    with _os_errors(output), _results(output, settings, classes) as results:
+        pending = [path for path in paths if not results.has(path)]
+        chunks = [pending[first : first + batch_size] for first in range(0, len(pending), batch_size)]
+        for chunk in track(chunks, description="explaining", console=Console(stderr=True), transient=True):
+            batch: dict[Path, np.ndarray] = {}
+            for path in chunk:
+                try:
+                    batch[path] = _read_image(path, shape, *scale)
+                except Exception as error:  # decoders raise all kinds
+                    results.add([path.name, *[""] * (len(results.columns) - 2), first_lines(error)])
+            if batch:
+                for row in _explain(runner, batch, target, fixed, output, cmap):
+                    results.add([*row, ""])
     console = Console(highlight=False)
-    console.print(f"{len(rows)} heatmaps and outputs.csv in {output}/")
-    if unread:
-        raise InputError("these are no images that can be read:\n  " + "\n  ".join(unread))
+    before = f", {len(paths) - len(pending)} of them from before," if len(pending) < len(paths) else ""
+    console.print(f"{len(paths) - len(results.problems)} heatmaps{before} and outputs.csv in {output}/")
+    if results.problems:
+        shown = [f"{row[0]}: {row[-1]}" for row in results.problems]
+        rest = [f"and {len(shown) - 10} others, in outputs.csv"] if len(shown) > 10 else []
+        raise InputError("these are no images that can be read:\n  " + "\n  ".join(shown[:10] + rest))
+
+
+@contextmanager
+def _os_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written to: {error.strerror or error}") from error
+
+
+class _Results:
+    """outputs.csv: a row for each image, as it comes."""
+
+    def __init__(self, folder: Path, classes: int) -> None:
+        self.folder = folder
+        self.columns = ["file", "largest", "explained", "relevance", *(f"output_{i}" for i in range(classes)), "problem"]
+        self.path = folder / "outputs.csv"
+        self.rows: dict[str, list[str]] = {}  # of a run that was stopped
+        self.problems: list[list[Any]] = []
+        if self.path.exists():
+            with open(self.path, newline="") as file:
+                rows = [row for row in csv.reader(file) if len(row) == len(self.columns)]  # the last may be cut off
+            self.rows = {row[0]: row for row in rows[1:] if not row[-1]}
+        text = io.StringIO()
+        csv.writer(text).writerows([self.columns, *self.rows.values()])
+        with whole_file(self.path) as temporary:
+            temporary.write_text(text.getvalue(), newline="")
+        self.file = open(self.path, "a", newline="")  # noqa: SIM115  _results closes it
+
+    def has(self, image: Path) -> bool:
+        """Whether the image was explained already, and has not changed since."""
+        heatmap = self.folder / f"{image.name}.png"
+        return image.name in self.rows and heatmap.exists() and heatmap.stat().st_mtime >= image.stat().st_mtime
+
+    def add(self, row: list[Any]) -> None:
+        if row[-1]:
+            self.problems.append(row)
+        csv.writer(self.file).writerow(row)
+        self.file.flush()
+
+
+@contextmanager
+def _results(folder: Path, settings: dict[str, Any], classes: int) -> Iterator[_Results]:
+    """The results in `folder`, which a run of these settings wrote or begins."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.json"
+    if not path.exists() and (folder / "outputs.csv").exists():
+        raise InputError(f"{folder} has an outputs.csv of something else: choose another folder")
+    with open(path, "a+") as file:
+        if not locked(file.fileno()):
+            raise InputError(f"another run writes to {folder}")
+        file.seek(0)
+        before = file.read()
+        if before and before != json.dumps(settings):
+            raise InputError(f"{folder} has the results of another program, or of other settings: choose another folder")
+        if not before:
+            file.write(json.dumps(settings))
+            file.flush()
+        results = _Results(folder, classes)
+        try:
+            yield results
+        finally:
+            results.file.close()
 
 
 def _image_shape(runner: Runner) -> list[int]:
@@ -217,16 +338,25 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _read_image(path: Path, shape: Sequence[int], mean: list[float], std: list[float]) -> np.ndarray:
-    """An image, scaled so that it covers the program's input, and the middle of it. Shape (channels, height, width)."""
+    """The middle of an image, as much as covers the program's input. Shape (channels, height, width)."""
     channels, height, width = shape
+    if not path.is_file():
+        raise InputError("it is not a file")
     with Image.open(path) as file:
-        image = file.convert("L" if channels == 1 else "RGB")
+        if file.width * file.height > MOST_PIXELS:
+            raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}")
+        image = file if file.mode.startswith("I") else file.convert("L" if channels == 1 else "RGB")
+        if image is file:  # 16 bits, which Pillow would cut off at 255
+            values = np.asarray(file, dtype=np.float32)
+            if values.min() < 0 or values.max() > 65535:
+                raise InputError("its values are not those of 8 or 16 bits")
+            image = Image.fromarray(values / 257.0)
     factor = max(height / image.height, width / image.width)
-    size = (max(width, round(image.width * factor)), max(height, round(image.height * factor)))
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    image = image.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + width, top + height))
-    pixels = np.asarray(image, dtype=np.float64).reshape(height, width, channels) / 255.0
-    result: np.ndarray = ((pixels - mean) / std).transpose(2, 0, 1)
+    left, top = (image.width - width / factor) / 2, (image.height - height / factor) / 2
+    box = (max(left, 0.0), max(top, 0.0), min(left + width / factor, image.width), min(top + height / factor, image.height))
+    image = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    pixels = np.asarray(image, dtype=np.float64).reshape(height, width, -1) / 255.0
+    result: np.ndarray = ((np.broadcast_to(pixels, (height, width, channels)) - mean) / std).transpose(2, 0, 1)
     return result
 
 
@@ -244,8 +374,9 @@ def _explain(
     maps = maps if maps.ndim == 3 else maps.sum(1)
     rows = []
     for path, values, heatmap in zip(batch, results["output"], maps, strict=False):
-        with whole_file(output / f"{path.name}.png") as temporary:
-            imsave(temporary, heatmap, cmap=cmap, symmetric=True)
+        temporary = output / ".unfinished.png"
+        imsave(temporary, heatmap, cmap=cmap, symmetric=True)
+        os.replace(temporary, output / f"{path.name}.png")
         best = int(values.argmax())
         total = None if heatmap.dtype == np.uint8 else float(heatmap.astype(np.float64).sum())
         explained = best if target is None else target
@@ -264,15 +395,6 @@ def _run_for(runner: Runner, arguments: dict[str, np.ndarray], target: int | Non
     if target is None:
         results = runner(**arguments, target=results["output"].argmax(1))
     return results
-
-
-def _write_table(path: Path, rows: list[list[Any]], classes: int) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["file", "largest", "explained", "relevance", *(f"output_{number}" for number in range(classes))])
-    writer.writerows(rows)
-    with whole_file(path) as temporary:
-        temporary.write_text(text.getvalue())
 
 
 # --- inspect and verify -----------------------------------------------------------------------------------------------------
@@ -324,7 +446,3 @@ def _table(columns: Sequence[str], rows: Any, header: bool = True) -> Table:
     for row in rows:
         table.add_row(*map(escape, row))
     return table
-
-
-if __name__ == "__main__":
-    main()

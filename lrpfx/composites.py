@@ -4,6 +4,7 @@ A composite asks for each layer, in the order of execution, which rule it gets. 
 layer of a graph or a module: `isinstance` works on both (see `lrpfx.types`).
 """
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import nn
 
-from .errors import InputError, InputTypeError, RuleError
+from .errors import InputError, InputTypeError, RuleError, nearest
 from .hooks import Hook
+from .interrupts import undisturbed
 from .registration import RemovableHandleList
 from .rules import (
     AlphaBeta,
@@ -132,16 +134,17 @@ class Composite:
         """Put rules on a model and the modules in it, in module mode; what was registered before is removed."""
         self.remove()
         try:
-            for canonizer in self.canonizers:
-                self.handles += canonizer.apply(module)
-            context = MappingContext()
-            for name, child in self._modules_in_order(module):
-                template = self.module_map(context, name, child)
-                if template is not None:
-                    hook = template.copy()
-                    self.hook_refs.add(hook)
-                    self.handles.append(self._registered(hook, name, child))
-        except BaseException:
+            with undisturbed():
+                for canonizer in self.canonizers:
+                    self.handles += canonizer.apply(module)
+                context = MappingContext()
+                for name, child in self._modules_in_order(module):
+                    template = self.module_map(context, name, child)
+                    if template is not None:
+                        hook = template.copy()
+                        self.hook_refs.add(hook)
+                        self.handles.append(self._registered(hook, name, child))
+        except BaseException:  # an interrupt among them, which comes at the end
             self.remove()
             raise
 
@@ -167,8 +170,9 @@ class Composite:
 
     def remove(self) -> None:
         """Take all rules off, and undo the canonizers."""
-        self.handles.remove()
-        self.hook_refs.clear()
+        with undisturbed():
+            self.handles.remove()
+            self.hook_refs.clear()
 
     def context(self, module: nn.Module) -> "CompositeContext":
         """A context in which the composite is registered on `module`, which it yields."""
@@ -207,8 +211,12 @@ class CompositeContext:
         self.composite = composite
 
     def __enter__(self) -> nn.Module:
-        self.composite.register(self.module)
-        return self.module
+        try:
+            self.composite.register(self.module)
+            return self.module
+        except BaseException:  # an interrupt after it was registered
+            self.composite.remove()
+            raise
 
     def __exit__(self, *error: object) -> None:
         self.composite.remove()
@@ -568,7 +576,15 @@ class BetaSmooth(_GradientComposite):
 
 
 def composite_named(name: str, **settings: Any) -> Composite:
-    """A composite of the registry by its name; `InputError` for one that it does not have."""
+    """A composite of the registry by its name; `InputError` for one that it does not have, and for settings that do not fit."""
     if name not in COMPOSITES:
-        raise InputError(f"there is no composite named {name!r}; there are: {', '.join(sorted(COMPOSITES))}")
+        known = ", ".join(sorted(COMPOSITES))
+        raise InputError(f"there is no composite named {name!r}; there are: {known}.{nearest(name, COMPOSITES)}")
+    parameters = inspect.signature(COMPOSITES[name]).parameters.values()
+    missing = [one.name for one in parameters if one.default is one.empty and one.name not in settings]
+    unknown = [one for one in settings if one not in {parameter.name for parameter in parameters}]
+    if missing or unknown:
+        what = f"needs the settings {', '.join(missing)}" if missing else f"has no setting {unknown[0]!r}"
+        known = ", ".join(one.name for one in parameters)
+        raise InputError(f"the composite {name} {what}; it has {known}.{nearest((unknown or [''])[0], known.split(', '))}")
     return COMPOSITES[name](**settings)

@@ -1,4 +1,7 @@
-"""The family of errors and warnings that lrpfx raises."""
+"""The family of errors and warnings that lrpfx raises, and what their messages have in common."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class LrpfxError(Exception):
@@ -43,3 +46,15 @@ class VerificationError(LrpfxError):
 
 class LrpfxWarning(UserWarning):
     """Something is legal but probably not what the user meant."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that asks for the known name which is most like one that is not known, or nothing."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def first_lines(error: BaseException, lines: int = 2) -> str:
+    """The kind of an error of others and what it says first: torch's own go on for pages."""
+    text = " ".join(line.strip() for line in str(error).strip().splitlines()[:lines])
+    return f"{type(error).__name__}: {text if len(text) <= 400 else text[:400] + ' ...'}"

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from .errors import ArtefactError, LoweringError
 from .forward_forms import FORWARD_FORMS
+from .interrupts import undisturbed
 from .propagation import ORIGIN
 
 OPSET = 20
@@ -25,14 +26,15 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
     legal = legalized(program)
     try:
-        exported = torch.onnx.export(
-            legal,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
-            output_names=[f"lrpfx.result.{name}" for name in results],
-        )
+        with undisturbed():
+            exported = torch.onnx.export(
+                legal,
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
+                output_names=[f"lrpfx.result.{name}" for name in results],
+            )
         assert exported is not None
     except Exception as error:
         cause = error
@@ -49,7 +51,8 @@ def legalized(program: ExportedProgram) -> ExportedProgram:
     """The program without operators that stand for the backward of others."""
     derived = {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
     try:
-        legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
+        with undisturbed():
+            legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
     except Exception as error:
         raise LoweringError(f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}") from error
     return legal

@@ -22,6 +22,7 @@ from lrpfx.errors import CaptureError
 from lrpfx.explain_module import Scope, scope_at
 from lrpfx.functions import embedding_bag
 from lrpfx.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
+from lrpfx.interrupts import undisturbed
 from lrpfx.node import like, node_info, set_info, update_info
 from lrpfx.operators import lookup, module_classes
 
@@ -101,7 +102,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
         shapes = pytree.tree_map(lambda value, size=batch: _dynamic_shape(value, size), keywords)
         reads = ReadBuffers(root)
         try:
-            with _quiet(), torch.enable_grad(), reads, _KeepWhole():
+            with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole():
                 program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             errors.append(error)

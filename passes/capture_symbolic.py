@@ -6,6 +6,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lrpfx.errors import CaptureError
 from lrpfx.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
+from lrpfx.interrupts import undisturbed
 from lrpfx.types import Recurrent
 
 from .known_values import KnownValues
@@ -48,7 +50,7 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
     tracer = _Tracer(set(opaque), {} if given is None else dict(given))
     try:
         try:
-            with _TRACING:
+            with undisturbed(), _TRACING, _unpatched(tracer):
                 traced = tracer.trace(root)
         except CaptureError:
             raise
@@ -66,6 +68,20 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
         return program
     finally:
         tracer.release()
+
+
+@contextmanager
+def _unpatched(tracer: fx.Tracer) -> Iterator[None]:
+    """What fx puts in the place of methods of `nn.Module` is gone afterwards, wherever an exception came from."""
+    before = {name: vars(nn.Module)[name] for name in ("__call__", "__getattr__")}
+    try:
+        yield
+    except BaseException:
+        for name, method in before.items():
+            cells = getattr(vars(nn.Module)[name], "__closure__", None) or ()
+            if any(cell.cell_contents is tracer for cell in cells):
+                setattr(nn.Module, name, method)
+        raise
 
 
 def _guards(node: fx.Node, dimensions: int) -> list[Guard]:

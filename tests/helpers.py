@@ -71,7 +71,7 @@ def torchvision_model(name):
 def _torchvision_model(name, dtype):
     """A network to copy.
 
-    In AlexNet and VGG, dense layers of 32 features stand in the place of 4,096: most of their time, and nothing of their structure.
+    In AlexNet and VGG, dense layers of 32 features stand in the place of 4,096: most of their time, none of their structure.
     """
     torch.manual_seed(0)
     model = randomize_batch_norm(getattr(torchvision.models, name)())

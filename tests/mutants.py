@@ -47,7 +47,8 @@ COVERED_BY = {
 #: Survivors that compute the same, by the line that they change and what it becomes; and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {}
 
-SECONDS = 600  # a mutant that takes longer is killed: it does not end
+#: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.
+SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,6 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modules", nargs="*", default=list(COVERED_BY))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for the tests of one mutant")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep-document", action="store_true", help="leave docs/testing.md as it is")
     options = parser.parse_args()
@@ -232,13 +232,20 @@ def main() -> None:
     pending = [mutant for mutant in mutants if not is_known(mutant, results)]
     free = [prepared(number) for number in range(options.jobs)]
     running: dict[Trial, tuple[str, Mutant | None]] = {}
-    whole = {module: None for module in sorted({mutant.module for mutant in pending})}  # no mutant, to begin with
-    queue: list[tuple[str, Mutant | None]] = [*whole.items(), *((mutant.module, mutant) for mutant in pending)]
+    own = {module: f"{module}:{version_of_tests(module)}" for module in sorted({mutant.module for mutant in pending})}
+    queue: list[tuple[str, Mutant | None]] = [(module, None) for module, key in own.items() if key not in results]
+    queue += [(mutant.module, mutant) for mutant in pending]
     try:
         while queue or running:
             while queue and free:
-                module, mutant = queue.pop(0)
-                trial = Trial(module, mutant.code() if mutant else None, free.pop(), options.seconds)
+                place = next(
+                    (at for at, (module, mutant) in enumerate(queue) if mutant is None or own[module] in results), None
+                )
+                if place is None:  # the tests of what is left are running on its own code
+                    break
+                module, mutant = queue.pop(place)
+                limit = 3 * float(results[own[module]]["seconds"]) + SECONDS if mutant else 3600.0
+                trial = Trial(module, mutant.code() if mutant else None, free.pop(), limit)
                 running[trial] = module, mutant
             time.sleep(0.1)
             for trial, (module, mutant) in list(running.items()):
@@ -252,6 +259,7 @@ def main() -> None:
                     print(f"{module}: its own code {outcome} {seconds}", flush=True)
                     if outcome != "survived":
                         sys.exit(f"the tests of {module} fail, or take too long, for its own code")
+                    results[own[module]] = {"seconds": str(time.monotonic() - trial.start)}
                     continue
                 print(f"{module}:{mutant.line} {mutant.operator}: {outcome} {seconds}", flush=True)
                 if outcome == "survived":

@@ -1,7 +1,6 @@
 """Artefacts: every format gives the results of `lrpfx.attribute`, guards its inputs, and is never half written."""
 
 import functools
-import json
 import os
 import random
 import re
@@ -213,7 +212,7 @@ def test_inputs_are_guarded(artefact):
     runner = lrpfx.load(artefact)
     index = torch.tensor([0, 1])
     for arguments, message in [
-        ((images(),), "missing: .'target'."),
+        ((images(),), "missing: target, unknown: none, given twice: none"),
         ((images(), index, index), "not 3 arguments"),
         ((images().float(), index), "dtype float32, but the program takes float64"),
         ((images()[:, :2], index), "batch×3×8×8"),
@@ -296,7 +295,7 @@ def test_an_interrupted_write_leaves_the_old_file(explain_model, tmp_path, monke
         raise OSError("disk full")
 
     monkeypatch.setattr(artefacts.os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"model\.pt2 cannot be written: disk full"):
         lrpfx.save(program, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
 
@@ -346,37 +345,8 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
     with pytest.raises(lrpfx.ArtefactError, match="has another hash"):
         lrpfx.load(path)
     data.unlink()
-    with pytest.raises(lrpfx.ArtefactError, match="a file that it needs is not there"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"the file of its parameters, .*, is not there"):
         lrpfx.load(path)
-
-
-def test_nothing_is_unpickled(artefact, tmp_path):
-    """Files with a right hash, but with objects that torch's own loader would unpickle."""
-    with zipfile.ZipFile(artefact) as file:
-        entries = {info.filename: file.read(info) for info in file.infolist()}
-    prefix = next(iter(entries)).partition("/")[0]
-    assert not entries.get(f"{prefix}/data/sample_inputs/model.pt")
-    config = f"{prefix}/data/weights/model_weights_config.json"
-    changes = [
-        {f"{prefix}/data/sample_inputs/model.pt": b"pickle"},
-        {config: entries[config].replace(b'"use_pickle": false', b'"use_pickle": true', 1)},
-        {f"{prefix}/data/weights/model.pt": b"pickle"},
-        {f"{prefix}/data/constants/custom_obj_0": b"pickle"},
-    ]
-    for change in changes:
-        changed = {**entries, **change}
-        manifest = f"{prefix}/lrpfx/manifest.json"
-        content = {name: value for name, value in changed.items() if not name.startswith(manifest)}
-        text = json.dumps({**json.loads(entries[manifest]), "hash": artefacts._hash(content)}).encode()
-        with zipfile.ZipFile(tmp_path / "signed.pt2", "w") as file:
-            for name, value in {**content, manifest: text, f"{manifest}.sha256": _sha256(text)}.items():
-                file.writestr(name, value)
-        with pytest.raises(lrpfx.ArtefactError, match="pickled objects, which are not loaded"):
-            lrpfx.load(tmp_path / "signed.pt2")
-
-
-def _sha256(content):
-    return artefacts.hashlib.sha256(content).hexdigest()
 
 
 def test_onnx_says_where_operations_come_from(onnx_artefact):
@@ -435,7 +405,7 @@ def test_compiled_convolutions_in_three_dimensions(tmp_path):
 
 
 def test_onnx_runtime_has_no_convolutions_in_float64(explain_model, tmp_path):
-    with pytest.raises(lrpfx.ArtefactError, match="cannot be loaded by onnxruntime"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"model.onnx is not loaded: onnxruntime [\d.]+ cannot load it"):
         lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.onnx")
     assert not os.listdir(tmp_path)
 

@@ -2,8 +2,10 @@
 
 import csv
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def test_export_and_run(folder):
     assert status == 0 and "model.onnx" in printed and "self-test passed" in printed
     status, printed = run("run", "model.onnx", "images", "results", "--batch-size", "2")
     assert status == 0 and "3 heatmaps and outputs.csv in results/" in printed
-    assert sorted(os.listdir("results")) == ["0.png.png", "1.png.png", "2.png.png", "outputs.csv"]
+    assert sorted(os.listdir("results")) == ["0.png.png", "1.png.png", "2.png.png", "outputs.csv", "run.json"]
     with open("results/outputs.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == ["0.png", "1.png", "2.png"]
@@ -123,7 +125,143 @@ def test_images_that_cannot_be_read(folder):
     (folder / "images" / "broken.png").write_bytes(b"no image")
     with pytest.raises(lrpfx.InputError, match=r"broken\.png"):
         run("run", "model.pt2", "images", "results")
-    assert len(os.listdir("results")) == 4  # the others are there
+    assert sorted(os.listdir("results")) == ["0.png.png", "1.png.png", "2.png.png", "outputs.csv", "run.json"]
+
+
+def rows_of(folder="results"):
+    with open(f"{folder}/outputs.csv", newline="") as file:
+        return {row["file"]: row for row in csv.DictReader(file)}
+
+
+def test_a_bad_image_costs_its_own_row(folder):
+    exported("model.pt2")
+    os.mkfifo("images/pipe.png")
+    Image.fromarray(np.zeros((1, 300_000), dtype=np.uint8)).save("images/wide.png")
+    whole = (folder / "images" / "0.png").read_bytes()
+    for number in range(30):
+        changed = bytearray(whole)
+        changed[8 + 7 * number] ^= 255
+        (folder / "images" / f"changed{number}.png").write_bytes(changed)
+        (folder / "images" / f"cut{number}.png").write_bytes(whole[: 8 + number * 7])
+    Image.new("RGB", (20_000, 10_000)).save("images/large.png")
+    status, printed = run_program("run", "model.pt2", "images", "results", "--batch-size", "4")
+    assert status == 2 and "others, in outputs.csv" in printed and "Traceback" not in printed
+    rows = rows_of()
+    assert set(rows) == {path.name for path in (folder / "images").glob("*.png")}
+    assert rows["pipe.png"]["problem"] == "InputError: it is not a file" and "pixels" in rows["large.png"]["problem"]
+    for name, row in rows.items():
+        assert bool(row["problem"]) == (not row["output_0"]) == (not (folder / "results" / f"{name}.png").exists())
+    assert not rows["wide.png"]["problem"] and not rows["0.png"]["problem"]
+
+
+def test_images_of_16_bits(folder):
+    exported("model.pt2")
+    values = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
+    for name, image in (("deep", values.astype(np.uint16) * 257), ("flat", values)):
+        os.mkdir(name)
+        Image.fromarray(image).save(f"{name}/image.png")
+        run("run", "model.pt2", name, f"{name}_results")
+    deep, flat = rows_of("deep_results")["image.png"], rows_of("flat_results")["image.png"]
+    assert [float(deep[key]) for key in list(deep)[3:-1]] == pytest.approx([float(flat[key]) for key in list(flat)[3:-1]])
+
+
+def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
+    exported("model.pt2")
+    for number in range(3, 12):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
+    run("run", "model.pt2", "images", "expected")
+    explain, calls = cli._explain, []
+
+    def stopped(runner, batch, *arguments):
+        calls.extend(batch)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return explain(runner, batch, *arguments)
+
+    monkeypatch.setattr(cli, "_explain", stopped)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        cli.run(folder / "model.pt2", folder / "images", folder / "results", batch_size=1)
+    assert len(rows_of()) == 5
+    with open("results/outputs.csv", "a") as file:
+        file.write("7.png,0,0,0.5")  # what a kill may leave
+    status, printed = run("run", "model.pt2", "images", "results")
+    assert status == 0 and "12 heatmaps, 5 of them from before, and" in printed and len(calls) == 6 + 7
+    assert {name: row["largest"] for name, row in rows_of().items()} == {
+        name: row["largest"] for name, row in rows_of("expected").items()
+    }
+    Image.new("RGB", (8, 8), (99, 0, 0)).save("images/5.png")
+    os.utime("images/5.png", (2**32, 2**32))
+    run("run", "model.pt2", "images", "results")
+    assert [path.name for path in calls[13:]] == ["5.png"]
+    for change in (["--target", "1"], ["--mean", "0.5"]):
+        with pytest.raises(lrpfx.InputError, match="of other settings"):
+            run("run", "model.pt2", "images", "results", *change)
+    os.mkdir("others")
+    (folder / "others" / "outputs.csv").write_text("mine")
+    with pytest.raises(lrpfx.InputError, match="something else"):
+        run("run", "model.pt2", "images", "others")
+    assert (folder / "others" / "outputs.csv").read_text() == "mine"
+
+
+def run_program(*arguments, **environment):
+    """Exit status and output of the installed command."""
+    command = [sys.executable, "-m", "lrpfx", *map(str, arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+    return process.returncode, process.stdout + process.stderr
+
+
+BROKEN = """
+import torch
+from torch import nn
+
+def raises():
+    raise OSError("no such disk")
+
+def wants(size):
+    return nn.Linear(size, size)
+
+def other():
+    return nn.Sequential(*[nn.Linear(2, 2) for _ in range(80)])
+
+1 / 0 if __name__ == "broken_module" else None
+"""
+
+
+def test_mistakes_are_short_messages(folder):
+    (folder / "broken.py").write_text(BROKEN)
+    (folder / "broken_module.py").write_text(BROKEN)
+    shape = ["--shape", "1,3,8,8"]
+    for arguments, message in [
+        (["export", "small_model:make", "m.pt2", *shape, "--composite", "epsilon_gamma_box"], "needs the settings low, high"),
+        (["export", "small_model:make", "m.pt2", *shape, "--composite", "epsilon_plas"], "Did you mean 'epsilon_plus'"),
+        (["export", "small_model:make", "m.pt2", *shape, "--setting", "epsilom=1"], "Did you mean 'epsilon'"),
+        (["export", "small_model:make", "m.pt2", "--shape", "1,4,8,8"], "cannot run on an input of shape 1,4,8,8"),
+        (["export", "small_model:make", "m.pt2", "--shape", "3,8"], "cannot run on an input of shape"),
+        (["export", "small_model:maek", "m.pt2", *shape], "Did you mean 'make'"),
+        (["export", "broken:raises", "m.pt2", *shape], "OSError: no such disk"),
+        (["export", "broken:wants", "m.pt2", *shape], "Give a function that takes none"),
+        (["export", "broken_module:other", "m.pt2", *shape], "ZeroDivisionError"),
+        (["export", "broken:other", "m.pt2", "--shape", "1,2", "--weights", "weights.pt"], "it lacks 156 of them"),
+        (["export", "small_model:make", "m.pt2", *shape, "--target", "indx"], "'index'"),
+        (["export", "small_model:make", "absent/m.pt2", *shape], "there is no folder"),
+        (["inspekt", "m.pt2"], "inspekt"),
+        (["run", "m.pt2", "images", "results"], "cannot be read"),
+    ]:
+        status, printed = run_program(*arguments)
+        assert status == 2 and message in " ".join(printed.split()), printed
+        assert "Traceback" not in printed and len(printed.splitlines()) < 12, printed
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.3, 1.0, 2.0])
+def test_interrupts_are_messages(delay, folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    printed = "".join(process.communicate(timeout=60))
+    python_itself = "lrpfx" not in printed and "site" in printed  # before the first line of lrpfx
+    assert ("Traceback" not in printed or python_itself) and process.returncode in (2, 1, -2), printed
 
 
 @pytest.mark.parametrize(
@@ -170,7 +308,7 @@ class Mistake:
 
 def test_as_a_program(folder):
     """Errors are messages without a traceback."""
-    command = [sys.executable, "-m", "lrpfx.cli", "inspect", "absent.pt2"]
+    command = [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 2 and "ArtefactError: absent.pt2 cannot be read" in process.stderr
     assert "Traceback" not in process.stderr
