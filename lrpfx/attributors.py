@@ -4,18 +4,20 @@ An attributor is called with an input of shape (batch, ...) and what the output 
 and the attribution, of the input's shape. It takes plain models, models under a composite, and explainable modules alike.
 """
 
+import inspect
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice, product
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
 from .composites import Composite
 from .errors import InputError, InputTypeError
+from .interrupts import Scope
 
 AttrOutput = torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
 OutputFunction = Callable[[torch.Tensor], torch.Tensor]
@@ -46,12 +48,17 @@ def occlude_independent(
     return input * mask + ~mask * fill_fn(input)
 
 
-class Attributor(ABC):
+class Attributor(Scope):
     """Base of the attributors.
 
     `attr_output` is what the output is weighted with: a tensor of its shape, a function of the output, or None for the output
     itself. Used as a context, the composite is registered once for all calls in it; otherwise for each call.
     """
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        if inspect.isabstract(cls):  # which object.__new__ would find out, and that of io.IOBase does not
+            raise TypeError(f"{cls.__name__} is abstract: it has no {', '.join(sorted(cls.__abstractmethods__))}")
+        return super().__new__(cls)
 
     def __init__(self, model: nn.Module, composite: Composite | None = None, attr_output: AttrOutput = None) -> None:
         self.model = model
@@ -68,14 +75,20 @@ class Attributor(ABC):
             return attr_output
         raise InputTypeError(f"attr_output is a tensor, a function or None, not {type(attr_output).__name__}")
 
-    def __enter__(self) -> Self:
-        if self.composite is not None:
-            self.composite.register(self.model)
-        return self
+    if TYPE_CHECKING:
 
-    def __exit__(self, *error: object) -> None:
-        if self.composite is not None:
-            self.composite.remove()
+        def __enter__(self) -> Self: ...
+
+    def entered(self) -> Generator[Self, None, None]:
+        if self.composite is None:
+            yield self
+            return
+        registered = self.composite.context(self.model).entered()
+        try:
+            next(registered)
+            yield self
+        finally:
+            registered.close()
 
     def __call__(self, input: torch.Tensor, attr_output: AttrOutput = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's output, and the attribution; `attr_output` here comes before the one given to the constructor."""

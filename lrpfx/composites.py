@@ -6,17 +6,17 @@ layer of a graph or a module: `isinstance` works on both (see `lrpfx.types`).
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import nn
 
 from .errors import InputError, InputTypeError, RuleError, nearest
 from .hooks import Hook
-from .interrupts import undisturbed
+from .interrupts import Scope, undisturbed
 from .registration import RemovableHandleList
 from .rules import (
     AlphaBeta,
@@ -170,9 +170,10 @@ class Composite:
 
     def remove(self) -> None:
         """Take all rules off, and undo the canonizers."""
-        with undisturbed():
-            self.handles.remove()
-            self.hook_refs.clear()
+        if self.handles:
+            with undisturbed():
+                self.handles.remove()
+                self.hook_refs.clear()
 
     def context(self, module: nn.Module) -> "CompositeContext":
         """A context in which the composite is registered on `module`, which it yields."""
@@ -203,23 +204,26 @@ class Composite:
         return f"{type(self).__name__}()"
 
 
-class CompositeContext:
+class CompositeContext(Scope):
     """Registers a composite on a module between enter and exit."""
 
     def __init__(self, module: nn.Module, composite: Composite) -> None:
         self.module = module
         self.composite = composite
 
-    def __enter__(self) -> nn.Module:
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> nn.Module: ...  # type: ignore[override]
+
+    def entered(self) -> Generator[nn.Module, None, None]:
         try:
             self.composite.register(self.module)
-            return self.module
-        except BaseException:  # an interrupt after it was registered
-            self.composite.remove()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        self.composite.remove()
+            yield self.module
+        finally:
+            try:
+                self.composite.remove()
+            finally:  # an interrupt may come before it has begun
+                self.composite.remove()
 
 
 class LayerMapComposite(Composite):

@@ -11,6 +11,7 @@ from torch import fx, nn
 from .callables import dotted_path, resolve_path
 from .errors import InputError, InputTypeError
 from .guards import FixedValue, Guard
+from .interrupts import undisturbed
 from .node import map_arguments
 from .propagation import Rule, RuledOperation, propagate_relevance
 
@@ -158,7 +159,7 @@ class ExplainModule(TreeGraphModule):
         """Derive the merged and modified weights anew from the parameters."""
         if self.fold_graph is None:
             return
-        with torch.inference_mode(False), torch.no_grad():
+        with undisturbed(), torch.inference_mode(False), torch.no_grad():
             values = fx.Interpreter(self, graph=self.fold_graph).run()
         for name, value in zip(self.derived, values, strict=True):
             set_derived_buffer(self, name, value)

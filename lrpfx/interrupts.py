@@ -1,17 +1,21 @@
-"""Interrupts, such as Ctrl-C, that wait while something process-wide is changed."""
+"""Interrupts, such as Ctrl-C, that wait while something process-wide is changed, and that leave nothing registered."""
 
+import io
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Signals that Python code handles are handled when the context ends. A second one of a kind is handled at once.
 
-    torch patches `nn.Module.__call__` and more while it traces, and an exception at the wrong moment would leave that behind.
+    torch patches `nn.Module.__call__` and more while it traces, and an exception at the wrong moment would leave that behind;
+    its interpreter takes a lock of tqdm's, which would stay taken.
     """
     if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
         yield
@@ -25,7 +29,7 @@ def undisturbed() -> Iterator[None]:
         waiting[number] = frame
 
     try:
-        for number in signal.valid_signals():
+        for number in _SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler):
                 former[number] = handler
@@ -43,3 +47,25 @@ def undisturbed() -> Iterator[None]:
 def _install(handlers: dict[int, Callable[[int, Any], Any]]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+class Scope(io.IOBase):
+    """A context manager that is left wherever an interrupt comes.
+
+    An `__exit__` in Python can be interrupted before its first line, and then does nothing: that is where a Ctrl-C in the last
+    backward of a block arrives. The one of `io.IOBase` is native and calls `close`, here the one of a generator, which is
+    resumed within its `try`.
+    """
+
+    def entered(self) -> Generator[Any, None, None]:
+        """Yields the value of the context, within `try: ... finally: ...` that ends it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        generator = self.entered()
+        self.close = generator.close  # type: ignore[method-assign]
+        try:
+            return next(generator)
+        except BaseException:
+            generator.close()
+            raise

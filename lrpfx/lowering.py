@@ -80,6 +80,7 @@ REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@undisturbed()
 def lower(
     explain_model: nn.Module,
     example_inputs: Inputs,
@@ -333,7 +334,6 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
             sizes: Any = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
             fakes.append(mode.from_tensor(value, source=ConstantSource(f"input{number}"), symbolic_context=sizes))
         with (
-            undisturbed(),
             fx_traceback.preserve_node_meta(),
             noting_origins(),
             sdpa_kernel(SDPBackend.MATH),
@@ -401,10 +401,9 @@ def _export(job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor]
     program = fx.GraphModule(root, traced.graph)
     shapes = tuple({0: Dim("batch", min=1)} if dynamic else None for _ in arguments)
     try:
-        with undisturbed():
-            exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
-            if any(map(_is_in_place, exported.graph.nodes)):
-                exported = exported.run_decompositions({})  # which takes far longer than the export
+        exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
+        if any(map(_is_in_place, exported.graph.nodes)):
+            exported = exported.run_decompositions({})  # which takes far longer than the export
         return exported
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error

@@ -13,6 +13,7 @@ from .capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verif
 from .composites import Composite
 from .errors import InputError, InputTypeError, LrpfxWarning
 from .explain_module import ExplainModule
+from .interrupts import undisturbed
 from .node import Role, data_calls, node_info
 from .passes import (
     AnalyzeSigns,
@@ -36,6 +37,7 @@ OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
+@undisturbed()
 @torch.inference_mode(False)  # tensors made in inference mode could not be part of a gradient
 def transform(
     model: Model,
@@ -90,7 +92,7 @@ def transform(
         run_pass(program, ExplainLogits(), verification)
     for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
         for message in run_pass(program, step, verification).warnings:
-            warnings.warn(message, LrpfxWarning, stacklevel=3)
+            warnings.warn(message, LrpfxWarning, stacklevel=4)
     if program.fixed_dimensions and verification is not None:
         program.guards += fixed_dimensions(program, verification)
     return ExplainModule(

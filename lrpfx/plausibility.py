@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .explain_module import TreeGraphModule
+from .interrupts import undisturbed
 from .node import Role, data_calls, is_floating, map_arguments, node_info
 
 #: How many times the seed the relevance of a sample may be, in sums of magnitudes. For sixteen classifiers of torchvision with
@@ -44,7 +45,8 @@ class Watch(fx.Interpreter):
         """The module's result."""
         placeholders = self.graph.find_nodes(op="placeholder")
         given = dict(zip((str(node.target) for node in placeholders), args, strict=False)) | keywords
-        return self.run(*(given.get(str(node.target), *node.args) for node in placeholders))
+        with undisturbed():
+            return self.run(*(given.get(str(node.target), *node.args) for node in placeholders))
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not n.op.startswith("call"):

@@ -1,0 +1,119 @@
+"""Ctrl-C at any moment leaves the process as it was."""
+
+import random
+import signal
+import threading
+
+import pytest
+import torch
+from helpers import small_net
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import lrpfx
+from lrpfx.composites import EpsilonPlusFlat
+from lrpfx.interrupts import undisturbed
+
+METHODS = {name: getattr(nn.Module, name) for name in ("__call__", "__getattr__", "__setattr__", "forward")}
+
+
+def state_of_the_process():
+    return (
+        {name: getattr(nn.Module, name) for name in METHODS},
+        torch.is_grad_enabled(),
+        torch.fx._symbolic_trace.is_fx_tracing(),
+        torch.compiler.is_exporting(),
+        len(_get_current_function_mode_stack()) + len(_get_current_dispatch_mode_stack()),
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+    )
+
+
+def interrupted(work, seconds):
+    """Run `work` and interrupt it after some time; whether it was."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            work()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return False
+
+
+def transformed(model, x):
+    lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+
+
+def exported(model, x):
+    lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x, capture="export")
+
+
+def registered(model, x):
+    with EpsilonPlusFlat(canonizers=[lrpfx.canonizers.SequentialMergeBatchNorm()]).context(model) as layers:
+        layers(x.clone().requires_grad_())[:, 0].sum().backward()
+
+
+def lowered(model, x):
+    lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), x)
+
+
+@pytest.mark.parametrize(
+    "work, times",
+    [(transformed, 140), (registered, 130), (exported, 25), (lowered, 5)],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_random_interrupts(work, times):
+    model, x = small_net(), torch.randn(2, 3, 8, 8)
+    expected, before = model(x), state_of_the_process()
+    modules = {name: dict(vars(module)) for name, module in model.named_modules()}
+    generator, found = random.Random(0), 0
+    longest = {transformed: 0.06, registered: 0.04, exported: 0.15, lowered: 1.0}[work]
+    for _ in range(times):
+        found += interrupted(lambda: work(model, x), generator.uniform(0.0005, longest))
+        assert state_of_the_process() == before
+        assert {name: dict(vars(module)) for name, module in model.named_modules()} == modules
+    assert found >= 0.3 * times
+    assert torch.equal(model(x), expected) and nn.Linear(2, 2)(torch.rand(1, 2)).shape == (1, 2)
+    transformed(model, x)
+
+
+def test_the_second_interrupt_does_not_wait():
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited")
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_exception_that_does_not_wait_leaves_no_patch():
+    """Such as the one that a debugger or a watchdog raises in the thread that traces."""
+
+    class Raising(nn.Module):
+        def forward(self, x):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    before = state_of_the_process()
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.transform(Raising().eval(), EpsilonPlusFlat())
+    assert state_of_the_process() == before
+
+
+def test_other_threads_need_no_signals():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(lrpfx.transform(small_net(), EpsilonPlusFlat())))
+    thread.start()
+    thread.join()
+    assert len(results) == 1
