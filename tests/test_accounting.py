@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
+from lrpfx.accounting import PARTS
 from lrpfx import rules
 from lrpfx.composites import (
     COMPOSITES,
@@ -388,3 +389,12 @@ def test_a_ledger_with_numbers_that_are_not_finite_warns():
     explain_model = lrpfx.transform(Unary(torch.relu), LayerMapComposite([(Activation, Infinite())]))
     with pytest.warns(lrpfx.LrpfxWarning, match="not determined.*relu"):
         lrpfx.ledger(explain_model, torch.rand(2, 3), torch.ones(2, 3))
+
+
+def test_columns_of_entries_that_lose_nothing():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2, bias=False)).eval()
+    accounts = lrpfx.ledger(lrpfx.transform(model, EpsilonPlus()), torch.randint(5, (2, 2)), 1)
+    assert {part: accounts.entry("0").__getattribute__(part) for part in PARTS} == dict.fromkeys(PARTS, 0.0)
+    assert accounts.total("stopped") == 0.0
+    nothing = lrpfx.ledger(lrpfx.transform(Unary(lambda x: x), EpsilonPlus()), torch.ones(2, 3), torch.ones(2, 3))
+    assert nothing.unexplained == 0.0 and len(nothing) == 0

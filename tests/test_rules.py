@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx import rules
+from lrpfx import hooks, rules
 from lrpfx.composites import LayerMapComposite, NameMapComposite
 from lrpfx.hooks import BasicHook
 from lrpfx.modifiers import ParamMod
@@ -300,3 +300,29 @@ def test_missing_required_parameter():
     rule = BasicHook(param_modifiers=[ParamMod(lambda p, _: p, param_keys=["scale"])])
     with pytest.raises(lrpfx.RuleError, match="modifies the parameter 'scale', but the layer has"):
         explain(nn.Linear(2, 2), rule, torch.randn(1, 2), torch.randn(1, 2))
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_uniform_on_a_gated_unit(dim):
+    """As a module; a graph has its parts."""
+    x, seed = torch.randn(3, 4, 6, requires_grad=True), torch.randn(3, 4, 3) if dim == -1 else torch.randn(3, 2, 6)
+    with LayerMapComposite([(nn.GLU, rules.Uniform())]).context(nn.GLU(dim).eval()) as layer:
+        (relevance,) = torch.autograd.grad(layer(x), x, seed)
+    assert torch.equal(relevance, torch.cat([seed / 2, seed / 2], dim))
+
+
+def test_what_a_rule_shows():
+    assert repr(rules.Epsilon(1e-3)) == "Epsilon(epsilon=0.001)"
+    assert repr(rules.ZPlus(zero_params="bias")) == "ZPlus(stabilizer=1e-06, zero_params='bias')"
+    assert repr(rules.AlphaBeta(conserve=True)) == "AlphaBeta(alpha=2, beta=1, stabilizer=1e-06, conserve=True)"
+    assert repr(rules.Pass()) == "Pass()"
+
+
+def test_shares_by_sign():
+    """Contributions of one sign that are no more than rounding count as none."""
+    positive = torch.tensor([1.0, 1.0, 0.0, 1.0, 1e-16, 0.0])
+    negative = torch.tensor([-1.0, 0.0, -1.0, -1e-16, -1.0, 0.0])
+    of_positive, of_negative = hooks.weights_by_sign(positive, negative, 2.0, 1.0)
+    assert of_positive.tolist() == [2, 1, 0, 1, 0, 1] and of_negative.tolist() == [-1, 0, 1, 0, 1, 0]
+    nearly = torch.tensor([-1e-14])
+    assert hooks.weights_by_sign(torch.ones(1), nearly, 2.0, 1.0)[1].item() == -1

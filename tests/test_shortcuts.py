@@ -594,3 +594,12 @@ def test_a_branch_of_rounding_errors_is_empty():
     positive, negative = torch.tensor([1.0, 1.0, 1e-17, 0.0]), torch.tensor([-1e-17, -1e-3, -1.0, 0.0])
     of_positive, of_negative = weights_by_sign(positive, negative, 2.0, 1.0)
     assert of_positive.tolist() == [1.0, 2.0, 0.0, 1.0] and of_negative.tolist() == [0.0, -1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", ["ZPlus", "AlphaBeta", "Gamma", "Flat"])
+def test_relevance_that_enters_at_a_rectified_output_is_not_only_where_it_is_positive(rule):
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU()).eval(), torch.rand(4, 6)
+    fast, direct = both(model, OneRule(RULES[rule]), example_inputs=x, input_range=(0.0, 1.0))
+    assert (model(x) == 0).any()
+    expected = lrpfx.attribute(direct, x, torch.ones(4, 5)).relevance
+    assert_close(lrpfx.attribute(fast, x, torch.ones(4, 5)).relevance, expected, 1e-10)

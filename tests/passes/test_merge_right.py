@@ -389,6 +389,83 @@ def test_layer_norm_into_dense_layers():
     assert accounts.unexplained <= 1e-12
 
 
+KEEPS, MOVES = True, False
+BETWEEN_NORM_AND_DENSE = {
+    "transpose of others": (lambda x: x.transpose(0, 1), KEEPS),
+    "transpose, named": (lambda x: x.transpose(dim0=0, dim1=1), None),
+    "transpose of others from the end": (lambda x: x.transpose(-3, -2), KEEPS),
+    "transpose of the last": (lambda x: x.transpose(1, 2), MOVES),
+    "transpose of the last from the end": (lambda x: x.transpose(-1, -2), MOVES),
+    "select": (lambda x: x.select(1, 2), KEEPS),
+    "select of the first": (lambda x: x.select(0, 1), KEEPS),
+    "select from the end": (lambda x: x.select(-2, 0), KEEPS),
+    "select of the last": (lambda x: x.select(2, 0).unsqueeze(1).expand(-1, 8, -1)[..., :1].expand(-1, -1, 8), MOVES),
+    "select of the last from the end": (lambda x: x.select(-1, 3)[..., None].expand(-1, -1, 8), MOVES),
+    "slice": (lambda x: x[1:], KEEPS),
+    "slice of the middle": (lambda x: torch.narrow(x, 1, 0, 2), None),
+    "item": (lambda x: x[:, 0], KEEPS),
+    "item of all dimensions": (lambda x: x[:, 0, 2:6].repeat(1, 2), MOVES),
+    "slice of the last": (lambda x: x[:, :, 2:6].repeat(1, 1, 2), MOVES),
+    "flip": (lambda x: x.flip(-1), MOVES),
+    "roll": (lambda x: torch.roll(x, 1, -1), MOVES),
+}
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("name", BETWEEN_NORM_AND_DENSE)
+def test_what_may_stand_between_a_layer_norm_and_a_dense_layer(name, capture):
+    between, merges = BETWEEN_NORM_AND_DENSE[name]
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 3)
+            nn.init.normal_(self.norm.weight)
+            nn.init.normal_(self.norm.bias)
+            self.eval()
+
+        def forward(self, x):
+            return self.dense(between(self.norm(x)))
+
+    model, x = Block(), torch.randn(4, 8, 8)
+    composite = EpsilonPlus(canonizers=[MergeLayerNorm()])
+    explain_model = lrpfx.transform(model, composite, example_inputs=x, capture=capture)
+    assert_close(explain_model(x), model(x).detach(), 1e-12)
+    (stage,) = [stage for stage in lrpfx.history(explain_model) if stage.name == "merge_layer_norm"]
+    if merges is not None:
+        assert stage.matches == merges and len(stage.reasons) == 1 - merges
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_input_normalization_before_convolutions_in_groups(groups):
+    convolution = nn.Conv2d(3, 6, 3, padding=1, groups=groups)
+    model = Function(lambda x: (x - 0.5) / torch.tensor([0.2, 0.3, 0.4])[:, None, None], convolution).eval()
+    x, composite = torch.rand(2, 3, 6, 6), EpsilonPlus(canonizers=[MergeInputNormalization()])
+    for given in ({"example_inputs": x}, {}):
+        explain_model = lrpfx.transform(model, composite, **given)
+        assert_close(explain_model(x), model(x).detach(), 1e-13)
+        assert len([row for row in lrpfx.assignment(explain_model) if row.rule not in ("neutral", "input")]) == 1
+
+
+def test_differences_of_inputs_are_no_normalization():
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.eval()
+
+        def forward(self, first, second):
+            return self.conv((first - second) / 0.5)
+
+    model, inputs = Difference(), (torch.rand(2, 3, 5, 5), torch.rand(2, 3, 5, 5))
+    explain_model = lrpfx.transform(model, EpsilonPlus(canonizers=[MergeInputNormalization()]))
+    assert_close(explain_model(*inputs), model(*inputs).detach(), 1e-13)
+    kinds = [row.kind for row in lrpfx.assignment(explain_model)]
+    assert "Difference" in kinds or "Sum" in kinds
+    first, second = lrpfx.attribute(explain_model, inputs, torch.ones_like(model(*inputs))).relevance
+    assert first.any() and second.any()
+
+
 @pytest.mark.parametrize("canonizer", [MergeLayerNorm(), MergeInputNormalization()])
 def test_options_of_the_compiler_are_refused_in_module_mode(canonizer):
     with pytest.raises(lrpfx.InputError, match=r"lrpfx\.transform"):
