@@ -7,7 +7,7 @@ NETWORKS ?= 5000
 SEED ?= 0
 MUTANTS ?= 300
 
-.PHONY: demo page test test-slow test-examples sweep formats bench fuzz mutants lint format clean
+.PHONY: demo page test test-slow test-examples sweep formats bench fuzz mutants attacks lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch, and rapidocr-onnxruntime too: tests read the ONNX files in it, not its code.
@@ -46,6 +46,10 @@ mutants: $(VENV)/installed
 # The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
 test-examples: $(VENV)/installed
 	$(BIN)/python -m pytest -m examples
+
+# Damaged and crafted files, in minutes; writes the table of docs/deploying.md.
+attacks: $(VENV)/installed
+	$(BIN)/python tests/attack_sweep.py
 
 # Classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/installed

@@ -2,8 +2,10 @@
 
 import dataclasses
 import operator
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -22,10 +24,10 @@ from .attributors import (
     identity,
     occlude_independent,
 )
-from .errors import InputError, InputTypeError, LrpfxWarning
+from .errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines
 from .explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph
 from .inspection import explainable
-from .node import Role, data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
+from .node import Role, attribute_of, data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
 from .passes import final_softmax
 from .pipeline import named_nodes
 from .plausibility import Watch, advice, objection_to, saturates
@@ -98,6 +100,46 @@ def attribute(
     return attribution
 
 
+@contextmanager
+def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
+    """What torch raises where inputs do not fit a model, as `InputError`."""
+    tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]
+    parameters = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
+    if any(tensor.is_meta for tensor in parameters):
+        raise InputError(f"{module.title} is on the meta device, where there are no values to explain")
+    try:
+        yield
+    except (LrpfxError, torch.OutOfMemoryError, AssertionError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if re.search(r"allocate memory|not enough memory", str(error)):
+            raise MemoryError(str(error)) from error
+        dtypes = {str(tensor.dtype) for tensor in tensors if is_floating(tensor)}
+        computed = {str(tensor.dtype) for tensor in parameters}
+        shapes = ", ".join("×".join(map(str, tensor.shape)) or "()" for tensor in tensors)
+        hints = [f"the inputs are {' and '.join(dtypes)}, the parameters {' and '.join(computed)}"] if dtypes - computed else []
+        hints += [f"the inputs have the shape {shapes}{_first_layer(module, tensors)}"]
+        raise InputError(f"{module.title} cannot run on these inputs: {'; '.join(hints)} ({first_lines(error)})") from error
+
+
+_AXES = {"linear": "features", "conv1d": "length", "conv2d": "height×width", "conv3d": "depth×height×width"}
+
+
+def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
+    """What the first layer with a weight takes."""
+    for node in data_calls(module.graph):
+        info = node_info(node)
+        if info.operator in _AXES and node.op == "call_module" and isinstance(node.args[1], fx.Node):
+            layer = module.get_submodule(str(node.target))
+            groups = layer.ruled.operation.kwargs.get("groups", 1) if isinstance(layer, RuleModule) else 1
+            channels = attribute_of(node.args[1], module).shape[1] * groups
+            takes = f"...×{channels}" if info.operator == "linear" else f"batch×{channels}×{_AXES[info.operator]}"
+            alone = info.operator != "linear" and any(one.ndim == takes.count("×") for one in tensors)
+            remedy = ": pass input[None], a batch of one" if alone else ""
+            return f", and the first layer, {info.name}, takes {takes}{remedy}"
+    return ""
+
+
 def find_attribution(
     explain_model: nn.Module,
     inputs: Inputs,
@@ -120,7 +162,8 @@ def find_attribution(
 
         def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
             """The explained output and the recorded layers."""
-            result = arguments.call(runner)
+            with _misfits(module, arguments):
+                result = arguments.call(runner)
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
         if _may_be_several(target):  # a compiled module would go back once only
@@ -286,6 +329,8 @@ class Arguments:
         if not value.is_floating_point():
             self.integers.append(place)
             return value
+        if value.is_meta:
+            raise InputError("an input is on the meta device, where there are no values to explain")
         if not torch.isfinite(value).all():
             raise InputError(f"{what} has values that are not finite")
         self.leaves.append(value.detach().requires_grad_())

@@ -2,17 +2,17 @@
 
 `make mutants` draws MUTANTS of them from the modules below, runs the tests that cover each in a copy of the tree, and writes
 the table of docs/testing.md. Results are kept in build/mutants.json: a run that was stopped goes on where it was. A mutant is
-tested again where the module has changed, a survivor also where its tests have. The mutations are cosmic-ray's.
+tested again where the line has changed, a survivor also where its tests have. The mutations are cosmic-ray's.
 """
 
 import argparse
 import ast
 import collections
 import difflib
+import functools
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import sys
@@ -62,9 +62,9 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Changes with the module's code."""
-        code = hashlib.sha256((ROOT / self.module).read_bytes()).hexdigest()[:16]
-        return f"{self.module}:{self.operator}:{self.place}:{code}"
+        """The same while the line that it changes is, wherever that is; and so are other mutants of an equal line."""
+        change = hashlib.sha256("\n".join(self.change()).encode()).hexdigest()[:24]
+        return f"{self.module}:{self.operator}:{change}"
 
     def code(self) -> str:
         """The mutated module."""
@@ -72,6 +72,7 @@ class Mutant:
         assert changed is not None
         return str(changed)
 
+    @functools.cache  # noqa: B019  there are some hundred
     def change(self) -> tuple[str, str]:
         """The lines that it takes away, and those that it puts there."""
         diff = difflib.ndiff((ROOT / self.module).read_text().splitlines(), self.code().splitlines())
@@ -113,9 +114,21 @@ def _annotations(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, in
 
 
 def drawn(count: int, seed: int, modules: list[str]) -> list[Mutant]:
-    """A sample of all mutants of the modules, each as likely as any other."""
-    everything = [mutant for module in modules for mutant in mutants_of(module)]
-    return random.Random(seed).sample(everything, min(count, len(everything)))
+    """A sample of all mutants of the modules, each as likely as any other: the same mutants, where most of the code is.
+
+    What decides is a hash of the operator and of the line that it changes, and which of the equal ones it is.
+    """
+
+    def order(mutant: Mutant, lines: list[str], seen: collections.Counter[tuple[str, str]]) -> str:
+        line = mutant.operator, lines[mutant.line - 1]
+        seen[line] += 1
+        return hashlib.sha256(f"{seed} {mutant.module} {line} {seen[line]}".encode()).hexdigest()
+
+    everything: list[tuple[str, Mutant]] = []
+    for module in modules:
+        lines, seen = (ROOT / module).read_text().splitlines(), collections.Counter[tuple[str, str]]()
+        everything += [(order(mutant, lines, seen), mutant) for mutant in mutants_of(module)]
+    return [mutant for _, mutant in sorted(everything, key=lambda entry: entry[0])[:count]]
 
 
 def prepared(number: int) -> Path:

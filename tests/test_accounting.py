@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx.accounting import PARTS
 from lrpfx import rules
+from lrpfx.accounting import PARTS
 from lrpfx.composites import (
     COMPOSITES,
     EpsilonGammaBox,

@@ -339,3 +339,32 @@ def test_a_rule_on_an_operation_with_several_results():
     explain_model = lrpfx.transform(model, NameMapComposite([(["chunk"], Epsilon())]))
     message = raised(lrpfx.RuleError, lrpfx.attribute, explain_model, torch.randn(2, 3), 0)
     assert "takes a layer that returns one tensor, but this one returns tuple" in message
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x: x.float(), "the inputs are torch.float32, the parameters torch.float64"),
+        (lambda x: x[:, :2], "the shape 2×2×8×8, and the first layer, 0, takes batch×4×height×width"),
+        (lambda x: x[0], "batch×4×height×width: pass input[None], a batch of one"),
+        (lambda x: x[..., :5], "the shape 2×4×8×5"),
+        (lambda x: x[0, 0], "the shape 8×8"),
+        (lambda x: x.to("meta"), "on the meta device"),
+        (lambda x: x.long(), "carries no relevance"),
+    ],
+)
+def test_inputs_that_do_not_fit(change, message):
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3, groups=2), torch.nn.Flatten(), torch.nn.Linear(6 * 36, 3)).eval()
+    explain_model, x = lrpfx.transform(model, EpsilonPlus()), torch.randn(2, 4, 8, 8)
+    with pytest.raises(lrpfx.InputError) as caught:
+        lrpfx.attribute(explain_model, change(x), 1)
+    assert message in str(caught.value)
+
+
+def test_models_without_values():
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus()).to("meta")
+    assert "meta device" in raised(lrpfx.InputError, lrpfx.attribute, explain_model, torch.randn(2, 3, 8, 8), 1)
+    model = small_net()
+    model.fc.weight.data[0, 0] = torch.nan
+    with pytest.warns(lrpfx.LrpfxWarning, match="not finite"):
+        lrpfx.attribute(lrpfx.transform(model, EpsilonPlus()), torch.randn(2, 3, 8, 8), 0)
