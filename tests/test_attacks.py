@@ -1,6 +1,8 @@
 """Files made to do harm: nothing in them runs, and saving touches no file of others."""
 
 import contextlib
+import copy
+import functools
 import io
 import json
 import os
@@ -20,6 +22,7 @@ from helpers import small_net
 import lrpfx
 from lrpfx import archives, artefacts
 from lrpfx.composites import EpsilonPlusFlat
+from lrpfx.onnx_export import onnx_model
 
 MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
 CONSTANTS, SAMPLES = "data/constants/model_constants_config.json", "data/sample_inputs/model.pt"
@@ -376,7 +379,18 @@ def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, 
 # --- saving ------------------------------------------------------------------------------------------------------------------
 
 
-def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch):
+@pytest.fixture
+def translated_once(monkeypatch):
+    """torch.onnx takes seconds for the same program each time."""
+    translate = functools.cache(lambda program, arguments, results: onnx_model(program, list(arguments), list(results)))
+    monkeypatch.setattr(
+        artefacts,
+        "onnx_model",
+        lambda program, arguments, results: copy.deepcopy(translate(program, tuple(arguments), tuple(results))),
+    )
+
+
+def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch, translated_once):
     monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
     names = ["net1.onnx", "net[1].onnx", "net*.onnx", "netx.onnx", "a.onnx", "a.onnx.b.onnx"]
     for name in names:
@@ -396,7 +410,7 @@ def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2 * len(names) + len(strangers) - 1
 
 
-def test_modes_and_links_stay(program, artefact, tmp_path, monkeypatch):
+def test_modes_and_links_stay(program, tmp_path, monkeypatch, translated_once):
     monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
     before = os.umask(0o027)
     try:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -227,7 +228,14 @@ def other():
 """
 
 
-def test_mistakes_are_short_messages(folder):
+def test_mistakes_are_short_messages(folder, monkeypatch, capfd):
+    def run_here(*arguments):
+        """As `run_program`, without a new process, which takes seconds to import torch."""
+        monkeypatch.setattr(sys, "argv", ["lrpfx", *arguments])
+        with warnings.catch_warnings(), pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, "".join(capfd.readouterr())
+
     (folder / "broken.py").write_text(BROKEN)
     (folder / "broken_module.py").write_text(BROKEN)
     shape = ["--shape", "1,3,8,8"]
@@ -247,7 +255,7 @@ def test_mistakes_are_short_messages(folder):
         (["inspekt", "m.pt2"], "inspekt"),
         (["run", "m.pt2", "images", "results"], "cannot be read"),
     ]:
-        status, printed = run_program(*arguments)
+        status, printed = run_here(*arguments)
         assert status == 2 and message in " ".join(printed.split()), printed
         assert "Traceback" not in printed and len(printed.splitlines()) < 12, printed
 
