@@ -56,6 +56,7 @@ def multihead_attention(
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`torch.nn.MultiheadAttention`: projections, attention per head, and the output projection."""
+    shared = query is key, key is value
     batched, query, key, value = _with_known_dimensions(module, 3, query, key, value)
     if not batched:
         query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
@@ -63,13 +64,7 @@ def multihead_attention(
     elif not module.batch_first:
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
     size = module.embed_dim
-    if module.in_proj_weight is not None:
-        weights = [module.in_proj_weight[start : start + size] for start in (0, size, 2 * size)]
-    else:
-        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
-    joint = module.in_proj_bias
-    biases = [None] * 3 if joint is None else [joint[start : start + size] for start in (0, size, 2 * size)]
-    query, key, value = map(functional.linear, (query, key, value), weights, biases)
+    query, key, value = _projected(module, (query, key, value), *shared)
     added = 0
     if module.bias_k is not None and module.bias_v is not None:
         key = torch.cat([key, module.bias_k.expand(key.shape[0], 1, size)], dim=1)
@@ -92,6 +87,27 @@ def multihead_attention(
     if not batched:
         return result.flatten(0, 1), None if returned is None else returned.flatten(0, 1)
     return (result if module.batch_first else result.transpose(0, 1)), returned
+
+
+def _projected(
+    module: nn.MultiheadAttention, inputs: tuple[torch.Tensor, ...], same_query: bool, same_value: bool
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values. As in torch, one layer makes those of one tensor, and is the first layer for all three."""
+    size, weight, bias = module.embed_dim, module.in_proj_weight, module.in_proj_bias
+    query, key, value = inputs
+    if same_value and same_query and weight is not None:
+        of_all: tuple[torch.Tensor, ...] = functional.linear(query, weight, bias).chunk(3, -1)
+        return of_all
+
+    def projection(number: int, input: torch.Tensor, count: int = 1) -> torch.Tensor:
+        rows = slice(number * size, (number + count) * size)
+        own = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[number] if weight is None else weight[rows]
+        return functional.linear(input, own, None if bias is None else bias[rows])
+
+    if same_value and weight is not None:
+        key, value = projection(1, key, 2).chunk(2, -1)
+        return projection(0, query), key, value
+    return projection(0, query), projection(1, key), projection(2, value)
 
 
 def _with_known_dimensions(module: nn.Module, batched: int, *inputs: torch.Tensor) -> tuple[Any, ...]:

@@ -95,6 +95,37 @@ def test_functions_that_torch_export_would_take_apart(function):
     assert_close(found, expected, 1e-12)
 
 
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 4, "vdim": 4}, {"bias": False}, {"batch_first": False}])
+@pytest.mark.parametrize("shared", ["all", "key and value", "nothing"])
+def test_the_first_layer_of_an_attention_is_the_same(shared, sizes):
+    """Where query, key and value are one tensor, one layer projects all three."""
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 2, **{"batch_first": True, **sizes})
+            self.eval()
+
+        def forward(self, x, y):
+            y = y[..., : sizes.get("kdim", 6)]
+            keys = {"all": (x, x), "key and value": (y, y), "nothing": (y, 2 * y)}[shared]
+            return self.attention(x, *keys, need_weights=False)[0] + 0 * y.sum()
+
+    if shared == "all" and "kdim" in sizes:
+        return
+    model, inputs = First(), (torch.randn(3, 3, 6), torch.randn(3, 3, 6))
+    found = [
+        lrpfx.attribute(
+            lrpfx.transform(model, lrpfx.composites.EpsilonPlusFlat(), example_inputs=inputs, capture=capture),
+            inputs,
+            torch.cos,
+        )
+        for capture in ("symbolic", "export")
+    ]
+    for one, other in zip(*(attribution.relevance for attribution in found), strict=True):
+        assert (one - other).abs().max() <= 1e-10 * found[0].relevance[0].abs().max()
+
+
 @pytest.mark.parametrize("view", [lambda x: x.flatten(1), lambda x: x.reshape(2, -1), lambda x: x[:, :1], lambda x: x.mT])
 @pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[:, 1:].zero_(), lambda x: x[:, :1].mul_(3)])
 def test_views_that_are_read_after_their_memory_was_overwritten(view, write):
