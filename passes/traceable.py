@@ -104,10 +104,11 @@ def _projected(
         own = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)[number] if weight is None else weight[rows]
         return functional.linear(input, own, None if bias is None else bias[rows])
 
+    query = projection(0, query)
     if same_value and weight is not None:
         key, value = projection(1, key, 2).chunk(2, -1)
-        return projection(0, query), key, value
-    return projection(0, query), projection(1, key), projection(2, value)
+        return query, key, value
+    return query, projection(1, key), projection(2, value)
 
 
 def _with_known_dimensions(module: nn.Module, batched: int, *inputs: torch.Tensor) -> tuple[Any, ...]:
