@@ -45,7 +45,6 @@ _NAMES_IN = {
     "preflight": ("Report", "check"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
-_MODULES = ("attribution", "canonizers", "cmap", "composites", "core", "image", "layer", "rules", "torchvision", "types")
 
 
 def __getattr__(name: str) -> Any:

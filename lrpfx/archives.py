@@ -9,6 +9,7 @@ import io
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -52,10 +53,10 @@ def read_zip(content: bytes) -> Entries:
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
-        names = [info.orig_filename for info in infos]
-        twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+        names = Counter(info.orig_filename for info in infos)
+        twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
-            raise RefusedError(f"it has {len(twice)} names of entries twice: {', '.join(sorted(twice)[:3])}")
+            raise RefusedError(f"it has {len(twice)} names of entries twice: {', '.join(twice[:3])}")
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
                 raise RefusedError(f"{info.filename} is compressed or encrypted, which lrpfx does not write")
@@ -201,8 +202,7 @@ def _check_texts(value: Any, key: str) -> None:
 
 
 def _check_text(text: str, key: str) -> None:
-    known: Callable[[str], bool] = _KINDS_OF_TEXT.get(key, lambda text: bool(_TEXT.fullmatch(text)))
-    if not known(text):
+    if not _KINDS_OF_TEXT.get(key, _TEXT.fullmatch)(text):
         raise RefusedError(f"its program has {text[:60]!r}{f' as {key}' if key else ''}, which does not belong there")
 
 
@@ -258,14 +258,9 @@ def _is_structure(text: str) -> bool:
     )
 
 
-def _is_identifier(text: str) -> bool:
-    return bool(_IDENTIFIER.fullmatch(text))
-
-
-_KINDS_OF_TEXT: dict[str, Callable[[str], bool]] = {
-    "name": _is_identifier,
-    "as_name": _is_identifier,
-    "forward_arg_names": _is_identifier,
+#: key -> what is true of the texts that stand under it; of all others, that they are a `_TEXT`
+_KINDS_OF_TEXT: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("name", "as_name", "forward_arg_names"), _IDENTIFIER.fullmatch),
     "target": _is_operator,
     "expr_str": _is_expression,
     "in_spec": _is_structure,

@@ -35,14 +35,9 @@ from .archives import (
     read_archive,
     read_arrays,
 )
-from .errors import ArtefactError, InputError, InputTypeError, LrpfxError
+from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, is_out_of_memory, os_errors
 from .lowering import argument_examples, facts_of
 from .onnx_export import onnx_model
-
-try:
-    import fcntl
-except ImportError:  # there is none on Windows
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 4
 
@@ -66,7 +61,7 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     Errors: `ArtefactError`, also where the file cannot be written; `LoweringError` for what ONNX cannot express.
     """
     target = _checked_path(path, (".pt2", ".onnx"))
-    with _os_errors(target, "written"):
+    with os_errors(ArtefactError, target, "written"):
         if target.suffix == ".onnx":
             _write_onnx(program, target)
         else:
@@ -86,7 +81,7 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """
     target = _checked_path(path, (".pt2",))
     _facts(program)
-    with _os_errors(target, "written"), tempfile.TemporaryDirectory() as folder:
+    with os_errors(ArtefactError, target, "written"), tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "program.pt2"
         try:
             with torch.no_grad():  # where gradients are on, inductor silently does without freezing
@@ -104,22 +99,13 @@ def _checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> Pa
         raise ArtefactError(
             f"the file's suffix says what it is: {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})"
         )
-    with _os_errors(path, "written"):
+    with os_errors(ArtefactError, path, "written"):
         target = path.resolve() if path.is_symlink() else path
         if target.exists() and not target.is_file():
             raise ArtefactError(f"{path} is not a file, so that it cannot be replaced by one")
         if not target.parent.is_dir():
             raise ArtefactError(f"there is no folder {target.parent}")
     return target
-
-
-@contextmanager
-def _os_errors(path: Path, what: str) -> Iterator[None]:
-    """What the operating system refuses, as `ArtefactError`."""
-    try:
-        yield
-    except OSError as error:
-        raise ArtefactError(f"{path} cannot be {what}: {error.strerror or error}") from error
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------
@@ -204,10 +190,12 @@ def _put(temporary: Path, target: Path, like: Path | None = None) -> None:
     os.replace(temporary, target)
 
 
-def locked(file: int) -> bool:
-    """Whether an open file could be locked, which it is until it is closed."""
-    if fcntl is None:
-        return False
+def locked(file: int) -> bool | None:
+    """Whether an open file could be locked, which it is until it is closed; None on a system without such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -321,7 +309,7 @@ def load(path: str | os.PathLike[str]) -> "Runner":
     native code. Errors: `ArtefactError` for a file that is damaged, truncated or no artefact of lrpfx.
     """
     path = Path(path)
-    with _os_errors(path, "read"):
+    with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
             raise ArtefactError(f"{path} is not a file")
         content = path.read_bytes()
@@ -447,11 +435,11 @@ def _files_read(message: Any) -> Iterator[str]:
 
 def _load_onnx(path: Path, content: bytes) -> "Runner":
     try:
-        import onnx  # noqa: F401
         import onnxruntime
+
+        manifest, self_test = _read_onnx(content)
     except ImportError as error:
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
-    manifest, self_test = _read_onnx(content)
     data = path.parent / manifest["data"]["file"] if "data" in manifest else None
     if data is not None:
         if data.is_symlink() or not data.is_file():
@@ -524,7 +512,7 @@ class Runner:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if re.search(r"(not enough|allocate) memory|[Ff]ailed to allocate|bad_alloc", str(error)):
+            if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             if any(tensor.dtype == torch.int64 for tensor in tensors[: len(self._inputs())]):
                 raise InputError(  # nothing else of what was checked can be wrong with inputs

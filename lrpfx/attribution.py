@@ -2,7 +2,6 @@
 
 import dataclasses
 import operator
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from .attributors import (
     identity,
     occlude_independent,
 )
-from .errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines
+from .errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from .explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph
 from .inspection import explainable
 from .node import Role, attribute_of, data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
@@ -103,17 +102,17 @@ def attribute(
 @contextmanager
 def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
     """What torch raises where inputs do not fit a model, as `InputError`."""
-    tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]
-    parameters = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
-    if any(tensor.is_meta for tensor in parameters):
-        raise InputError(f"{module.title} is on the meta device, where there are no values to explain")
     try:
         yield
     except (LrpfxError, torch.OutOfMemoryError, AssertionError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if re.search(r"allocate memory|not enough memory", str(error)):
+        if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
+        tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]
+        parameters = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
+        if any(tensor.is_meta for tensor in parameters):
+            raise InputError(_NO_VALUES.format(module.title)) from error
         dtypes = {str(tensor.dtype) for tensor in tensors if is_floating(tensor)}
         computed = {str(tensor.dtype) for tensor in parameters}
         shapes = ", ".join("×".join(map(str, tensor.shape)) or "()" for tensor in tensors)
@@ -122,6 +121,7 @@ def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
         raise InputError(f"{module.title} cannot run on these inputs: {'; '.join(hints)} ({first_lines(error)})") from error
 
 
+_NO_VALUES = "{} is on the meta device, where there are no values to explain"
 _AXES = {"linear": "features", "conv1d": "length", "conv2d": "height×width", "conv3d": "depth×height×width"}
 
 
@@ -171,6 +171,8 @@ def find_attribution(
                 explained, layers = run(traced)
         else:
             explained, layers = run(traced if names else explain_model)
+        if explained.is_meta:
+            raise InputError(_NO_VALUES.format(module.title))
         targets, several = _targets(explained, target)
         seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers]
@@ -330,7 +332,7 @@ class Arguments:
             self.integers.append(place)
             return value
         if value.is_meta:
-            raise InputError("an input is on the meta device, where there are no values to explain")
+            raise InputError(_NO_VALUES.format("an input"))
         if not torch.isfinite(value).all():
             raise InputError(f"{what} has values that are not finite")
         self.leaves.append(value.detach().requires_grad_())

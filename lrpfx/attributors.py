@@ -17,7 +17,7 @@ from torch import nn
 
 from .composites import Composite
 from .errors import InputError, InputTypeError
-from .interrupts import Scope
+from .interrupts import NativeContext
 
 AttrOutput = torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
 OutputFunction = Callable[[torch.Tensor], torch.Tensor]
@@ -48,7 +48,7 @@ def occlude_independent(
     return input * mask + ~mask * fill_fn(input)
 
 
-class Attributor(Scope):
+class Attributor(NativeContext):
     """Base of the attributors.
 
     `attr_output` is what the output is weighted with: a tensor of its shape, a function of the output, or None for the output

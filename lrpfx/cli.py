@@ -10,8 +10,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ except ImportError as error:
 
 from .artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
 from .composites import composite_named
-from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, nearest
+from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, nearest, os_errors
 from .image import imsave
 from .lowering import lower
 from .pipeline import transform
@@ -159,9 +160,10 @@ def _model(name: str) -> nn.Module:
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        with os_errors(InputError, path, "read"):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # of many kinds, for a file that is none
         raise InputError(f"{path} holds no weights: {first_lines(error)}") from error
     own = model.state_dict()
@@ -231,7 +233,7 @@ def run(
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     batch_size = fixed or batch_size
     settings = {"program": hash_of_file(artefact), "target": target, "mean": mean, "std": std, "cmap": cmap}
-    with _os_errors(output), _results(output, settings, classes) as results:
+    with os_errors(InputError, output, "written to"), _results(output, settings, classes) as results:
         pending = [path for path in paths if not results.has(path)]
         chunks = [pending[first : first + batch_size] for first in range(0, len(pending), batch_size)]
         for chunk in track(chunks, description="explaining", console=Console(stderr=True), transient=True):
@@ -253,37 +255,20 @@ def run(
         raise InputError("these are no images that can be read:\n  " + "\n  ".join(shown[:10] + rest))
 
 
-@contextmanager
-def _os_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written to: {error.strerror or error}") from error
-
-
+@dataclass
 class _Results:
     """outputs.csv: a row for each image, as it comes."""
 
-    def __init__(self, folder: Path, classes: int) -> None:
-        self.folder = folder
-        self.columns = ["file", "largest", "explained", "relevance", *(f"output_{i}" for i in range(classes)), "problem"]
-        self.path = folder / "outputs.csv"
-        self.rows: dict[str, list[str]] = {}  # of a run that was stopped
-        self.problems: list[list[Any]] = []
-        if self.path.exists():
-            with open(self.path, newline="") as file:
-                rows = [row for row in csv.reader(file) if len(row) == len(self.columns)]  # the last may be cut off
-            self.rows = {row[0]: row for row in rows[1:] if not row[-1]}
-        text = io.StringIO()
-        csv.writer(text).writerows([self.columns, *self.rows.values()])
-        with whole_file(self.path) as temporary:
-            temporary.write_text(text.getvalue(), newline="")
-        self.file = open(self.path, "a", newline="")  # noqa: SIM115  _results closes it
+    folder: Path
+    columns: list[str]
+    before: frozenset[str]  # names of the images that a run which was stopped has explained
+    file: TextIO
+    problems: list[list[Any]] = field(default_factory=list)
 
     def has(self, image: Path) -> bool:
         """Whether the image was explained already, and has not changed since."""
         heatmap = self.folder / f"{image.name}.png"
-        return image.name in self.rows and heatmap.exists() and heatmap.stat().st_mtime >= image.stat().st_mtime
+        return image.name in self.before and heatmap.exists() and heatmap.stat().st_mtime >= image.stat().st_mtime
 
     def add(self, row: list[Any]) -> None:
         if row[-1]:
@@ -296,11 +281,11 @@ class _Results:
 def _results(folder: Path, settings: dict[str, Any], classes: int) -> Iterator[_Results]:
     """The results in `folder`, which a run of these settings wrote or begins."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "run.json"
-    if not path.exists() and (folder / "outputs.csv").exists():
+    path, table = folder / "run.json", folder / "outputs.csv"
+    if not path.exists() and table.exists():
         raise InputError(f"{folder} has an outputs.csv of something else: choose another folder")
     with open(path, "a+") as file:
-        if not locked(file.fileno()):
+        if locked(file.fileno()) is False:
             raise InputError(f"another run writes to {folder}")
         file.seek(0)
         before = file.read()
@@ -309,11 +294,23 @@ def _results(folder: Path, settings: dict[str, Any], classes: int) -> Iterator[_
         if not before:
             file.write(json.dumps(settings))
             file.flush()
-        results = _Results(folder, classes)
-        try:
-            yield results
-        finally:
-            results.file.close()
+        columns = ["file", "largest", "explained", "relevance", *(f"output_{i}" for i in range(classes)), "problem"]
+        rows = _explained_rows(table, columns)
+        text = io.StringIO()
+        csv.writer(text).writerows([columns, *rows.values()])
+        with whole_file(table) as temporary:
+            temporary.write_text(text.getvalue(), newline="")
+        with open(table, "a", newline="") as output:
+            yield _Results(folder, columns, frozenset(rows), output)
+
+
+def _explained_rows(table: Path, columns: list[str]) -> dict[str, list[str]]:
+    """The rows of images that were explained, by name. The last one of a run that was killed may be cut off."""
+    if not table.exists():
+        return {}
+    with open(table, newline="") as file:
+        rows = [row for row in csv.reader(file) if len(row) == len(columns)]
+    return {row[0]: row for row in rows[1:] if not row[-1]}
 
 
 def _image_shape(runner: Runner) -> list[int]:
@@ -374,7 +371,7 @@ def _explain(
     maps = maps if maps.ndim == 3 else maps.sum(1)
     rows = []
     for path, values, heatmap in zip(batch, results["output"], maps, strict=False):
-        temporary = output / ".unfinished.png"
+        temporary = output / ".unfinished.png"  # whole_file would look through the folder for each image
         imsave(temporary, heatmap, cmap=cmap, symmetric=True)
         os.replace(temporary, output / f"{path.name}.png")
         best = int(values.argmax())

@@ -16,7 +16,7 @@ from torch import nn
 
 from .errors import InputError, InputTypeError, RuleError, nearest
 from .hooks import Hook
-from .interrupts import Scope, undisturbed
+from .interrupts import NativeContext, undisturbed
 from .registration import RemovableHandleList
 from .rules import (
     AlphaBeta,
@@ -204,7 +204,7 @@ class Composite:
         return f"{type(self).__name__}()"
 
 
-class CompositeContext(Scope):
+class CompositeContext(NativeContext):
     """Registers a composite on a module between enter and exit."""
 
     def __init__(self, module: nn.Module, composite: Composite) -> None:
@@ -213,7 +213,7 @@ class CompositeContext(Scope):
 
     if TYPE_CHECKING:
 
-        def __enter__(self) -> nn.Module: ...  # type: ignore[override]
+        def __enter__(self) -> nn.Module: ...  # type: ignore[override]  # io.IOBase enters itself
 
     def entered(self) -> Generator[nn.Module, None, None]:
         try:
@@ -584,11 +584,12 @@ def composite_named(name: str, **settings: Any) -> Composite:
     if name not in COMPOSITES:
         known = ", ".join(sorted(COMPOSITES))
         raise InputError(f"there is no composite named {name!r}; there are: {known}.{nearest(name, COMPOSITES)}")
-    parameters = inspect.signature(COMPOSITES[name]).parameters.values()
-    missing = [one.name for one in parameters if one.default is one.empty and one.name not in settings]
-    unknown = [one for one in settings if one not in {parameter.name for parameter in parameters}]
-    if missing or unknown:
-        what = f"needs the settings {', '.join(missing)}" if missing else f"has no setting {unknown[0]!r}"
-        known = ", ".join(one.name for one in parameters)
-        raise InputError(f"the composite {name} {what}; it has {known}.{nearest((unknown or [''])[0], known.split(', '))}")
+    parameters = inspect.signature(COMPOSITES[name]).parameters
+    missing = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
+    if missing:
+        raise InputError(f"the composite {name} needs the settings {', '.join(missing)}; it has {', '.join(parameters)}")
+    unknown = next((one for one in settings if one not in parameters), None)
+    if unknown is not None:
+        known = ", ".join(parameters)
+        raise InputError(f"the composite {name} has no setting {unknown!r}; it has {known}.{nearest(unknown, parameters)}")
     return COMPOSITES[name](**settings)

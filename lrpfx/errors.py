@@ -1,7 +1,10 @@
 """The family of errors and warnings that lrpfx raises, and what their messages have in common."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class LrpfxError(Exception):
@@ -52,6 +55,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that asks for the known name which is most like one that is not known, or nothing."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+@contextmanager
+def os_errors(kind: type[LrpfxError], path: Path, what: str) -> Iterator[None]:
+    """What the operating system refuses, as an error of a kind of ours: the path cannot be `what`, such as "read"."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path} cannot be {what}: {error.strerror or error}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch's or of a runtime's says that there is no memory, of whatever kind it is."""
+    return re.search(r"(not enough|allocate) memory|[Ff]ailed to allocate|bad_alloc", str(error)) is not None
 
 
 def first_lines(error: BaseException, lines: int = 2) -> str:

@@ -3,6 +3,7 @@
 import io
 import signal
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +50,7 @@ def _install(handlers: dict[int, Callable[[int, Any], Any]]) -> None:
         signal.signal(number, handler)
 
 
-class Scope(io.IOBase):
+class NativeContext(io.IOBase):
     """A context manager that is left wherever an interrupt comes.
 
     An `__exit__` in Python can be interrupted before its first line, and then does nothing: that is where a Ctrl-C in the last
@@ -57,13 +58,13 @@ class Scope(io.IOBase):
     resumed within its `try`.
     """
 
+    @abstractmethod
     def entered(self) -> Generator[Any, None, None]:
         """Yields the value of the context, within `try: ... finally: ...` that ends it."""
-        raise NotImplementedError
 
     def __enter__(self) -> Any:
         generator = self.entered()
-        self.close = generator.close  # type: ignore[method-assign]
+        self.close = generator.close  # type: ignore[method-assign]  # for this instance: what __exit__ calls
         try:
             return next(generator)
         except BaseException:

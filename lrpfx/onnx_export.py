@@ -15,6 +15,7 @@ from .propagation import ORIGIN
 OPSET = 20
 
 
+@undisturbed()
 def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequence[str]) -> Any:
     """The program as an `onnx.ModelProto`, its inputs and outputs called `arguments` and `results`.
 
@@ -26,15 +27,14 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
     legal = legalized(program)
     try:
-        with undisturbed():
-            exported = torch.onnx.export(
-                legal,
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
-                output_names=[f"lrpfx.result.{name}" for name in results],
-            )
+        exported = torch.onnx.export(
+            legal,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
+            output_names=[f"lrpfx.result.{name}" for name in results],
+        )
         assert exported is not None
     except Exception as error:
         cause = error
@@ -47,12 +47,12 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
     return model
 
 
+@undisturbed()
 def legalized(program: ExportedProgram) -> ExportedProgram:
     """The program without operators that stand for the backward of others."""
     derived = {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
     try:
-        with undisturbed():
-            legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
+        legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
     except Exception as error:
         raise LoweringError(f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}") from error
     return legal

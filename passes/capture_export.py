@@ -18,13 +18,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from lrpfx.errors import CaptureError
+from lrpfx.errors import CaptureError, first_lines
 from lrpfx.explain_module import Scope, scope_at
 from lrpfx.functions import embedding_bag
 from lrpfx.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.interrupts import undisturbed
 from lrpfx.node import like, node_info, set_info, update_info
-from lrpfx.operators import lookup, module_classes
+from lrpfx.operators import lookup, module_classes, spelling_of
 
 from .capture_symbolic import private_copy, restore_tensors, tensors_held
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
@@ -113,8 +113,8 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
         captured.frozen.update(reads.frozen)
         return captured
     raise CaptureError(
-        f"torch.export cannot follow the forward of {type(model).__name__}: {type(errors[-1]).__name__}: "
-        f"{_first_lines(errors[-1])}. Write data-dependent branches with tensor operations such as torch.where, or map the "
+        f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(errors[-1], 3)}. "
+        f"Write data-dependent branches with tensor operations such as torch.where, or map the "
         'module around them to a rule as a whole with capture="symbolic".'
     ) from errors[-1]
 
@@ -130,10 +130,6 @@ def capture_program(program: ExportedProgram) -> Program:
         else:
             holder.register_buffer(leaf, value.detach().clone())
     return _to_program(program, root.eval(), "ExportedProgram")
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).strip().splitlines()[:3])
 
 
 def _attempts(args: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], int | None]]:
@@ -283,7 +279,7 @@ def _writes_into_views(graph: fx.Graph) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    spelling = lookup(node.target) if node.op == "call_function" and callable(node.target) else None
+    spelling = spelling_of(node)
     return spelling is not None and spelling.operator.view
 
 

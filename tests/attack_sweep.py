@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import torch
-import torchvision_cpu  # noqa: F401
+import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
 from helpers import small_net
 from test_attacks import IN_FILES, signed
 

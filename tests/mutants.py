@@ -42,7 +42,8 @@ COVERED_BY = {
     "passes/driver.py": "passes/test_fold_and_driver test_errors",
     "lrpfx/accounting.py": "test_accounting test_attention",
     "lrpfx/lowering.py": "test_lowering",
-    "lrpfx/artefacts.py": "test_artefacts",
+    "lrpfx/archives.py": "test_attacks",
+    "lrpfx/artefacts.py": "test_artefacts test_attacks",
 }
 #: Survivors that compute the same, by the line that they change and what it becomes; and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -89,7 +90,7 @@ class Mutant:
     @property
     def key(self) -> str:
         """The same while the line that it changes is, wherever that is; and so are other mutants of an equal line."""
-        change = hashlib.sha256("\n".join(self.change()).encode()).hexdigest()[:24]
+        change = hashlib.sha256("\n".join(self.change).encode()).hexdigest()[:24]
         return f"{self.module}:{self.operator}:{change}"
 
     def code(self) -> str:
@@ -98,7 +99,7 @@ class Mutant:
         assert changed is not None
         return str(changed)
 
-    @functools.cache  # noqa: B019  there are some hundred
+    @functools.cached_property
     def change(self) -> tuple[str, str]:
         """The lines that it takes away, and those that it puts there."""
         diff = difflib.ndiff((ROOT / self.module).read_text().splitlines(), self.code().splitlines())
@@ -196,6 +197,25 @@ class Trial:
         self.path.write_text(self.original)
 
 
+def outcomes(jobs: list[tuple[str, str | None, float]], copies: list[Path]) -> Iterator[tuple[int, str, float]]:
+    """The outcomes of jobs (module, code, seconds), as many at a time as there are copies: which, outcome, and its seconds."""
+    waiting, free, running = list(enumerate(jobs)), list(copies), dict[Trial, int]()
+    try:
+        while waiting or running:
+            while waiting and free:
+                number, (module, code, seconds) = waiting.pop(0)
+                running[Trial(module, code, free.pop(), seconds)] = number
+            time.sleep(0.1)
+            for trial in list(running):
+                outcome = trial.outcome()
+                if outcome is not None:
+                    free.append(trial.copy)
+                    yield running.pop(trial), outcome, time.monotonic() - trial.start
+    finally:  # also where this program is told to end
+        for trial in running:
+            trial.stop()
+
+
 def _run_tests(module: str, copy: Path) -> None:
     """Runs the tests of a module in this process and ends it, with 0 where all pass."""
     import pytest
@@ -225,7 +245,7 @@ def table(mutants: list[Mutant], results: dict[str, dict[str, str]]) -> str:
         outcome = results[mutant.key]["outcome"]
         counts[mutant.module][outcome] += 1
         if outcome == "survived":
-            survivors.append((mutant, *mutant.change()))
+            survivors.append((mutant, *mutant.change))
     rows = ["| module | mutants | killed | survived |", "|---|---:|---:|---:|"]
     for module in sorted(counts):
         count = counts[module]
@@ -269,47 +289,31 @@ def main() -> None:
     mutants = drawn(options.mutants, options.seed, options.modules)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pending = [mutant for mutant in mutants if not is_known(mutant, results)]
-    free = [prepared(number) for number in range(options.jobs)]
-    running: dict[Trial, tuple[str, Mutant | None]] = {}
     own = {module: f"{module}:{version_of_tests(module)}" for module in sorted({mutant.module for mutant in pending})}
-    queue: list[tuple[str, Mutant | None]] = [(module, None) for module, key in own.items() if key not in results]
-    queue += [(mutant.module, mutant) for mutant in pending]
-    try:
-        while queue or running:
-            while queue and free:
-                place = next(
-                    (at for at, (module, mutant) in enumerate(queue) if mutant is None or own[module] in results), None
-                )
-                if place is None:  # the tests of what is left are running on its own code
-                    break
-                module, mutant = queue.pop(place)
-                limit = 3 * float(results[own[module]]["seconds"]) + SECONDS if mutant else 3600.0
-                trial = Trial(module, mutant.code() if mutant else None, free.pop(), limit)
-                running[trial] = module, mutant
-            time.sleep(0.1)
-            for trial, (module, mutant) in list(running.items()):
-                outcome = trial.outcome()
-                if outcome is None:
-                    continue
-                del running[trial]
-                free.append(trial.copy)
-                seconds = f"in {time.monotonic() - trial.start:.0f} s, {len(queue)} to go"
-                if mutant is None:
-                    print(f"{module}: its own code {outcome} {seconds}", flush=True)
-                    if outcome != "survived":
-                        sys.exit(f"the tests of {module} fail, or take too long, for its own code")
-                    results[own[module]] = {"seconds": str(time.monotonic() - trial.start)}
-                    continue
-                print(f"{module}:{mutant.line} {mutant.operator}: {outcome} {seconds}", flush=True)
-                if outcome == "survived":
-                    print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change(), strict=True)), sep="\n", flush=True)
-                found = {name: str(value) for name, value in asdict(mutant).items()}
-                results[mutant.key] = {**found, "outcome": outcome, "tests": version_of_tests(module)}
-                RESULTS.parent.mkdir(exist_ok=True)
-                RESULTS.write_text(json.dumps(results, indent=1))
-    finally:  # also where this program is told to end
-        for trial in running:
-            trial.stop()
+    copies = [prepared(number) for number in range(options.jobs)]
+    RESULTS.parent.mkdir(exist_ok=True)
+
+    unmeasured = [(module, None, 3600.0) for module, key in own.items() if key not in results]
+    for number, outcome, seconds in outcomes(unmeasured, copies):
+        module = unmeasured[number][0]
+        print(f"{module}: its own code {outcome} in {seconds:.0f} s", flush=True)
+        if outcome != "survived":
+            sys.exit(f"the tests of {module} fail, or take too long, for its own code")
+        results[own[module]] = {"seconds": str(seconds)}
+        RESULTS.write_text(json.dumps(results, indent=1))
+
+    limits = {module: 3 * float(results[key]["seconds"]) + SECONDS for module, key in own.items()}
+    jobs = [(mutant.module, mutant.code(), limits[mutant.module]) for mutant in pending]
+    for count, (number, outcome, seconds) in enumerate(outcomes(jobs, copies), 1):
+        mutant = pending[number]
+        print(
+            f"{count}/{len(pending)} {mutant.module}:{mutant.line} {mutant.operator}: {outcome} in {seconds:.0f} s", flush=True
+        )
+        if outcome == "survived":
+            print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change, strict=True)), sep="\n", flush=True)
+        found = {name: str(value) for name, value in asdict(mutant).items()}
+        results[mutant.key] = {**found, "outcome": outcome, "tests": version_of_tests(mutant.module)}
+        RESULTS.write_text(json.dumps(results, indent=1))
     text = table(mutants, results)
     print(text)
     if not options.keep_document:
