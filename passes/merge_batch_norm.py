@@ -137,8 +137,8 @@ def _keeps_dimensions(node: fx.Node, operator: Operator) -> bool:
     if issubclass(operator.kind, Activation):
         tensors = [argument for argument in node.all_input_nodes if argument is not node.args[0]]
         return not tensors or operator.name in ("prelu", "thresholded_relu")
-    pools = operator.name.startswith(("avg_pool", "adaptive_avg_pool", "max_pool")) and not operator.name.endswith("indices")
-    return issubclass(operator.kind, (BatchNorm, Linear)) or (pools and not node.kwargs.get("return_indices"))
+    pools = operator.name.startswith(("avg_pool", "adaptive_avg_pool", "max_pool"))
+    return pools or issubclass(operator.kind, (BatchNorm, Linear))
 
 
 def _depends_on_sizes(value: fx.Node) -> bool:

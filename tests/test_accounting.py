@@ -80,6 +80,19 @@ def test_bias_by_hand():
     assert_close(torch.tensor(accounts.inputs["input"]), (x * (ratio @ layer.weight)).sum().detach(), 1e-12)
 
 
+@pytest.mark.parametrize("rule", [rules.UniformEpsilon, rules.ValueOnly])
+def test_rules_of_products_are_epsilon_where_there_is_one_factor(rule):
+    model = nn.Linear(4, 3)
+    x = torch.rand(2, 4)
+    accounts = [
+        lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(Linear, one(0.1))])), x, 1) for one in (rule, rules.Epsilon)
+    ]
+    found, expected = (account[0] for account in accounts)
+    assert expected.bias and expected.stabilizer
+    for part in PARTS:
+        assert getattr(found, part) == pytest.approx(getattr(expected, part), rel=1e-12)
+
+
 def test_the_constant_term_of_a_softmax_is_no_bias():
     x, seed = torch.randn(2, 5), torch.rand(2, 5)
     s = x.softmax(1)

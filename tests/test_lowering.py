@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
 from lrpfx import lowering
@@ -59,6 +60,44 @@ def test_it_is_a_plain_inference_graph(explain_model):
     noted = [node.meta.get("custom", {}).get("lrpfx", "") for node in program.graph.nodes]
     assert any(text.startswith("fc: Epsilon(") for text in noted)
     assert sum(map(bool, noted)) > len(noted) / 2
+
+
+def test_its_facts_name_the_canonizers_that_changed_something():
+    explain_model = lrpfx.transform(torchvision_model("resnet18"), EpsilonPlusFlat())
+    facts = lowering.facts_of(lrpfx.lower(explain_model, torch.rand(1, 3, 32, 32), target="max"))
+    changed = {(stage.stage, stage.name) for stage in explain_model.history if stage.matches}
+    assert facts["canonizers"] == ["merge_batch_norm"] and len({stage for stage, _ in changed}) > 1
+
+
+@pytest.mark.parametrize("dtype, allowed", [(torch.float64, None), (torch.float32, 10 * 4 * 2**-23 * (2 + 2**-10) * 2**10)])
+def test_results_may_differ_by_ten_times_what_rounding_changes(dtype, allowed):
+    """A difference of two numbers that are nearly equal, each of which may change by four units in the last place."""
+    model = torch.nn.Linear(4, 1, bias=False).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -1.0, 0.0, 0.0]]))
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    x = torch.tensor([[1 + 2**-10, 1.0, 2.0, -2.0]], dtype=dtype)
+    tolerance = lowering.facts_of(lrpfx.lower(explain_model, x, dynamic_batch=False))["tolerance"]
+    assert tolerance == pytest.approx(allowed or lowering.tolerance_of(dtype), rel=1e-3)
+
+
+def test_operations_in_place_stay_where_others_see_them():
+    def seen_by_a_view(x):
+        changed = x + 1
+        view = changed.view(-1)
+        changed.mul_(2)
+        return view
+
+    def seen_by_nothing(x):
+        return (x + 1).mul_(2) + 3
+
+    x = torch.rand(2, 3)
+    for function, in_place in ((seen_by_a_view, True), (seen_by_nothing, False)):
+        traced = make_fx(function)(x)
+        lowering._out_of_place(traced.graph)
+        traced.recompile()
+        assert torch.equal(traced(x), function(x))
+        assert any(map(lowering._is_in_place, traced.graph.nodes)) == in_place
 
 
 @pytest.mark.parametrize("target", ["index", "weights", "max"])

@@ -583,6 +583,14 @@ def test_all_ways_to_run_conserve_alike(name):
     assert_close(relevance, expected[1], 1e-10)
 
 
+@pytest.mark.parametrize("rule", [rules.AlphaBeta(3.0, 2.0), rules.Gamma(0.5)])
+def test_lowered_shortcuts_weigh_their_branches_alike(rule):
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(2, 3, 6, 6)
+    fast, direct = both(model.eval(), OneRule(rule))
+    expected = lrpfx.attribute(direct, x, 1).relevance
+    assert_close(lrpfx.lower(fast, x).module()(x, torch.tensor([1, 1]))["relevance"], expected, 1e-10)
+
+
 def test_conserving_is_off_by_default_and_shown_where_it_is_on():
     assert repr(rules.ZPlus()) == "ZPlus(stabilizer=1e-06)"
     assert repr(rules.AlphaBeta(conserve=True)) == "AlphaBeta(alpha=2, beta=1, stabilizer=1e-06, conserve=True)"
