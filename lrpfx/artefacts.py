@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from . import self_test
 from .archives import (
     MANIFEST,
     MANIFEST_HASH,
@@ -33,13 +34,13 @@ from .archives import (
     plain_entries,
     program_of,
     read_archive,
-    read_arrays,
 )
 from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, is_out_of_memory, os_errors
 from .lowering import argument_examples, facts_of
 from .onnx_export import onnx_model
+from .self_test import SelfTest, as_array
 
-FORMAT = 4
+FORMAT = 5
 
 #: Bytes of parameters from which on an .onnx file keeps them in a second one; a file of its own may have 2 GiB at most.
 EXTERNAL_DATA_FROM = 3 * 2**29
@@ -49,7 +50,6 @@ EXTERNAL_DATA_FROM = 3 * 2**29
 INDUCTOR = {"freezing": True, "layout_optimization": False}
 
 Array = torch.Tensor | np.ndarray
-SelfTest = dict[str, np.ndarray]
 Function = Callable[..., Mapping[str, torch.Tensor]]
 
 
@@ -122,16 +122,8 @@ def _described(program: ExportedProgram, kind: str) -> tuple[dict[str, Any], byt
     """The manifest without hashes, and the self-test."""
     facts = _facts(program)
     arguments = argument_examples(program)
-    traced = len(next(iter(arguments.values())))
-    batch = None if facts["dynamic_batch"] else traced
-    run = program.module()
-    arrays: dict[str, Any] = {}
-    # compilers may take a batch of one for another memory format
-    for size in (traced, 1 if traced > 1 else 2)[: 2 if facts["dynamic_batch"] else 1]:
-        chosen = {name: value[torch.arange(size, device=value.device) % traced] for name, value in arguments.items()}
-        results = run(*chosen.values())
-        arrays.update({f"{size}.in.{name}": _to_numpy(value) for name, value in chosen.items()})
-        arrays.update({f"{size}.out.{name}": _to_numpy(value) for name, value in results.items()})
+    batch = None if facts["dynamic_batch"] else len(next(iter(arguments.values())))
+    test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], facts["tolerance"])
     manifest = {
         "format": FORMAT,
         "kind": kind,
@@ -139,21 +131,14 @@ def _described(program: ExportedProgram, kind: str) -> tuple[dict[str, Any], byt
         **facts,
         "arguments": {name: _description(value, batch) for name, value in arguments.items()},
         "results": {name: _description(value, batch) for name, value in results.items()},
+        "self_test": list(test.sizes),
     }
-    self_test = io.BytesIO()
-    np.savez(self_test, **arrays)
-    return manifest, self_test.getvalue()
+    return manifest, test.to_bytes()
 
 
 def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
     """Shape, with None for any batch size, and dtype."""
     return {"shape": [batch, *value.shape[1:]] if value.ndim else [], "dtype": str(value.dtype).removeprefix("torch.")}
-
-
-def _to_numpy(value: torch.Tensor) -> np.ndarray:
-    value = value.detach().cpu()
-    array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
-    return np.asarray(array, order="C")
 
 
 @contextmanager
@@ -235,13 +220,13 @@ def _hash(entries: Mapping[str, bytes]) -> str:
 
 
 def _write_onnx(program: ExportedProgram, path: Path) -> None:
-    manifest, self_test = _described(program, "onnx")
+    manifest, tested = _described(program, "onnx")
     model = onnx_model(program, list(manifest["arguments"]), list(manifest["results"]))
     replaced, written = _data_of(path), None
     try:
         if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
             written, manifest["data"] = _move_parameters(model, path)
-        metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
+        metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(tested).decode()}
         for key, value in metadata.items():
             entry = model.metadata_props.add()
             entry.key, entry.value = key, value
@@ -335,12 +320,12 @@ def _load_archive(content: bytes) -> "Runner":
     if _hash(entries) != manifest["hash"]:
         raise RefusedError("it is damaged: its content has another hash")
     check_entries(entries, manifest["kind"])
-    self_test = _self_test_of(entries.pop(SELF_TEST), manifest)
+    test = self_test.read(entries.pop(SELF_TEST), manifest)
     try:
         function = _compiled(entries) if manifest["kind"] == "compiled" else _exported(entries)
     except Exception as error:
         raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
-    return Runner(function, manifest, self_test)
+    return Runner(function, manifest, test)
 
 
 def _manifest_of(text: str | bytes) -> dict[str, Any]:
@@ -367,19 +352,9 @@ _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
     **dict.fromkeys(("arguments", "results", "rules", "merged"), dict),
     **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
+    "self_test": list,
 }
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-
-
-def _self_test_of(content: bytes, manifest: dict[str, Any]) -> SelfTest:
-    """The arrays of a self-test: each argument and result, for each size of the batch."""
-    arrays = read_arrays(content)
-    sizes = {name.partition(".")[0] for name in arrays}
-    wanted = {f"{size}.in.{name}" for size in sizes for name in manifest["arguments"]}
-    wanted |= {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
-    if not sizes or set(arrays) != wanted or not all(size.isdigit() for size in sizes):
-        raise RefusedError("its self-test has not the arguments and results of its manifest")
-    return arrays
 
 
 def _exported(entries: Mapping[str, bytes]) -> Function:
@@ -437,7 +412,7 @@ def _load_onnx(path: Path, content: bytes) -> "Runner":
     try:
         import onnxruntime
 
-        manifest, self_test = _read_onnx(content)
+        manifest, tested = _read_onnx(content)
     except ImportError as error:
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
     data = path.parent / manifest["data"]["file"] if "data" in manifest else None
@@ -453,10 +428,10 @@ def _load_onnx(path: Path, content: bytes) -> "Runner":
     names = list(manifest["results"])
 
     def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        arrays = dict(zip(manifest["arguments"], map(_to_numpy, tensors), strict=True))
+        arrays = dict(zip(manifest["arguments"], map(as_array, tensors), strict=True))
         return dict(zip(names, map(torch.from_numpy, session.run(names, arrays)), strict=True))
 
-    return Runner(run, manifest, _self_test_of(self_test, manifest))
+    return Runner(run, manifest, self_test.read(tested, manifest))
 
 
 class Runner:
@@ -498,7 +473,7 @@ class Runner:
             self._check_classes(tensors[-1])
         results = self._run(tensors)
         if any(isinstance(value, np.ndarray) for value in given.values()):
-            return {name: _to_numpy(value) for name, value in results.items()}
+            return {name: as_array(value) for name, value in results.items()}
         return results
 
     def _run(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -562,17 +537,14 @@ class Runner:
 
         It is relative to the norm of what is expected of the larger batch. Errors: `ArtefactError` above the tolerance.
         """
-        sizes = sorted({int(key.partition(".")[0]) for key in self.self_test}, reverse=True)
         largest = 0.0
-        for size in sizes:
-            arguments = {}
-            for name, described in self.manifest["arguments"].items():
-                value = torch.from_numpy(self.self_test[f"{size}.in.{name}"])
-                arguments[name] = value.to(getattr(torch, described["dtype"]))
+        for size in self.self_test.sizes:
+            arguments = {
+                name: torch.from_numpy(value).to(getattr(torch, self.manifest["arguments"][name]["dtype"]))
+                for name, value in self.self_test.arguments(list(self.manifest["arguments"]), size).items()
+            }
             for name, value in self(**arguments).items():
-                scale = self.self_test[f"{sizes[0]}.out.{'output' if name == 'balance' else name}"]  # a rest of two sums
-                change = np.linalg.norm(value.double().numpy() - self.self_test[f"{size}.out.{name}"])
-                difference = float(change / (np.linalg.norm(scale) or 1.0))
+                difference = self.self_test.difference(name, size, as_array(value))
                 largest = max(largest, difference)
                 if not difference <= self.manifest["tolerance"]:
                     raise ArtefactError(

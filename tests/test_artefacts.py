@@ -438,5 +438,5 @@ def test_self_tests_of_softmax_classifiers_compare_something(name, tmp_path):
     program = lrpfx.lower(explain_model, images().float(), target="weights")
     runner = lrpfx.load(lrpfx.save(program, tmp_path / name))
     assert runner.verify() <= 1e-5
-    scale = np.abs(runner.self_test["2.out.output"]).max()
-    assert np.abs(runner.self_test["2.out.relevance"]).max() > 1e-4 * scale
+    scale = np.abs(runner.self_test.expected("output", 2)).max()
+    assert np.abs(runner.self_test.expected("relevance", 2)).max() > 1e-4 * scale

@@ -179,7 +179,7 @@ IN_FILES = {
     ),
     "a module to import": in_program(with_structure),
     "notes": in_program(lambda program, code: first_operator(program).update(metadata={"stack_trace": code})),
-    "an array of objects": lambda entries, marker: {archives.SELF_TEST: npz({"2.in.input": Payload(marker)})},
+    "an array of objects": lambda entries, marker: {archives.SELF_TEST: npz({"in.input": Payload(marker)})},
     "a folder above": lambda entries, marker: {"../../../tmp/x": b""},
     "an absolute name": lambda entries, marker: {"/etc/x": b""},
     "more of torch": lambda entries, marker: {"extra/notes.txt": b"", "data/aotinductor/model/x.so": b"\x7fELF"},
@@ -265,7 +265,7 @@ def test_small_files_that_ask_for_much_memory(entries, marker, tmp_path):
         array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(4)
         inner = io.BytesIO()
         with zipfile.ZipFile(inner, "w") as file:
-            file.writestr("2.in.input.npy", array)
+            file.writestr("in.input.npy", array)
         (tmp_path / "array.pt2").write_bytes(archives.archive_of(signed({**entries, archives.SELF_TEST: inner.getvalue()})))
         must_refuse(tmp_path / "array.pt2", marker)
 
