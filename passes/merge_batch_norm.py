@@ -146,11 +146,36 @@ def _depends_on_sizes(value: fx.Node) -> bool:
     pending, seen = [value], {value}
     while pending:
         node = pending.pop()
-        if node_info(node).operator == "squeeze":
+        if node_info(node).operator == "squeeze" and not _removes_an_added_dimension(node):
             return True
         found = [argument for argument in node.all_input_nodes if argument not in seen]
         seen.update(found)
         pending += found
+    return False
+
+
+def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
+    """Whether the dimension that `squeeze` removes was added by `unsqueeze`, so that it always has the size 1."""
+    node, place = squeeze.args[0], squeeze.kwargs.get("dim", squeeze.args[-1])
+    while isinstance(node, fx.Node) and isinstance(place, int):
+        operator, shape = node_info(node).operator, node_info(node).shape
+        given = [*node.args[1:], *node.kwargs.values()]
+        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        if shape is None or operator not in ("squeeze", "unsqueeze", "transpose", "permute") or not dims:
+            return False
+        rank = len(shape) + (operator == "squeeze")
+        place, positions = place % len(shape), [dim % rank for dim in dims]
+        if operator == "unsqueeze" and place == positions[0]:
+            return True
+        if operator == "unsqueeze":
+            place -= place > positions[0]
+        elif operator == "squeeze":
+            place += place >= positions[0]
+        elif operator == "transpose":
+            place = dict(zip(positions, reversed(positions), strict=True)).get(place, place)
+        else:
+            place = positions[place]
+        node = node.args[0]
     return False
 
 

@@ -275,6 +275,25 @@ def test_relevance_is_that_of_the_layers_with_the_affine_map_in_them(name):
     assert_close(actual, expected, 1e-11)
 
 
+@pytest.mark.parametrize(
+    "shape, function, merges",
+    [
+        ((4,), lambda x: x.unsqueeze(0).transpose(0, -2).squeeze(-2), True),  # as in torch's attention
+        ((4,), lambda x: x.unsqueeze(1).permute(0, 2, 1).unsqueeze(0).squeeze(dim=3).squeeze(0), True),
+        ((4,), lambda x: x.unsqueeze(2).unsqueeze(1).transpose(dim0=1, dim1=2).squeeze(2).squeeze(2), True),
+        ((4, 1), lambda x: x.squeeze(2), False),
+        ((4, 1), lambda x: x.unsqueeze(1).squeeze(3).squeeze(1), False),
+        ((4,), lambda x: x.unsqueeze(1).squeeze(), False),
+    ],
+)
+def test_dimensions_that_squeeze_removes_for_any_size(shape, function, merges):
+    model = nn.Sequential(Function(function, nn.Tanh()), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    randomize_batch_norm(model)
+    x = torch.randn(2, *shape)
+    stages = lrpfx.history(lrpfx.transform(model.eval(), EpsilonPlus(), example_inputs=x))
+    assert {stage.name: stage for stage in stages}["merge_batch_norm_right"].matches == merges
+
+
 def test_several_readers_and_reasons():
     class Shared(nn.Module):
         def __init__(self, skip):
