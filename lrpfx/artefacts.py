@@ -9,6 +9,7 @@ import copy
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import secrets
@@ -35,10 +36,13 @@ from .archives import (
     program_of,
     read_archive,
 )
+from .derived_weights import fold_constants
 from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, is_out_of_memory, os_errors
 from .lowering import argument_examples, facts_of
 from .onnx_export import onnx_model
 from .self_test import SelfTest, as_array
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 5
 
@@ -83,6 +87,7 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     _facts(program)
     with os_errors(ArtefactError, target, "written"), tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "program.pt2"
+        logger.info("compiling with AOTInductor")
         try:
             with torch.no_grad():  # where gradients are on, inductor silently does without freezing
                 torch._inductor.aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=INDUCTOR)
@@ -120,6 +125,7 @@ def _facts(program: ExportedProgram) -> dict[str, Any]:
 
 def _described(program: ExportedProgram, kind: str) -> tuple[dict[str, Any], bytes]:
     """The manifest without hashes, and the self-test."""
+    logger.info("recording a self-test")
     facts = _facts(program)
     arguments = argument_examples(program)
     batch = None if facts["dynamic_batch"] else len(next(iter(arguments.values())))
@@ -190,6 +196,7 @@ def locked(file: int) -> bool | None:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write a program's file, and put it in its place after it has passed its self-test."""
+    logger.info("loading %s for its self-test", path.name)
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
         try:
@@ -221,6 +228,7 @@ def _hash(entries: Mapping[str, bytes]) -> str:
 
 def _write_onnx(program: ExportedProgram, path: Path) -> None:
     manifest, tested = _described(program, "onnx")
+    logger.info("translating into operators of ONNX")
     model = onnx_model(program, list(manifest["arguments"]), list(manifest["results"]))
     replaced, written = _data_of(path), None
     try:
@@ -358,7 +366,9 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16
 
 
 def _exported(entries: Mapping[str, bytes]) -> Function:
-    function: Function = program_of(entries).module()
+    program = program_of(entries).module()
+    fold_constants(program)
+    function: Function = program
     return function
 
 

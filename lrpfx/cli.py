@@ -5,6 +5,7 @@ import csv
 import importlib
 import io
 import json
+import logging
 import os
 import sys
 import warnings
@@ -25,6 +26,7 @@ try:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
+    from rich.status import Status
     from rich.table import Table
 except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
@@ -114,19 +116,45 @@ def export(
             module.eval()(example)
     except Exception as error:
         raise InputError(f"{model} cannot run on an input of shape {shape}: {first_lines(error)}") from error
-    explain_model = transform(module, composite_named(composite, **settings), input_range=input_range)
-    program = lower(
-        explain_model,
-        example,
-        target=target,
-        record=record or (),
-        dynamic_batch=not fixed_batch,
-        reduce=reduce,
-        balance=balance,
-    )
-    write = package if compile else save
-    path = write(program, output)
+    with _steps_shown():
+        explain_model = transform(module, composite_named(composite, **settings), input_range=input_range)
+        program = lower(
+            explain_model,
+            example,
+            target=target,
+            record=record or (),
+            dynamic_batch=not fixed_batch,
+            reduce=reduce,
+            balance=balance,
+        )
+        write = package if compile else save
+        path = write(program, output)
     Console().print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, self-test passed", highlight=False)
+
+
+class _StatusHandler(logging.Handler):
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self.status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.status.update(record.getMessage())
+
+
+@contextmanager
+def _steps_shown() -> Iterator[None]:
+    """While it is entered, a terminal shows what lrpfx logs."""
+    logger = logging.getLogger("lrpfx")
+    level = logger.level
+    with Console(stderr=True).status("transforming") as status:
+        handler = _StatusHandler(status)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
 
 
 def _model(name: str) -> nn.Module:

@@ -6,6 +6,7 @@ rules that save what autograd hands back; `make_fx` can, and what it traces is t
 
 import copy
 import itertools
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from .attribution import (
     resolve_names,
     select_output,
 )
+from .derived_weights import derive_weights
 from .errors import InputError, InputTypeError, LoweringError
 from .explain_module import ExplainModule, set_derived_buffer
 from .forward_forms import FORWARD_FORMS
@@ -43,6 +45,8 @@ from .inspection import assignment, explainable
 from .interrupts import undisturbed
 from .node import has_info, node_info
 from .propagation import noting_origins, origin
+
+logger = logging.getLogger(__name__)
 
 MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata
 
@@ -102,7 +106,7 @@ def lower(
     inputs less that of the output. `reduce`: relevance of an input summed over its channels ("sum"), its magnitudes summed
     ("absolute"), or as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the
     example. Parameters keep the names that they have in `explain_model`; nodes say in `meta["custom"]["lrpfx"]` where they
-    come from.
+    come from. What is done is logged as it begins, at the level INFO.
 
     Errors: `LoweringError`, `InputError`, `InputTypeError`.
     """
@@ -327,6 +331,7 @@ class _Annotating(fx.Interpreter):
 
 def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
     """The program as one graph of ATen operators, in which at most the batch is a symbol."""
+    logger.info("tracing a batch of %d", len(arguments[0]))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = DimDynamic.DYNAMIC if dynamic else DimDynamic.STATIC
     try:
@@ -395,6 +400,7 @@ def _operations(traced: fx.GraphModule) -> list[str]:
 
 
 def _export(job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
+    logger.info("exporting %d operations", len(traced.graph.nodes))
     root = _with_names_of(job.module, traced)
     for node, name in zip(traced.graph.find_nodes(op="placeholder"), job.names(), strict=True):
         node.target = name
@@ -419,6 +425,7 @@ def _with_names_of(module: ExplainModule, traced: fx.GraphModule) -> nn.Module:
         name = names.get(_identity(tensor), f"constants.{node.target}")
         set_derived_buffer(root, name, tensor.detach(), persistent=True)
         node.target = name
+    derive_weights(traced.graph, root, module)
     return root
 
 
@@ -428,6 +435,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
     """`LoweringError` where the program computes something else than `lrpfx.attribute`."""
+    logger.info("comparing a batch of %d with attribute", len(arguments[0]))
     expected = job.expected(arguments)
     actual = program.module()(*arguments)
     for name, value in expected.items():
@@ -447,6 +455,7 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
 
 def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
     """The program with what there is to know about it."""
+    logger.info("measuring what rounding changes")
     rows = assignment(job.module)
     stages = job.module.history
     program.graph_module.meta[MANIFEST] = {

@@ -1,8 +1,8 @@
 """Mutation testing: small changes of the code, each of which some test must notice.
 
-`make mutants` draws MUTANTS of them from the modules below, runs the tests that cover each in a copy of the tree, and writes
-the table of docs/testing.md. Results are kept in build/mutants.json: a run that was stopped goes on where it was. A mutant is
-tested again where the line has changed, a survivor also where its tests have. The mutations are cosmic-ray's.
+`make mutants` draws MUTANTS of them from the modules below, runs tests that reach the line of each in a copy of the tree, and
+writes the table of docs/testing.md. Results are kept in build/mutants.json: a run that was stopped goes on where it was. A
+mutant is tested again where the line has changed, a survivor also where its tests have. The mutations are cosmic-ray's.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import collections
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -21,12 +22,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import coverage
+import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).parent.parent
 RESULTS, COPY, DOCUMENT = ROOT / "build" / "mutants.json", ROOT / "build" / "mutants", ROOT / "docs" / "testing.md"
+REACHED = ROOT / "build" / "reached"
 BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 
 #: The modules, and the tests that cover each, the fastest first.
@@ -77,6 +81,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
 #: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.
 SECONDS = 60
 
+#: For how many seconds tests that reach a line are chosen.
+CHOSEN_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -112,8 +119,67 @@ def tests_of(module: str) -> list[Path]:
     return [ROOT / "tests" / f"{name}.py" for name in COVERED_BY[module].split()]
 
 
+def version_of(*files: Path) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def version_of_tests(module: str) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in tests_of(module))).hexdigest()[:16]
+    return version_of(*tests_of(module))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What the tests of a file reach: their ids, how long each takes, and by module and line the numbers of those that do."""
+
+    tests: list[str]
+    seconds: list[float]
+    lines: dict[str, dict[str, list[int]]]
+
+    @staticmethod
+    def path(tests: Path) -> Path:
+        """Where it is kept: another place where the tests or the code that they are for has changed."""
+        modules = [ROOT / module for module in COVERED_BY if tests in tests_of(module)]
+        return REACHED / f"{tests.stem}-{version_of(tests, *modules)}.json"
+
+    @classmethod
+    @functools.cache
+    def by(cls, tests: Path) -> "Reached":
+        return cls(**json.loads(cls.path(tests).read_text()))
+
+
+def statement_at(source: str, line: int) -> range:
+    """The lines of the statement that a line is in, of one that holds others only its head."""
+    found = range(line, line + 1)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            lines = range(node.lineno, max(end, node.lineno) + 1)
+            if line in lines:
+                found = lines
+    return found
+
+
+def tests_for(mutant: "Mutant") -> tuple[list[str], float] | None:
+    """Tests that reach the mutant's line, of every function some, the fastest first, and how long they take.
+
+    None where no test does: then it is run while modules are imported.
+    """
+    lines = {str(line) for line in statement_at((ROOT / mutant.module).read_text(), mutant.line)}
+    found: dict[str, set[tuple[float, str]]] = collections.defaultdict(set)
+    for file in tests_of(mutant.module):
+        reached = Reached.by(file)
+        for line in lines:
+            for number in reached.lines[mutant.module].get(line, []):
+                test = reached.tests[number]
+                found[test.partition("[")[0]].add((reached.seconds[number], test))
+    rounds = itertools.zip_longest(*map(sorted, found.values()))
+    chosen, total = list[str](), 0.0
+    for seconds, test in (one for tests in rounds for one in sorted(filter(None, tests))):
+        if total < CHOSEN_SECONDS:
+            chosen.append(test)
+            total += seconds
+    return (chosen, total) if chosen else None
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
@@ -168,43 +234,62 @@ def prepared(number: int) -> Path:
     return copy
 
 
-class Trial:
-    """The tests of a module on a copy in which it has other code, in a process that has torch loaded already."""
+@dataclass(frozen=True)
+class Job:
+    """Tests (files, or single ones by their ids) to run with other code for a module, or as they are, in `seconds` at most.
 
-    def __init__(self, module: str, code: str | None, copy: Path, seconds: float) -> None:
-        self.copy, self.start, self.seconds = copy, time.monotonic(), seconds
-        self.path = copy / ("lrpfx/" + module if module.startswith("passes/") else module)
-        self.original = (ROOT / module).read_text()
-        self.path.write_text(self.original if code is None else code)
+    With `reached` the lines that each test reaches are written to that file.
+    """
+
+    tests: list[str]
+    seconds: float = 3600.0
+    module: str | None = None
+    code: str = ""
+    reached: Path | None = None
+
+
+class Trial:
+    """A job that runs on a copy of the tree, in a process that has torch loaded already."""
+
+    def __init__(self, job: Job, copy: Path) -> None:
+        self.job, self.copy, self.start = job, copy, time.monotonic()
+        self.changed: Path | None = None
+        if job.module is not None:
+            self.changed = copy / ("lrpfx/" + job.module if job.module.startswith("passes/") else job.module)
+            self.changed.write_text(job.code)
         self.process = os.fork()
         if self.process == 0:
-            _run_tests(module, copy)
+            _run_tests(job, copy)
 
     def outcome(self) -> str | None:
         """ "killed", "survived" or "timeout", or None while it runs."""
         found, status = os.waitpid(self.process, os.WNOHANG)
-        if not found and time.monotonic() < self.start + self.seconds:
+        if not found and time.monotonic() < self.start + self.job.seconds:
             return None
         if not found:
             self.stop()
             return "timeout"
-        self.path.write_text(self.original)
+        self._restore()
         return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
 
     def stop(self) -> None:
         os.killpg(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
-        self.path.write_text(self.original)
+        self._restore()
+
+    def _restore(self) -> None:
+        if self.changed is not None and self.job.module is not None:
+            self.changed.write_text((ROOT / self.job.module).read_text())
 
 
-def outcomes(jobs: list[tuple[str, str | None, float]], copies: list[Path]) -> Iterator[tuple[int, str, float]]:
-    """The outcomes of jobs (module, code, seconds), as many at a time as there are copies: which, outcome, and its seconds."""
+def outcomes(jobs: list[Job], copies: list[Path]) -> Iterator[tuple[int, str, float]]:
+    """The outcomes of jobs, as many at a time as there are copies of the tree: which, outcome, and its seconds."""
     waiting, free, running = list(enumerate(jobs)), list(copies), dict[Trial, int]()
     try:
         while waiting or running:
             while waiting and free:
-                number, (module, code, seconds) = waiting.pop(0)
-                running[Trial(module, code, free.pop(), seconds)] = number
+                number, job = waiting.pop(0)
+                running[Trial(job, free.pop())] = number
             time.sleep(0.1)
             for trial in list(running):
                 outcome = trial.outcome()
@@ -216,10 +301,8 @@ def outcomes(jobs: list[tuple[str, str | None, float]], copies: list[Path]) -> I
             trial.stop()
 
 
-def _run_tests(module: str, copy: Path) -> None:
-    """Runs the tests of a module in this process and ends it, with 0 where all pass."""
-    import pytest
-
+def _run_tests(job: Job, copy: Path) -> None:
+    """Runs tests in this process and ends it, with 0 where all pass."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(copy)
@@ -229,9 +312,41 @@ def _run_tests(module: str, copy: Path) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    files = [str(copy / file.relative_to(ROOT)) for file in tests_of(module)]
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not examples"]
-    os._exit(int(pytest.main([*options, *files])))
+    recorder = [] if job.reached is None else [_Recorder(copy, job.reached)]
+    os._exit(int(pytest.main([*options, *job.tests], plugins=recorder)))
+
+
+class _Recorder:
+    """Notes the lines that each test reaches."""
+
+    def __init__(self, copy: Path, output: Path) -> None:
+        self.output, self.seconds = output, dict[str, float]()
+        self.files = {str(copy / ("lrpfx/" * module.startswith("passes/") + module)): module for module in COVERED_BY}
+        self.coverage = coverage.Coverage(data_file=None, config_file=False, include=list(self.files))
+        self.coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.coverage.switch_context(item.nodeid)
+        start = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.monotonic() - start
+
+    def pytest_sessionfinish(self) -> None:
+        self.coverage.stop()
+        data = self.coverage.get_data()
+        numbers = {test: number for number, test in enumerate(self.seconds)}
+        lines = {
+            module: {
+                str(line): [numbers[test] for test in tests if test] for line, tests in data.contexts_by_lineno(file).items()
+            }
+            for file, module in self.files.items()
+        }
+        reached = Reached(list(numbers), list(self.seconds.values()), lines)
+        self.output.write_text(json.dumps(asdict(reached)))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------------
@@ -289,21 +404,22 @@ def main() -> None:
     mutants = drawn(options.mutants, options.seed, options.modules)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     pending = [mutant for mutant in mutants if not is_known(mutant, results)]
-    own = {module: f"{module}:{version_of_tests(module)}" for module in sorted({mutant.module for mutant in pending})}
     copies = [prepared(number) for number in range(options.jobs)]
-    RESULTS.parent.mkdir(exist_ok=True)
-
-    unmeasured = [(module, None, 3600.0) for module, key in own.items() if key not in results]
-    for number, outcome, seconds in outcomes(unmeasured, copies):
-        module = unmeasured[number][0]
-        print(f"{module}: its own code {outcome} in {seconds:.0f} s", flush=True)
+    REACHED.mkdir(parents=True, exist_ok=True)
+    files = sorted({file for mutant in pending for file in tests_of(mutant.module) if not Reached.path(file).exists()})
+    records = [Job([str(file.relative_to(ROOT))], reached=Reached.path(file)) for file in files]
+    for number, outcome, seconds in outcomes(records, copies):
+        print(f"{files[number].name}: the code itself {outcome} in {seconds:.0f} s", flush=True)
         if outcome != "survived":
-            sys.exit(f"the tests of {module} fail, or take too long, for its own code")
-        results[own[module]] = {"seconds": str(seconds)}
-        RESULTS.write_text(json.dumps(results, indent=1))
+            Reached.path(files[number]).unlink(missing_ok=True)
+            sys.exit(f"{files[number].name} fails, or takes too long, for the code itself")
 
-    limits = {module: 3 * float(results[key]["seconds"]) + SECONDS for module, key in own.items()}
-    jobs = [(mutant.module, mutant.code(), limits[mutant.module]) for mutant in pending]
+    jobs = []
+    for mutant in pending:
+        everything = [str(file.relative_to(ROOT)) for file in tests_of(mutant.module)]
+        total = sum(sum(Reached.by(file).seconds) for file in tests_of(mutant.module))
+        tests, seconds = tests_for(mutant) or (everything, total)
+        jobs.append(Job(tests, 3 * seconds + SECONDS, mutant.module, mutant.code()))
     for count, (number, outcome, seconds) in enumerate(outcomes(jobs, copies), 1):
         mutant = pending[number]
         print(

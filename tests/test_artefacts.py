@@ -1,6 +1,7 @@
 """Artefacts: every format gives the results of `lrpfx.attribute`, guards its inputs, and is never half written."""
 
 import functools
+import logging
 import os
 import random
 import re
@@ -17,11 +18,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import assert_close, needs_compiler, small_net
+from helpers import assert_close, needs_compiler, small_net, torchvision_model
 
 import lrpfx
 from lrpfx import artefacts
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 
 ROOT = Path(__file__).parent.parent
 
@@ -373,6 +374,29 @@ def test_a_program_that_fails_its_self_test_is_not_written(explain_model, tmp_pa
     with pytest.raises(lrpfx.ArtefactError, match="differs from what the program gave"):
         lrpfx.save(program, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
+
+
+def test_what_is_done_is_logged(explain_model, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="lrpfx"):
+        lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.pt2")
+    steps = [record.getMessage() for record in caplog.records if record.name.startswith("lrpfx")]
+    found = [next(word for word in LOGGED if text.startswith(word)) for text in steps]
+    assert list(dict.fromkeys(found)) == LOGGED
+
+
+LOGGED = ["tracing", "exporting", "comparing", "measuring", "recording", "loading"]
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_nothing_is_stored_twice(name, tmp_path):
+    """Neither weights, which programs derive from each other, nor images and results of the self-test."""
+    model, x = torchvision_model("resnet18").float(), torch.rand(1, 3, 64, 64, dtype=torch.float32)
+    plain = sum(value.nbytes for value in model.parameters())
+    for composite in (EpsilonPlusFlat(), EpsilonAlpha2Beta1Flat(), EpsilonGammaBox(-3.0, 3.0)):
+        program = lrpfx.lower(lrpfx.transform(model, composite), x, target="max", reduce="bytes")
+        path = lrpfx.save(program, tmp_path / name)
+        assert path.stat().st_size <= 1.02 * plain + x.nbytes * 1.4 + 300_000
+        assert lrpfx.load(path).verify() <= 1e-4
 
 
 def test_a_batch_of_one_is_part_of_the_self_test(explain_model, tmp_path, monkeypatch):

@@ -211,6 +211,16 @@ def run_program(*arguments, **environment):
     return process.returncode, process.stdout + process.stderr
 
 
+def test_a_terminal_shows_what_an_export_does(folder, tmp_path):
+    status, shown = run_program(
+        *("export", "torchvision.models:squeezenet1_1", tmp_path / "model.pt2", "--shape", "1,3,64,64", "--target", "max"),
+        **{"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
+    )
+    assert status == 0, shown
+    for step in ("tracing a batch of 2", "comparing a batch of 4", "recording a self-test", "self-test passed"):
+        assert step in shown
+
+
 BROKEN = """
 import torch
 from torch import nn

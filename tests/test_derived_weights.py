@@ -1,0 +1,77 @@
+"""Programs compute modified weights from those that they hold anyway, and compute them once."""
+
+import pytest
+import torch
+from helpers import assert_close, small_net
+from torch import nn
+
+import lrpfx
+from lrpfx import derived_weights
+from lrpfx.composites import (
+    EpsilonAlpha2Beta1Flat,
+    EpsilonGammaBox,
+    EpsilonPlus,
+    EpsilonPlusFlat,
+    LayerMapComposite,
+    NameMapComposite,
+)
+from lrpfx.core import BasicHook, ParamMod
+from lrpfx.derived_weights import derive_weights, fold_constants
+from lrpfx.types import Linear
+
+COMPOSITES = {
+    "plus": EpsilonPlus(),
+    "plus, flat": EpsilonPlusFlat(),
+    "alpha, beta": EpsilonAlpha2Beta1Flat(),
+    "gamma": EpsilonGammaBox(-3.0, 3.0),
+    "w square": LayerMapComposite([(Linear, lrpfx.rules.WSquare())]),
+}
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_weights_of_rules_are_not_held(name, optimize, monkeypatch):
+    monkeypatch.setattr(derived_weights, "SMALLEST", 0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    explain_model = lrpfx.transform(model.eval(), COMPOSITES[name], optimize=optimize, unassigned="gradient")
+    x = torch.rand(2, 3, 8, 8)
+    program = lrpfx.lower(explain_model, x, target="max")
+    weights = {one for one, value in program.state_dict.items() if value.ndim > 1}
+    assert weights == {"0.merged_weight", "3.weight", "5.weight"}
+    assert_close(program.module()(x)["relevance"], lrpfx.attribute(explain_model, x).relevance, 1e-12)
+    folded = program.module()
+    fold_constants(folded)
+    computing = [
+        node
+        for node in folded.graph.nodes
+        if node.all_input_nodes and all(one.op == "get_attr" for one in node.all_input_nodes)
+    ]
+    assert not computing
+    assert torch.equal(folded(x)["relevance"], program.module()(x)["relevance"])
+
+
+def test_what_is_not_elementwise_is_held(monkeypatch):
+    """Weights that a modifier normalizes, and draws of a modifier that gives others each time."""
+    monkeypatch.setattr(derived_weights, "SMALLEST", 0)
+    modifiers = {
+        "normalized": lambda weight, name: weight / weight.abs().sum(),
+        "drawn": lambda weight, name: weight * torch.rand_like(weight),
+        "turned": lambda weight, name: weight.flip(0),
+    }
+    for modifier in modifiers.values():
+        rule = BasicHook(
+            [lambda x: x], [ParamMod(modifier)], [lambda y: y], lambda r, y: r / (y[0] + 0.1), lambda x, g: x[0] * g[0]
+        )
+        explain_model = lrpfx.transform(small_net(), EpsilonPlus(layer_map=[(nn.Conv2d, rule)]))
+        x = torch.rand(2, 3, 8, 8)
+        program = lrpfx.lower(explain_model, x, target="max")
+        assert any("weight_" in name for name in program.state_dict), list(program.state_dict)
+        assert_close(program.module()(x)["relevance"], lrpfx.attribute(explain_model, x).relevance, 1e-12)
+
+
+def test_models_without_derived_weights():
+    model = nn.Sequential(nn.Linear(4, 3))
+    composite = NameMapComposite([(["0"], lrpfx.rules.Epsilon())])
+    program = lrpfx.lower(lrpfx.transform(model, composite, fold=False), torch.rand(2, 4), target="max")
+    assert set(program.state_dict) == {"0.weight", "0.bias"}
+    assert derive_weights(program.graph, model, lrpfx.transform(model, composite)) is None
