@@ -156,10 +156,11 @@ def _depends_on_sizes(value: fx.Node) -> bool:
 
 def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
     """Whether the dimension that `squeeze` removes was added by `unsqueeze`, so that it always has the size 1."""
-    node, place = squeeze.args[0], squeeze.kwargs.get("dim", squeeze.args[-1])
+    node: Any = squeeze.args[0]
+    place: Any = squeeze.kwargs.get("dim", squeeze.args[-1])
     while isinstance(node, fx.Node) and isinstance(place, int):
         operator, shape = node_info(node).operator, node_info(node).shape
-        given = [*node.args[1:], *node.kwargs.values()]
+        given: list[Any] = [*node.args[1:], *node.kwargs.values()]
         dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
         if shape is None or operator not in ("squeeze", "unsqueeze", "transpose", "permute") or not dims:
             return False

@@ -41,7 +41,7 @@ COVERED_BY = {
     "lrpfx/propagation.py": "test_rules test_plausibility test_accounting test_known_defects",
     "passes/analyze_signs.py": "passes/test_analyze_signs test_operators test_operator_table",
     "passes/analyze_support.py": "passes/test_analyze_signs test_shortcuts",
-    "passes/merge_batch_norm.py": "passes/test_merge_batch_norm",
+    "passes/merge_batch_norm.py": "passes/test_merge_batch_norm passes/test_merge_right",
     "passes/merge_right.py": "passes/test_merge_right",
     "passes/driver.py": "passes/test_fold_and_driver test_errors",
     "lrpfx/accounting.py": "test_accounting test_attention",

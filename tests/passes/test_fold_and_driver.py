@@ -215,6 +215,12 @@ def test_verification_that_is_left_out_is_noticed(monkeypatch):
     assert checked == ["normalize", "merge_batch_norm", "rewrite"]
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d(6, 4, 3, groups=2), nn.Conv1d(4, 4, 2, groups=4), nn.Linear(3, 2)])
+def test_random_inputs_fit_the_first_layer(layer):
+    stages = lrpfx.history(lrpfx.transform(nn.Sequential(layer, nn.ReLU()).eval(), EpsilonPlus()))
+    assert not any(stage.unverified for stage in stages)
+
+
 def test_a_pass_that_is_not_to_edit():
     class Edits(Sloppy):
         edits = False
