@@ -85,12 +85,14 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """
     target = _checked_path(path, (".pt2",))
     _facts(program)
+    doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())
+    configs = {**INDUCTOR, "freezing": not doubles}  # frozen convolutions are oneDNN's, which has none in float64
     with os_errors(ArtefactError, target, "written"), tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "program.pt2"
         logger.info("compiling with AOTInductor")
         try:
             with torch.no_grad():  # where gradients are on, inductor silently does without freezing
-                torch._inductor.aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=INDUCTOR)
+                torch._inductor.aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=configs)
         except Exception as error:
             raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
         _write_archive(program, read_archive(compiled.read_bytes()), target, "compiled")

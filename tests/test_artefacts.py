@@ -113,6 +113,13 @@ def test_weights_of_compiled_programs_are_laid_out_for_the_machine(explain_model
     assert b"convolution_pointwise" in code
 
 
+@needs_compiler
+def test_compiled_programs_in_double_precision(explain_model, tmp_path):
+    """oneDNN, whose convolutions frozen weights are for, has none in float64."""
+    runner = lrpfx.load(lrpfx.package(lrpfx.lower(explain_model, images()), tmp_path / "model.pt2"))
+    assert runner.verify() <= 1e-12
+
+
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
 def test_indices_that_an_embedding_does_not_have(name, tmp_path):
     model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2)).float()
