@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.export.pt2_archive._package import load_pt2
+
+from .torch_internals import OpOverload, load_archive
 
 Entries = dict[str, bytes]  # name, without the folder that all entries of an archive are in -> content
 
@@ -138,7 +139,7 @@ def check_entries(entries: Mapping[str, bytes], kind: str) -> None:
 
 def program_of(entries: Mapping[str, bytes]) -> ExportedProgram:
     """The program of an archive that was checked. torch.export.load would go on with an older form, which is pickled."""
-    program: ExportedProgram = load_pt2(io.BytesIO(archive_of(entries))).exported_programs["model"]
+    program: ExportedProgram = load_archive(io.BytesIO(archive_of(entries))).exported_programs["model"]
     return program
 
 
@@ -223,7 +224,7 @@ def _is_operator(text: str) -> bool:
         return True
     namespace, name, overload = text.split(".")[2:]
     found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    return isinstance(found, torch._ops.OpOverload) and not any("file" in argument.name for argument in found._schema.arguments)
+    return isinstance(found, OpOverload) and not any("file" in argument.name for argument in found._schema.arguments)
 
 
 def _is_expression(text: str) -> bool:

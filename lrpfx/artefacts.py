@@ -41,6 +41,7 @@ from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, is_ou
 from .lowering import argument_examples, facts_of
 from .onnx_export import onnx_model
 from .self_test import SelfTest, as_array
+from .torch_internals import OLDEST_FOR_PROGRAMS, compile_program, load_compiled, require
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
         logger.info("compiling with AOTInductor")
         try:
             with torch.no_grad():  # where gradients are on, inductor silently does without freezing
-                torch._inductor.aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=configs)
+                compile_program(program, str(compiled), configs)
         except Exception as error:
             raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
         _write_archive(program, read_archive(compiled.read_bytes()), target, "compiled")
@@ -303,6 +304,7 @@ def load(path: str | os.PathLike[str]) -> "Runner":
     is unpickled, and no text in it evaluated as Python. What its program computes is another matter: a compiled program is
     native code. Errors: `ArtefactError` for a file that is damaged, truncated or no artefact of lrpfx.
     """
+    require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = Path(path)
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
@@ -378,8 +380,7 @@ def _compiled(entries: Mapping[str, bytes]) -> Function:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.pt2"
         path.write_bytes(archive_of(entries))
-        loaded: Function = torch._inductor.aoti_load_package(str(path))
-        return loaded
+        return load_compiled(str(path))
 
 
 def _read_onnx(content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -5,12 +5,12 @@ import types as python_types
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from .torch_internals import OpOverload
 
 
 def dotted_path(function: Callable[..., Any]) -> str | None:
     """The import path of `function`, or None if it cannot be imported from there."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         path = "torch.ops." + str(function)
     elif isinstance(function, (python_types.MethodDescriptorType, python_types.WrapperDescriptorType)):
         path = f"torch.Tensor.{function.__name__}"

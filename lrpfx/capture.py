@@ -9,7 +9,6 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.utils import _pytree as pytree
 
 from .composites import Composite, MappingContext
 from .errors import CaptureError, InputError, LrpfxError, VerificationError
@@ -36,6 +35,7 @@ from .passes import (
     run_pass,
 )
 from .passes.driver import NOT_VERIFIED, fresh, random_arguments, verified_after_all
+from .torch_internals import pytree
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram

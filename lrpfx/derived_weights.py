@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from .explain_module import ExplainModule
+from .torch_internals import make_fx
 
 #: Bytes of the smallest weight that is computed: the operations of smaller ones are as large.
 SMALLEST = 1024

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .torch_internals import aten as aten_operator
+
 aten = torch.ops.aten
 
 Matrix = torch.Tensor
@@ -324,7 +326,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
-    aten.rrelu_with_noise_functional.default: _rrelu,
+    aten_operator("rrelu_with_noise_functional.default"): _rrelu,
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,

@@ -15,14 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten_with_path
 
 from .attribution import (
     Arguments,
@@ -45,6 +41,16 @@ from .inspection import assignment, explainable
 from .interrupts import undisturbed
 from .node import has_info, node_info
 from .propagation import noting_origins, origin
+from .torch_internals import (
+    OLDEST_FOR_PROGRAMS,
+    FakeTensorMode,
+    OpOverload,
+    constant_source,
+    decomposition_of,
+    make_fx,
+    pytree,
+    require,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +61,7 @@ _bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
 #: Operators that ONNX does not have and torch.export does not decompose, and one whose shapes torch cannot infer.
 DECOMPOSED = {
     **{
-        operator: torch._decomp.decomposition_table[operator]
+        operator: decomposition_of(operator)
         for operator in (torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default)
     },
     _bicubic: FORWARD_FORMS[_bicubic],
@@ -110,6 +116,7 @@ def lower(
 
     Errors: `LoweringError`, `InputError`, `InputTypeError`.
     """
+    require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
     module = explainable(explain_model, "lower")
     if target not in TARGETS:
         raise InputError(f"target is one of {', '.join(map(repr, TARGETS))}, not {target!r}")
@@ -277,7 +284,7 @@ def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> di
 
 def _tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a model's output with their places in it, such as "0" or "boxes.1"."""
-    leaves, _ = tree_flatten_with_path(result)
+    leaves, _ = pytree.tree_flatten_with_path(result)
     return [
         (".".join(str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path), leaf)
         for path, leaf in leaves
@@ -338,7 +345,7 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
         fakes = []
         for number, value in enumerate(arguments):
             sizes: Any = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
-            fakes.append(mode.from_tensor(value, source=ConstantSource(f"input{number}"), symbolic_context=sizes))
+            fakes.append(mode.from_tensor(value, source=constant_source(f"input{number}"), symbolic_context=sizes))
         with (
             fx_traceback.preserve_node_meta(),
             noting_origins(),
@@ -383,14 +390,14 @@ def _functional(operator: Any) -> Any:
 
 
 def _is_in_place(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _may_share_memory(node: fx.Node) -> bool:
     """Whether the node's value may be memory of another node's."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # one of several results
         node = node.args[0]
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return True
     return any(result.alias_info is not None and not result.alias_info.is_write for result in node.target._schema.returns)
 

@@ -11,6 +11,7 @@ from .errors import ArtefactError, LoweringError
 from .forward_forms import FORWARD_FORMS
 from .interrupts import undisturbed
 from .propagation import ORIGIN
+from .torch_internals import decompositions_of_backwards, untranslated
 
 OPSET = 20
 
@@ -50,7 +51,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
 @undisturbed()
 def legalized(program: ExportedProgram) -> ExportedProgram:
     """The program without operators that stand for the backward of others."""
-    derived = {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
+    derived = decompositions_of_backwards()
     try:
         legal: ExportedProgram = program.run_decompositions({**derived, **FORWARD_FORMS})
     except Exception as error:
@@ -65,18 +66,11 @@ def origin_of(node: Node) -> str:
 
 def _missing_operators(legal: ExportedProgram) -> str:
     """What the operators without a translation are and where they come from; nothing where there are none."""
-    from torch.onnx._internal.exporter import _fx_passes, _registration
-
-    registry = _registration.ONNXRegistry.from_torchlib(OPSET)
     try:
-        decomposed = _fx_passes.decompose_with_registry(legal, registry)
+        nodes = untranslated(legal, OPSET)
     except Exception:  # then this is what torch.onnx could not do
         return ""
-    lines = [
-        f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "")
-        for node in decomposed.graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload) and not registry.is_registered(node.target)
-    ]
+    lines = [f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node in nodes]
     if not lines:
         return ""
     return (

@@ -59,6 +59,7 @@ from .functions import (
     thresholded_relu,
 )
 from .signs import SignOf
+from .torch_internals import aten as aten_operator
 
 
 @dataclass(frozen=True)
@@ -153,21 +154,9 @@ METADATA_FUNCTIONS: frozenset[Any] = frozenset(
     {torch._assert, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like}
     | {torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_int, torch.sym_not, torch._check, isinstance}
     | {
-        getattr(getattr(torch.ops.aten, name), overload)
-        for name, overload in [
-            ("sym_size", "int"),
-            ("sym_numel", "default"),
-            ("sym_stride", "int"),
-            ("zeros_like", "default"),
-            ("ones_like", "default"),
-            ("empty_like", "default"),
-            ("full_like", "default"),
-            ("new_zeros", "default"),
-            ("new_ones", "default"),
-            ("new_full", "default"),
-            ("new_empty", "default"),
-            ("_assert_tensor_metadata", "default"),
-        ]
+        *map(aten_operator, ["sym_size.int", "sym_numel.default", "sym_stride.int", "zeros_like.default", "ones_like.default"]),
+        *map(aten_operator, ["empty_like.default", "full_like.default", "new_zeros.default", "new_ones.default"]),
+        *map(aten_operator, ["new_full.default", "new_empty.default", "_assert_tensor_metadata.default"]),
     }
 )
 METADATA_ATTRIBUTES = frozenset(
@@ -235,11 +224,7 @@ def module_classes() -> tuple[type, ...]:
 
 
 def _aten_overloads(names: str) -> list[Function]:
-    overloads = []
-    for name in names.split():
-        packet, overload = name.split(".")
-        overloads.append(getattr(getattr(torch.ops.aten, packet), overload))
-    return overloads
+    return [operator for operator in map(aten_operator, names.split()) if operator is not None]
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
@@ -266,7 +251,7 @@ def _row(
     inplace_methods: str = "",
     aten: str = "",
     inplace_aten: str = "",
-    reordered: Sequence[tuple[Function, str]] = (),
+    reordered: Sequence[tuple[Function | None, str]] = (),
     reordered_methods: Sequence[tuple[str, str]] = (),
     reordered_inplace_methods: Sequence[tuple[str, str]] = (),
     view: bool = False,
@@ -328,8 +313,9 @@ def _row(
         _functions[spelled] = Spelling(row, order)
     for spelled in list(inplace) + _aten_overloads(inplace_aten):
         _functions[spelled] = Spelling(row, order, inplace=True)
-    for spelled, text in reordered:
-        _functions[spelled] = Spelling(row, tuple(text.split()))
+    for spelled_so, text in reordered:
+        if spelled_so is not None:
+            _functions[spelled_so] = Spelling(row, tuple(text.split()))
     for spelled_as in foreign.split():
         _foreign[spelled_as] = Spelling(row, order)
     for method in methods.split():
@@ -1203,7 +1189,7 @@ _row(
     types.Softmax,
     masked_softmax,
     "input dim",
-    reordered=[(torch.ops.aten._safe_softmax.default, "input dim dtype")],
+    reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
     sign=signs.never_negative,
     scales=2,
 )

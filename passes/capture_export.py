@@ -16,7 +16,6 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from lrpfx.errors import CaptureError, first_lines
 from lrpfx.explain_module import Scope, scope_at
@@ -25,14 +24,14 @@ from lrpfx.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, pl
 from lrpfx.interrupts import undisturbed
 from lrpfx.node import like, node_info, set_info, update_info
 from lrpfx.operators import lookup, module_classes, spelling_of
+from lrpfx.torch_internals import EXPORT_TRACER, OLDEST_FOR_EXPORT, higher_order, pytree, require
 
 from .capture_symbolic import private_copy, restore_tensors, tensors_held
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from .program import Program, refuse_state
 from .read_buffers import ReadBuffers
 
-_GRADIENT_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
-_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 #: Operators of which the graph uses the first result alone, which is all that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
@@ -94,6 +93,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
     With `dynamic` the batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model
     fixes it; other sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
     """
+    require("torch.export's graph of a model", OLDEST_FOR_EXPORT, CaptureError)
     root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
     before = tensors_held(root)
     errors: list[Exception] = []
@@ -255,7 +255,7 @@ class _WithoutPartialGraphs:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        if sys._getframe(1).f_globals.get("__name__") == "torch.export._trace":
+        if sys._getframe(1).f_globals.get("__name__") == EXPORT_TRACER:
             return len(text)
         written: int = self.stream.write(text)
         return written

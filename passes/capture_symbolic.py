@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lrpfx.errors import CaptureError
 from lrpfx.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.interrupts import undisturbed
+from lrpfx.torch_internals import FakeTensor
 from lrpfx.types import Recurrent
 
 from .known_values import KnownValues

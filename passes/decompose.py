@@ -16,6 +16,7 @@ from lrpfx.functions import attention_bias, gate, masked_softmax, pair
 from lrpfx.layer_view import bound_arguments
 from lrpfx.node import NodeInfo, Role, attribute_of, calls, is_data, node_info, nodes_in, role_from
 from lrpfx.operators import operator_named
+from lrpfx.torch_internals import OpOverload
 
 from .program import Pass, PassResult, Program, insert_call
 
@@ -311,7 +312,7 @@ def _accumulated(build: _Builder) -> fx.Node | None:
 
 def _deviation_of(function: Any) -> Any:
     """The form of the standard deviation that takes the arguments of a form of the variance."""
-    if isinstance(function, torch._ops.OpOverload):
+    if isinstance(function, OpOverload):
         return getattr(torch.ops.aten.std, function._overloadname)
     return torch.Tensor.std if function is torch.Tensor.var else torch.std
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
 from lrpfx.operators import operator_named
+from lrpfx.torch_internals import pytree
 
 from .program import Pass, PassResult, Program, Stage
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lrpfx.node import attribute_of, is_floating
+from lrpfx.torch_internals import FakeTensorMode
 
 _UNKNOWN = object()
 #: Whether these remove a dimension depends on sizes.

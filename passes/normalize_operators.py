@@ -22,6 +22,7 @@ from lrpfx.operators import (
     spelling_of,
     writes_in_place,
 )
+from lrpfx.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
 from .program import Pass, PassResult, Program, insert_call
@@ -289,7 +290,7 @@ def _bind(node: fx.Node, spelling: Spelling) -> dict[str, Any]:
 def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
     """The name in the table of an argument that a call names otherwise."""
     row, known = spelling.operator, spelling.arguments
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         places = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
         if name in places[: len(known)]:
             return known[places.index(name)]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpfx.node import map_arguments
+from lrpfx.torch_internals import DisableTorchFunction, disable_current_modes
 
 _MAKES_CONSTANTS = frozenset({"tensor", "as_tensor", "arange", "full", "ones", "zeros"})
 _READS_NUMBERS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"})
@@ -60,7 +60,7 @@ class ReadBuffers(TorchFunctionMode):
 
         def compute() -> Any:
             values = map_arguments((args, kwargs), lambda leaf: known[id(leaf)].compute() if id(leaf) in known else leaf)
-            with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+            with torch.no_grad(), DisableTorchFunction(), disable_current_modes():
                 return func(*values[0], **values[1])
 
         names = frozenset[str]().union(*(entry.names for entry in known.values()))

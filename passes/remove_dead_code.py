@@ -20,7 +20,9 @@ class RemoveDeadCode(Pass):
         for node in list(calls(program.graph)):
             if node.target is torch._assert:
                 program.graph.erase_node(node)
-        program.graph.eliminate_dead_code(is_impure_node=_has_effect)
+        for node in reversed(list(program.graph.nodes)):
+            if not node.users and not _has_effect(node):
+                program.graph.erase_node(node)
         return PassResult(before - len(program.graph.nodes))
 
 

@@ -6,6 +6,24 @@ import pytest
 import torch
 import torchvision_cpu  # noqa: F401  before anything imports torchvision
 
+from lrpfx.torch_internals import OLDEST_FOR_PROGRAMS, release
+
+#: What an older torch than programs need leaves out: files that are about programs, or about what is installed for the newest.
+OF_PROGRAMS = ("artefacts", "attacks", "cli", "compiled", "demo", "derived_weights", "documentation", "examples", "format_sweep")
+OF_PROGRAMS += ("forward_forms", "interrupts", "lowering", "onnx_export", "onnx_import", "packaging")
+collect_ignore = [f"test_{name}.py" for name in OF_PROGRAMS] if release() < OLDEST_FOR_PROGRAMS else []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Tests of what a newer torch is needed for are left out."""
+    try:
+        return (yield)
+    except Exception as error:
+        if release() < OLDEST_FOR_PROGRAMS and "or newer; this is torch" in str(error):
+            pytest.skip(str(error))
+        raise
+
 
 @pytest.fixture(autouse=True)
 def _double_precision():
