@@ -174,7 +174,7 @@ class AlphaBeta(BasicHook):
         zero_params: Names = None,
         conserve: bool = False,
     ) -> None:
-        if alpha < 0 or beta < 0:
+        if min(alpha, beta) < 0:
             raise InputError(f"alpha and beta must not be negative, got alpha={alpha} and beta={beta}")
         if alpha - beta != 1.0:
             raise InputError(f"alpha - beta must be 1, got {alpha} - {beta} = {alpha - beta}")
@@ -519,8 +519,11 @@ class AbsoluteRatio(_SharingRule):
             return [call.run(call.inputs[0].abs())]
         if len(call.inputs) == 1 or call.operation.kind is not Sum:
             return [input.abs() for input in call.inputs]
-        nothing = [torch.zeros_like(input) for input in call.inputs]
-        return [call.run(*nothing[:place], input, *nothing[place + 1 :]).abs() for place, input in enumerate(call.inputs)]
+        alone = (
+            [input if at == place else torch.zeros_like(input) for at, input in enumerate(call.inputs)]
+            for place in range(len(call.inputs))
+        )
+        return [call.run(*inputs).abs() for inputs in alone]
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         return held_back(relevance, sum_of(self._sizes(call)), self.stabilizer)

@@ -140,7 +140,7 @@ class PositiveTotal(_Split):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
-        divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 1))
+        divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts)))
         return self.send_back(call, parts, [(None, relevance / divisor)])
 
 
@@ -174,11 +174,11 @@ class PositiveAndNegativeTotals(_Split):
         """What relevance is multiplied with for either pair, where it conserves."""
         positive, negative = self._totals(call, parts)
         weights = weights_by_sign(positive, negative, self.alpha, self.beta)
-        return weights[0] / _divisor(self.rule, positive, 1), weights[1] / _divisor(self.rule, negative, -1)
+        return weights[0] / _divisor(self.rule, positive), weights[1] / _divisor(self.rule, negative, positive=False)
 
     def _divisors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         positive, negative = self._totals(call, parts)
-        return _divisor(self.rule, positive, 1), _divisor(self.rule, negative, -1)
+        return _divisor(self.rule, positive), _divisor(self.rule, negative, positive=False)
 
     def _totals(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """z⁺ and z⁻; new memory."""
@@ -218,7 +218,7 @@ class TotalOfOwnSign(_Split):
         """What relevance of positive, and of negative outputs is multiplied with."""
         output = call.own_output()
         total = _added(self.total(call, 0, parts), output.clamp(max=0.0), self.weight)
-        divisor = _divisor(self.rule, total, 1)
+        divisor = _divisor(self.rule, total)
         factor = output.sign() / divisor if torch.is_grad_enabled() else output.sign().div_(divisor)
         return factor.clamp(min=0.0), factor.clamp(max=0.0)
 
@@ -233,10 +233,10 @@ def _is_element_wise(stabilizer: StabilizerFunction) -> bool:
     return type(stabilizer) is Stabilizer and not stabilizer.norm_scale
 
 
-def _divisor(rule: ZPlus | AlphaBeta | Gamma | Norm, total: torch.Tensor, sign: int) -> torch.Tensor:
+def _divisor(rule: ZPlus | AlphaBeta | Gamma | Norm, total: torch.Tensor, positive: bool = True) -> torch.Tensor:
     """A total of new memory and known sign, stabilized."""
     stabilizer = rule.stabilizer
-    return stabilizer.of_sign(total, sign) if isinstance(stabilizer, Stabilizer) else stabilizer(total)
+    return stabilizer.of_sign(total, positive) if isinstance(stabilizer, Stabilizer) else stabilizer(total)
 
 
 # --- sums --------------------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class ShareOfSum(Shortcut):
     def _shares(self, call: LayerCall) -> list[torch.Tensor]:
         total = call.inputs[0] + call.inputs[1]
         is_positive = self.facts.relevant_where_positive
-        divisor = _divisor(self.rule, total, 1) if is_positive else self.rule.stabilizer(total)
+        divisor = _divisor(self.rule, total) if is_positive else self.rule.stabilizer(total)
         return [input / divisor for input in call.inputs]
 
 

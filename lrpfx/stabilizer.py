@@ -56,17 +56,17 @@ class Stabilizer:
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         return stabilize(input, self.epsilon, self.clip, self.norm_scale, self.dim)
 
-    def of_sign(self, input: torch.Tensor, sign: int) -> torch.Tensor:
-        """The stabilized `input`, whose values are known not to be below zero (`sign` 1), or not above it (-1).
+    def of_sign(self, input: torch.Tensor, positive: bool) -> torch.Tensor:
+        """The stabilized `input`, whose values are known not to be below zero, or, unless `positive`, not above it.
 
         Written over `input` where no gradient is recorded. Values of the other sign are rounding errors and count as zero.
         """
         if self.clip or self.norm_scale:
-            return self(input.clamp(min=0.0) if sign > 0 else -(-input).clamp(min=0.0))
+            return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))
         epsilon = effective_epsilon(self.epsilon, input.dtype)
         if torch.is_grad_enabled():
-            return input.clamp(min=0.0) + epsilon if sign > 0 else input.clamp(max=0.0) - epsilon
-        return input.clamp_(min=0.0).add_(epsilon) if sign > 0 else input.clamp_(max=0.0).sub_(epsilon)
+            return input.clamp(min=0.0) + epsilon if positive else input.clamp(max=0.0) - epsilon
+        return input.clamp_(min=0.0).add_(epsilon) if positive else input.clamp_(max=0.0).sub_(epsilon)
 
     @staticmethod
     def ensure(value: Any) -> StabilizerFunction:

@@ -9,7 +9,17 @@ import torchvision_cpu  # noqa: F401  before anything imports torchvision
 from lrpfx.torch_internals import OLDEST_FOR_PROGRAMS, release
 
 #: What an older torch than programs need leaves out: files that are about programs, or about what is installed for the newest.
-OF_PROGRAMS = ("artefacts", "attacks", "cli", "compiled", "demo", "derived_weights", "documentation", "examples", "format_sweep")
+OF_PROGRAMS = (
+    "artefacts",
+    "attacks",
+    "cli",
+    "compiled",
+    "demo",
+    "derived_weights",
+    "documentation",
+    "examples",
+    "format_sweep",
+)
 OF_PROGRAMS += ("forward_forms", "interrupts", "lowering", "onnx_export", "onnx_import", "packaging")
 collect_ignore = [f"test_{name}.py" for name in OF_PROGRAMS] if release() < OLDEST_FOR_PROGRAMS else []
 

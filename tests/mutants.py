@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -35,17 +36,17 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 
 #: The modules, and the tests that cover each, the fastest first.
 COVERED_BY = {
-    "lrpfx/rules.py": "test_rules test_known_defects test_module_mode test_attention test_accounting",
+    "lrpfx/rules.py": "test_rules test_rules_and_layers test_known_defects test_module_mode test_attention test_accounting",
     "lrpfx/hooks.py": "test_rules test_modifiers test_module_mode test_accounting",
     "lrpfx/shortcuts.py": "test_rules test_attention test_shortcuts",
-    "lrpfx/propagation.py": "test_rules test_plausibility test_accounting test_known_defects",
+    "lrpfx/propagation.py": "test_rules test_module_mode test_plausibility test_accounting test_known_defects test_attention",
     "passes/analyze_signs.py": "passes/test_analyze_signs test_operators test_operator_table",
     "passes/analyze_support.py": "passes/test_analyze_signs test_shortcuts",
     "passes/merge_batch_norm.py": "passes/test_merge_batch_norm passes/test_merge_right",
     "passes/merge_right.py": "passes/test_merge_right",
     "passes/driver.py": "passes/test_fold_and_driver test_errors",
     "lrpfx/accounting.py": "test_accounting test_attention",
-    "lrpfx/lowering.py": "test_lowering",
+    "lrpfx/lowering.py": "test_lowering test_derived_weights",
     "lrpfx/archives.py": "test_attacks",
     "lrpfx/artefacts.py": "test_artefacts test_attacks",
 }
@@ -81,8 +82,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
 #: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.
 SECONDS = 60
 
-#: For how many seconds tests that reach a line are chosen.
-CHOSEN_SECONDS = 30.0
+#: A mutant meets tests that take so many seconds first, and those that it survives then all that reach its line.
+FIRST_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,20 @@ class Reached:
         return cls(**json.loads(cls.path(tests).read_text()))
 
 
+@dataclass(frozen=True)
+class Job:
+    """Tests (files, or single ones by their ids) to run with other code for a module, or as they are, in `seconds` at most.
+
+    With `reached` the lines that each test reaches are written to that file.
+    """
+
+    tests: list[str]
+    seconds: float = 3600.0
+    module: str | None = None
+    code: str = ""
+    reached: Path | None = None
+
+
 def statement_at(source: str, line: int) -> range:
     """The lines of the statement that a line is in, of one that holds others only its head."""
     found = range(line, line + 1)
@@ -160,10 +175,10 @@ def statement_at(source: str, line: int) -> range:
     return found
 
 
-def tests_for(mutant: "Mutant") -> tuple[list[str], float] | None:
-    """Tests that reach the mutant's line, of every function some, the fastest first, and how long they take.
+def tests_for(mutant: "Mutant", seconds: float) -> Job:
+    """The tests that reach the mutant's line, of every function some, the fastest first, as many as take so many seconds.
 
-    None where no test does: then it is run while modules are imported.
+    All tests of the module where none does: then the line is run while modules are imported.
     """
     lines = {str(line) for line in statement_at((ROOT / mutant.module).read_text(), mutant.line)}
     found: dict[str, set[tuple[float, str]]] = collections.defaultdict(set)
@@ -175,33 +190,40 @@ def tests_for(mutant: "Mutant") -> tuple[list[str], float] | None:
                 found[test.partition("[")[0]].add((reached.seconds[number], test))
     rounds = itertools.zip_longest(*map(sorted, found.values()))
     chosen, total = list[str](), 0.0
-    for seconds, test in (one for tests in rounds for one in sorted(filter(None, tests))):
-        if total < CHOSEN_SECONDS:
+    for taken, test in (one for tests in rounds for one in sorted(filter(None, tests))):
+        if total < seconds:
             chosen.append(test)
-            total += seconds
-    return (chosen, total) if chosen else None
+            total += taken
+    if not chosen:
+        chosen = [str(file.relative_to(ROOT)) for file in tests_of(mutant.module)]
+        total = sum(sum(Reached.by(file).seconds) for file in tests_of(mutant.module))
+    return Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code())
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
-    """All mutants of a module but those of annotations, which nothing reads."""
+    """All mutants of a module but those that change nothing: of annotations and of `zip(..., strict=True)`; and equality for
+    identity, since classes and None are equal to themselves alone.
+    """
     source = (ROOT / module).read_text()
-    annotated = list(_annotations(ast.parse(source)))
+    left_out = list(_left_out(ast.parse(source)))
     nodes = list(ast_nodes(get_ast(source)))
     for name in sorted(operator_names()):
-        if name.endswith(("VariableReplacer", "VariableInserter")):  # which are told what to replace
+        if name.endswith(
+            ("VariableReplacer", "VariableInserter", "_Is_Eq", "_IsNot_NotEq")
+        ):  # the former are told what to replace
             continue
         operator, place = get_operator(name)(), 0
         for node in nodes:
             for (line, column), _ in operator.mutation_positions(node):
-                if not any(start <= (line, column) < end for start, end in annotated):
+                if not any(start <= (line, column) < end for start, end in left_out):
                     yield Mutant(module, name, place, line)
                 place += 1
 
 
-def _annotations(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _left_out(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     for node in ast.walk(tree):
-        for field in ("annotation", "returns"):
-            found = getattr(node, field, None)
+        strict = node.value if isinstance(node, ast.keyword) and node.arg == "strict" else None
+        for found in (getattr(node, "annotation", None), getattr(node, "returns", None), strict):
             if isinstance(found, ast.expr):
                 yield (found.lineno, found.col_offset), (found.end_lineno or 0, found.end_col_offset or 0)
 
@@ -232,20 +254,6 @@ def prepared(number: int) -> Path:
         shutil.copytree(ROOT / source, copy / target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     return copy
-
-
-@dataclass(frozen=True)
-class Job:
-    """Tests (files, or single ones by their ids) to run with other code for a module, or as they are, in `seconds` at most.
-
-    With `reached` the lines that each test reaches are written to that file.
-    """
-
-    tests: list[str]
-    seconds: float = 3600.0
-    module: str | None = None
-    code: str = ""
-    reached: Path | None = None
 
 
 class Trial:
@@ -414,22 +422,21 @@ def main() -> None:
             Reached.path(files[number]).unlink(missing_ok=True)
             sys.exit(f"{files[number].name} fails, or takes too long, for the code itself")
 
-    jobs = []
-    for mutant in pending:
-        everything = [str(file.relative_to(ROOT)) for file in tests_of(mutant.module)]
-        total = sum(sum(Reached.by(file).seconds) for file in tests_of(mutant.module))
-        tests, seconds = tests_for(mutant) or (everything, total)
-        jobs.append(Job(tests, 3 * seconds + SECONDS, mutant.module, mutant.code()))
-    for count, (number, outcome, seconds) in enumerate(outcomes(jobs, copies), 1):
-        mutant = pending[number]
-        print(
-            f"{count}/{len(pending)} {mutant.module}:{mutant.line} {mutant.operator}: {outcome} in {seconds:.0f} s", flush=True
-        )
-        if outcome == "survived":
-            print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change, strict=True)), sep="\n", flush=True)
-        found = {name: str(value) for name, value in asdict(mutant).items()}
-        results[mutant.key] = {**found, "outcome": outcome, "tests": version_of_tests(mutant.module)}
-        RESULTS.write_text(json.dumps(results, indent=1))
+    for seconds in (FIRST_SECONDS, math.inf):
+        jobs = [tests_for(mutant, seconds) for mutant in pending]
+        survivors = []
+        for count, (number, outcome, taken) in enumerate(outcomes(jobs, copies), 1):
+            mutant = pending[number]
+            place = f"{count}/{len(pending)} {mutant.module}:{mutant.line} {mutant.operator}"
+            print(f"{place}: {outcome} in {taken:.0f} s", flush=True)
+            if outcome == "survived":
+                survivors.append(mutant)
+                print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change, strict=True)), sep="\n", flush=True)
+            if outcome != "survived" or seconds == math.inf:
+                found = {name: str(value) for name, value in asdict(mutant).items()}
+                results[mutant.key] = {**found, "outcome": outcome, "tests": version_of_tests(mutant.module)}
+                RESULTS.write_text(json.dumps(results, indent=1))
+        pending = survivors
     text = table(mutants, results)
     print(text)
     if not options.keep_document:

@@ -294,7 +294,9 @@ def test_defects_are_unexplained():
 
     model, x = nn.Sequential(nn.Linear(4, 3)).eval(), torch.randn(2, 4)
     accounts = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(nn.Linear, Twice())])), x, torch.ones(2, 3))
-    assert accounts.unexplained > 1e-3
+    assert accounts.unexplained == pytest.approx(abs(accounts[0].unexplained) / 6.0)
+    nothing = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(nn.Linear, Twice())])), x, torch.zeros(2, 3))
+    assert nothing.seed_magnitude == 0.0 and nothing.unexplained == 0.0
     plain = lrpfx.ledger(
         lrpfx.transform(Binary(torch.add), LayerMapComposite([]), unassigned="gradient"), (x, x), torch.ones(2, 4)
     )

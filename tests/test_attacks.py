@@ -161,6 +161,7 @@ IN_FILES = {
     "a number too large to compute": in_program(lambda program, code: with_expression(program, "Pow(9, Pow(9, Integer(9)))")),
     "a condition": in_program(lambda program, code: program.update(guards_code=[code])),
     "a condition of a size": in_program(lambda program, code: program.update(guards_code=["L['input'].size()[0] > 0"])),
+    "operators of others": in_program(lambda program, code: program["opset_version"].update(evil=1)),
     "torch.load": in_program(lambda program, code: first_operator(program).update(target="torch.load")),
     "a library": in_program(lambda program, code: first_operator(program).update(target="torch.ops.load_library")),
     "a file's content": in_program(

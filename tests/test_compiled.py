@@ -144,6 +144,6 @@ def test_stabilizers_fit_the_dtype():
         stabilized = stabilize(z)
         assert stabilized.dtype == dtype and torch.isfinite(60.0 / stabilized).all()
         assert torch.equal(stabilized >= 0, z >= 0)
-        assert torch.equal(Stabilizer().of_sign(z.clamp(min=0), 1), stabilize(z.clamp(min=0)))
-        assert torch.equal(Stabilizer().of_sign(z.clamp(max=0) - 1e-7, -1), stabilize(z.clamp(max=0) - 1e-7))
+        assert torch.equal(Stabilizer().of_sign(z.clamp(min=0), positive=True), stabilize(z.clamp(min=0)))
+        assert torch.equal(Stabilizer().of_sign(z.clamp(max=0) - 1e-7, positive=False), stabilize(z.clamp(max=0) - 1e-7))
     assert stabilize(torch.zeros(1, dtype=torch.float64)).item() == 1e-6

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from helpers import NETWORKS, assert_close, small_net
+from lrpfx.passes.driver import random_arguments
+from lrpfx.passes.normalize_operators import NormalizeOperators
 from torch import nn
 
 import lrpfx
@@ -215,10 +217,24 @@ def test_verification_that_is_left_out_is_noticed(monkeypatch):
     assert checked == ["normalize", "merge_batch_norm", "rewrite"]
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(6, 4, 3, groups=2), nn.Conv1d(4, 4, 2, groups=4), nn.Linear(3, 2)])
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(6, 4, 3, groups=2), nn.Conv1d(4, 4, 2, groups=4), nn.Conv3d(2, 3, 2), nn.Linear(3, 2)]
+)
 def test_random_inputs_fit_the_first_layer(layer):
     stages = lrpfx.history(lrpfx.transform(nn.Sequential(layer, nn.ReLU()).eval(), EpsilonPlus()))
     assert not any(stage.unverified for stage in stages)
+
+
+@pytest.mark.parametrize("size", [8, 16, 28, 32, 64, 96, 128, 224, 256, 299, 384])
+def test_random_inputs_have_the_usual_sizes(size):
+    model = nn.Sequential(nn.Conv1d(2, 1, 1), nn.Flatten(), nn.Linear(size, 3)).eval()
+    assert not any(stage.unverified for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus())))
+
+
+def test_random_inputs_have_not_too_many_values():
+    program = passes.capture_symbolic(nn.Sequential(nn.Conv3d(2, 1, 1)).eval())
+    passes.run_pass(program, NormalizeOperators())
+    assert [tuple(x.shape) for (x,) in random_arguments(program)] == [(2, 2, *[size] * 3) for size in (32, 28, 16, 8)]
 
 
 def test_a_pass_that_is_not_to_edit():
