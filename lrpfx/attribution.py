@@ -26,7 +26,7 @@ from .attributors import (
 from .errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from .explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph
 from .inspection import explainable
-from .node import Role, attribute_of, data_calls, floating_tensors, is_floating, node_info, nodes_in, set_info
+from .node import Role, attribute_of, data_calls, floating_tensors, is_floating, node_info, nodes_in, output_node, set_info
 from .passes import final_softmax
 from .pipeline import named_nodes
 from .plausibility import Watch, advice, objection_to, saturates
@@ -221,7 +221,7 @@ def _objection(
 
 def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     """The softmax of which the explained output is the result, where the graph tells."""
-    chosen: Any = graph.output_node().args[0]
+    chosen: Any = output_node(graph).args[0]
     if selector is not None and not callable(selector):
         try:
             is_attribute = isinstance(selector, str) and not isinstance(chosen, Mapping)

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from .explain_module import ExplainModule
+from .node import output_node
 from .torch_internals import make_fx
 
 #: Bytes of the smallest weight that is computed: the operations of smaller ones are as large.
@@ -24,7 +25,7 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> N
     if module.fold_graph is None:
         return
     read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-    (results,) = module.fold_graph.output_node().args
+    (results,) = output_node(module.fold_graph).args
     assert isinstance(results, tuple)
     derived = [(name, result) for name, result in zip(module.derived, results, strict=True) if name in read]
     tensors = dict[fx.Node, str]()  # nodes of the fold graph that the program has the values of

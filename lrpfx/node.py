@@ -128,6 +128,11 @@ def role_from(arguments: Iterable[Any]) -> Role:
     return Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
 
 
+def output_node(graph: fx.Graph) -> fx.Node:
+    """The node that returns a graph's results: its last one."""
+    return next(iter(reversed(graph.nodes)))
+
+
 def attribute_of(node: fx.Node, root: nn.Module) -> Any:
     """The parameter, buffer or constant of `root` that a `get_attr` node reads."""
     path, _, leaf = str(node.target).rpartition(".")

@@ -12,7 +12,7 @@ from torch import fx
 
 from .explain_module import TreeGraphModule
 from .interrupts import undisturbed
-from .node import Role, data_calls, is_floating, map_arguments, node_info
+from .node import Role, data_calls, is_floating, map_arguments, node_info, output_node
 
 #: How many times the seed the relevance of a sample may be, in sums of magnitudes. For sixteen classifiers of torchvision with
 #: random weights it is at most 200 under the composites of Layer-wise Relevance Propagation, relative to the largest logit, and
@@ -82,7 +82,7 @@ class Watch(fx.Interpreter):
         for (source, user), amount in self.flows.items():
             passed[user] += amount
             received[source] = received.get(source, 0.0) + amount
-        outputs = self.graph.output_node().all_input_nodes
+        outputs = output_node(self.graph).all_input_nodes
         return next((node for node in passed if not passed[node] and (received[node] or node in outputs)), None)
 
     def passed_by(self, name: str) -> float:

@@ -11,7 +11,7 @@ from .capture import DEQUANTIZED, EXPORT, FROZEN, SYMBOLIC, Model, check_evaluat
 from .composites import Composite
 from .errors import InputTypeError, LrpfxError
 from .inspection import NEUTRAL
-from .node import data_calls, node_info
+from .node import data_calls, node_info, output_node
 from .operators import is_neutral
 from .passes import Assign, Program, Verification, final_softmax, run_pass
 from .passes.driver import NOT_VERIFIED
@@ -142,7 +142,7 @@ def _report(
             batch_norms.update(result.reasons)
             batch_norms.update(result.details)
         warnings += run_pass(program, Assign(composite), verification).warnings
-        softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in program.graph.output_node().all_input_nodes)
+        softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
     except LrpfxError as error:
         problems.append(str(error))

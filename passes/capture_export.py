@@ -22,7 +22,7 @@ from lrpfx.explain_module import Scope, scope_at
 from lrpfx.functions import embedding_bag
 from lrpfx.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.interrupts import undisturbed
-from lrpfx.node import like, node_info, set_info, update_info
+from lrpfx.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators import lookup, module_classes, spelling_of
 from lrpfx.torch_internals import EXPORT_TRACER, OLDEST_FOR_EXPORT, higher_order, pytree, require
 
@@ -308,7 +308,7 @@ class _Reader:
                 raise CaptureError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
             self.copies[node] = self._attribute(spec.target)
         self._calls(self.exported.graph_module)
-        self.graph.output(self._outputs(self.exported.graph.output_node()))
+        self.graph.output(self._outputs(output_node(self.exported.graph)))
         written = {spec.target for spec in signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION}
         for name, node in placeholders.items():
             if kinds[name].target in written:
@@ -345,7 +345,7 @@ class _Reader:
             if isinstance(argument, fx.Node):
                 self.copies[placeholder] = self.copies[argument]
         self._calls(block)
-        results = [self.copies[value] for value in pytree.tree_leaves(block.graph.output_node().args[0])]
+        results = [self.copies[value] for value in pytree.tree_leaves(output_node(block.graph).args[0])]
         if cuts:
             results = [self.graph.call_function(torch.ops.aten.detach.default, (value,)) for value in results]
             for value in results:
