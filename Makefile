@@ -6,8 +6,9 @@ WORKERS ?= 2
 NETWORKS ?= 5000
 SEED ?= 0
 MUTANTS ?= 300
+TORCH ?= 2.13.0
 
-.PHONY: demo page test test-slow test-examples sweep formats bench fuzz mutants attacks lint format clean
+.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch, and rapidocr-onnxruntime too: tests read the ONNX files in it, not its code.
@@ -30,6 +31,10 @@ page: demo
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist loadfile
+
+# The tests under another release of torch (2.4 and newer) or another Python, in an environment of its own.
+test-torch:
+	$(PYTHON) tests/other_torch.py --torch $(TORCH)
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow

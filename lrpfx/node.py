@@ -130,7 +130,8 @@ def role_from(arguments: Iterable[Any]) -> Role:
 
 def output_node(graph: fx.Graph) -> fx.Node:
     """The node that returns a graph's results: its last one."""
-    return next(iter(reversed(graph.nodes)))
+    last: fx.Node = next(iter(reversed(graph.nodes)))
+    return last
 
 
 def attribute_of(node: fx.Node, root: nn.Module) -> Any:
