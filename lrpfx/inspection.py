@@ -6,13 +6,14 @@ from typing import Any, overload
 
 from torch import nn
 
-from .errors import InputTypeError
+from .errors import InputError, InputTypeError
 from .explain_module import ExplainModule
 from .node import NodeInfo, node_info, support_label
 from .operators import is_neutral
 from .passes.program import Stage
 from .pipeline import named_nodes
 from .table import format_table
+from .torch_internals import OLDEST_FOR_PROGRAMS, require
 
 NEUTRAL = "neutral"
 GRADIENT = "gradient"
@@ -110,6 +111,7 @@ def explainable(module: Any, caller: str) -> ExplainModule:
         return module
     inner = getattr(module, "_orig_mod", None)  # what torch.compile wraps
     if isinstance(inner, ExplainModule):
+        require("an explainable module that torch.compile compiled", OLDEST_FOR_PROGRAMS, InputError)
         return inner
     raise InputTypeError(
         f"{caller} takes the module that lrpfx.transform(model, composite) returns, not {type(module).__name__}"

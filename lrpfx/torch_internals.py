@@ -19,7 +19,7 @@ from .errors import LrpfxError
 __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "disable_current_modes", "make_fx", "pytree"]
 
 #: The oldest torch for models that are traced symbolically or explained as modules; for those that torch.export traces; and for
-#: programs, which are lowered, saved and loaded.
+#: programs, which are compiled, lowered, saved and loaded.
 OLDEST, OLDEST_FOR_EXPORT, OLDEST_FOR_PROGRAMS = (2, 4), (2, 6), (2, 13)
 
 #: The module of torch that prints what torch.export could not complete.

@@ -71,7 +71,7 @@ def multihead_attention(
         value = torch.cat([value, module.bias_v.expand(value.shape[0], 1, size)], dim=1)
         added += 1
     heads = (module.num_heads, module.head_dim)
-    query, key, value = (tensor.unflatten(-1, heads).transpose(1, 2) for tensor in (query, key, value))
+    query, key, value = (torch.unflatten(tensor, -1, heads).transpose(1, 2) for tensor in (query, key, value))
     if module.add_zero_attn:
         key, value = (functional.pad(tensor, (0, 0, 0, 1)) for tensor in (key, value))
         added += 1
@@ -148,7 +148,7 @@ def padding_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def head_bias(mask: torch.Tensor, dtype: torch.dtype, heads: int) -> torch.Tensor:
     """A mask (queries, keys) or (batch * heads, queries, keys), True where forbidden, as what is added to the scores."""
     bias = _forbidding(mask, dtype)
-    return bias.unflatten(0, (-1, heads)) if bias.ndim == 3 else bias
+    return torch.unflatten(bias, 0, (-1, heads)) if bias.ndim == 3 else bias
 
 
 def _forbidding(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
