@@ -352,7 +352,7 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
         ):
-            traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*fakes)
+            traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic")(*fakes)
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
     for node in list(traced.graph.nodes):

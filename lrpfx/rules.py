@@ -645,7 +645,7 @@ def _scores(call: LayerCall) -> torch.Tensor:
 def _softmax_dimension(call: LayerCall) -> int:
     dimension = call.arguments()["dim"]
     if dimension is None:  # what torch takes where a softmax is not told
-        return 0 if call.inputs[0].ndim in (0, 1, 3) else 1
+        return 0 if _scores(call).ndim in (0, 1, 3) else 1
     return int(dimension)
 
 

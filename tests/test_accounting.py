@@ -31,7 +31,7 @@ RULES = {
     "zplus": rules.ZPlus(0.1),
     "zplus without bias": rules.ZPlus(0.1, zero_params="bias"),
     "zplus that conserves": rules.ZPlus(0.1, conserve=True),
-    "alphabeta": rules.AlphaBeta(2.0, 1.0, 0.1),
+    "alphabeta": rules.AlphaBeta(2.5, 1.5, 0.1),
     "alphabeta that conserves": rules.AlphaBeta(2.0, 1.0, 0.1, conserve=True),
     "gamma": rules.Gamma(0.5, 0.1),
     "zbox": rules.ZBox(-3.0, 3.0, 0.1),
@@ -114,6 +114,39 @@ def test_activations_have_an_expansion_and_no_bias(function):
     (entry,) = lrpfx.ledger(lrpfx.transform(Unary(function), LayerMapComposite([(Activation, rules.Epsilon(1e-14))])), x, seed)
     assert entry.bias == 0 and abs(entry.unexplained) <= 1e-11
     torch.testing.assert_close(entry.expansion, float(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_functions_without_a_forward_mode_derivative():
+    """The linear part is then that of the transposed transposed derivative."""
+
+    class Doubled(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.rand(4))
+
+        def forward(self, x):
+            return Doubled.apply(x) + self.bias
+
+    model, x, seed = nn.Sequential(Own()), torch.rand(2, 4), torch.rand(2, 4)
+    (entry,) = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(Own, rules.Epsilon(0.1))])), x, seed)
+    z = 2 * x + model[0].bias.detach()
+    assert entry.bias == pytest.approx(float((seed / (z + 0.1) * model[0].bias.detach()).sum()), rel=1e-12)
+    assert entry.relevance_out == pytest.approx(float((seed / (z + 0.1) * 2 * x).sum()), rel=1e-12)
 
 
 def test_modules_as_a_whole_have_biases_and_an_expansion():
@@ -295,6 +328,10 @@ def test_defects_are_unexplained():
     model, x = nn.Sequential(nn.Linear(4, 3)).eval(), torch.randn(2, 4)
     accounts = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(nn.Linear, Twice())])), x, torch.ones(2, 3))
     assert accounts.unexplained == pytest.approx(abs(accounts[0].unexplained) / 6.0)
+    assert f"{accounts[0].unexplained:.4g}" in str(accounts) and "nothing unexplained" not in str(accounts)
+    assert str(accounts).endswith("is missing in the end") == (abs(accounts.balance) > 1e-6 * accounts.seed_magnitude)
+    honest = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(nn.Linear, rules.Epsilon())])), x, torch.ones(2, 3))
+    assert "missing" not in str(honest) and "nothing unexplained at any node" in str(honest)
     nothing = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(nn.Linear, Twice())])), x, torch.zeros(2, 3))
     assert nothing.seed_magnitude == 0.0 and nothing.unexplained == 0.0
     plain = lrpfx.ledger(

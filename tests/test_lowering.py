@@ -81,6 +81,13 @@ def test_results_may_differ_by_ten_times_what_rounding_changes(dtype, allowed):
     assert tolerance == pytest.approx(allowed or lowering.tolerance_of(dtype), rel=1e-3)
 
 
+def test_results_that_are_zero_have_a_tolerance():
+    model = torch.nn.Linear(4, 1, bias=False).float()
+    torch.nn.init.zeros_(model.weight)
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 4).float(), dynamic_batch=False)
+    assert lowering.facts_of(program)["tolerance"] == lowering.tolerance_of(torch.float32)
+
+
 def test_operations_in_place_stay_where_others_see_them():
     def seen_by_a_view(x):
         changed = x + 1

@@ -305,6 +305,8 @@ def test_known_when_a_rule_is_registered(rule, module, message):
     "rule, module, shapes, message",
     [
         (rules.Only(1), Unary(torch.relu), [VECTOR], "it sends relevance to input 1, but the layer has 1"),
+        (rules.Only(4), Binary(torch.add), [VECTOR, VECTOR], "it sends relevance to input 4, but the layer has 2"),
+        (rules.Only(2), nn.GLU(), [VECTOR], "it sends relevance to input 2"),
         (rules.Uniform(), Unary(lambda x: x.sum(1)), [VECTOR], r"an output of shape \(3,\) from an input of shape \(3, 4\)"),
         (rules.Uniform(), nn.CosineSimilarity(), [VECTOR, VECTOR], "CosineSimilarity: Uniform.* gives each step of a module"),
         (rules.AbsoluteRatio(), Unary(lambda x: x.sum(1, keepdim=True)), [VECTOR], r"an output of shape \(3, 1\)"),
