@@ -59,8 +59,8 @@ def read_zip(content: bytes) -> Entries:
         if twice:
             raise RefusedError(f"it has {len(twice)} names of entries twice: {', '.join(twice[:3])}")
         for info in infos:
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
-                raise RefusedError(f"{info.filename} is compressed or encrypted, which lrpfx does not write")
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+                raise RefusedError(f"{info.filename} is compressed, which lrpfx does not write")
         if sum(info.file_size for info in infos) > len(content):
             raise RefusedError("its entries are larger than the file")
         return {info.orig_filename: archive.read(info) for info in infos}

@@ -336,8 +336,8 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
 
 
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
-    """The model's output, from a copy: buffers, hooks and caches of the user's model stay as they are."""
-    copied = private_copy(model, share_parameters=True)
+    """The model's output, from a copy: parameters, buffers, hooks and caches of the user's model stay as they are."""
+    copied = private_copy(model)
     try:
         with torch.no_grad():
             return copied(**dict(zip(names, fresh(args), strict=True)))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .errors import InputError
+from .torch_internals import pytree
 
 Function = Callable[..., Any]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], dict[str, Any]], tuple[torch.Tensor | None, ...] | None]
@@ -319,3 +320,8 @@ def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tens
             f"has {dimensions}. Pass example_inputs of the form that is to be explained to lrpfx.transform."
         )
     return input
+
+
+def without_gradient(value: Any) -> Any:
+    """The same tensors, through which no gradient flows."""
+    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value)

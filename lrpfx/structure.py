@@ -10,7 +10,7 @@ from .passes import MergeBatchNorm, NormalizeOperators, Program, RemoveDropout, 
 def traced(model: nn.Module) -> Program | None:
     """The normalized graph of `model` in evaluation mode, or None where it cannot be traced."""
     try:
-        program = capture_copy(private_copy(model, share_parameters=True).eval())
+        program = capture_copy(private_copy(model).eval())
         for step in (NormalizeOperators(), RemoveInplace(), RemoveDropout()):
             step.run(program)
     except LrpfxError:

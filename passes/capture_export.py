@@ -327,12 +327,11 @@ class _Reader:
                 self.copies[node] = self.blocks[node.args[0]][node.args[1]]
 
     def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
-        """Copy a block in place: one without gradients, which relevance does not go through, or one without autocast."""
+        """Copy a block in place: one with or without gradients, which does not concern relevance, or one without autocast."""
         if node.target is _GRADIENT_MODE:
-            enabled, inner, *args = node.args
-            cuts = not enabled
+            _, inner, *args = node.args
         elif node.target is _AUTOCAST and not node.args[2]:
-            inner, args, cuts = node.args[4], list(node.args[5:]), False
+            inner, args = node.args[4], list(node.args[5:])
         else:
             raise CaptureError(
                 f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such as "
@@ -345,12 +344,7 @@ class _Reader:
             if isinstance(argument, fx.Node):
                 self.copies[placeholder] = self.copies[argument]
         self._calls(block)
-        results = [self.copies[value] for value in pytree.tree_leaves(output_node(block.graph).args[0])]
-        if cuts:
-            results = [self.graph.call_function(torch.ops.aten.detach.default, (value,)) for value in results]
-            for value in results:
-                value.meta.update(node.meta)
-        self.blocks[node] = results
+        self.blocks[node] = [self.copies[value] for value in pytree.tree_leaves(output_node(block.graph).args[0])]
 
     def _call(self, node: fx.Node) -> fx.Node:
         aten = torch.ops.aten

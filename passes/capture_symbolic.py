@@ -131,7 +131,7 @@ def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) ->
 def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
     """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm).
 
-    With `share_parameters`, those are the model's own: for looking at the structure, or for running it.
+    With `share_parameters`, those are the model's own: for a copy that nothing runs.
     """
     memo: dict[int, Any] = {}
     if share_parameters:

@@ -81,6 +81,11 @@ class NormalizeOperators(Pass):
     def _normalize(self, node: fx.Node) -> bool:
         """Rewrite one call; whether it changed."""
         before = (node.op, node.target, node.args, dict(node.kwargs))
+        if node.kwargs.get("out") is not None:
+            raise CaptureError(
+                f"{node_info(node).name} ({node_info(node).source or 'source unknown'}) writes its result into another tensor "
+                "(out=), which the compiler cannot express as an operation. Use the value that it returns."
+            )
         spelling = spelling_of(node)
         node.meta[INPLACE] = writes_in_place(node)
         if node.op == "call_method":

@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.explain_module import TABLES, ParameterModifier, RuleModule, Scope, scope_at, scope_tree
+from lrpfx.functions import without_gradient
 from lrpfx.hooks import Hook
 from lrpfx.layer_view import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.modifiers import ParamMod
@@ -52,12 +53,24 @@ class Rewrite(Pass):
             if node.op == "call_module" and node_info(node).keeps_gradient:  # a module as a whole that keeps its gradient
                 node.target = tree.place(node_info(node).name, program.root.get_submodule(str(node.target)))
         program.root = tree.root
+        _cut_declared_constants(program.graph)
         if self.optimize and self.gate is None:
             for node in data_calls(program.graph):
                 _save_less(node, program.root)
         for node in program.graph.nodes:
             node.meta.pop("nn_module_stack", None)  # holds the user's classes, which a pickle must not need
         return result
+
+
+def _cut_declared_constants(graph: fx.Graph) -> None:
+    """Let no gradient flow to inputs that were declared constant: operations that only move values have no rule to stop it."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in graph.find_nodes(op="placeholder"):
+        info = node_info(node)
+        if info.role is Role.CONSTANT and node.users:
+            made = replace(info, name=f"{info.name}.constant", description="declared constant")
+            cut = insert_call(graph, first, without_gradient, (node,), made)
+            node.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
 
 
 # --- what is saved for the way back -----------------------------------------------------------------------------------------

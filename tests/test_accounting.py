@@ -1,5 +1,6 @@
 """The ledger: exact for every built-in rule, and honest about the rest."""
 
+import dataclasses
 import json
 import re
 import warnings
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.accounting import PARTS
+from lrpfx.accounting import PARTS, Entry, Ledger
 from lrpfx.composites import (
     COMPOSITES,
     EpsilonGammaBox,
@@ -338,6 +339,22 @@ def test_defects_are_unexplained():
         lrpfx.transform(Binary(torch.add), LayerMapComposite([]), unassigned="gradient"), (x, x), torch.ones(2, 4)
     )
     assert abs(plain[0].unexplained + 8.0) <= 1e-12, "a sum without a rule doubles relevance"
+
+
+def test_what_is_negligible_is_shown_as_nothing():
+    entry = Entry("layer", "Linear", "Epsilon", 20.0, 19.0, bias=1.0, stabilizer=2e-9, unexplained=-1e-9)
+    shown = str(Ledger([entry], 20.0, 20.0, {"input": 19.0}, {}))
+    assert "e-09" not in shown and "nothing unexplained" in shown
+    shown = str(Ledger([dataclasses.replace(entry, unexplained=-4e-8, stabilizer=3e-8)], 20.0, 20.0, {"input": 19.0}, {}))
+    assert "3e-08" in shown and "-4e-08" in shown and "up to 2e-09 of the seed unexplained" in shown
+
+
+def test_a_product_with_a_constant_is_linear():
+    constant = torch.rand(4)
+    for rule in (rules.ZPlus(), rules.Epsilon()):
+        explain_model = lrpfx.transform(Unary(lambda x: x * constant), LayerMapComposite([(lrpfx.types.Product, rule)]))
+        found = lrpfx.attribute(explain_model, torch.rand(2, 4), 1)
+        assert_close(found.relevance.sum(1), found.output[:, 1], 1e-4)
 
 
 def test_the_table():

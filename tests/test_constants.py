@@ -1,5 +1,6 @@
 """What is computed from integers, truth values, comparisons or shapes alone is a constant: it takes no relevance."""
 
+import contextlib
 import copy
 import pickle
 from typing import NamedTuple
@@ -258,5 +259,85 @@ def test_arguments_that_depend_on_the_input():
     assert torch.equal(relevance, larger.double() + (~larger).roll(-1, 1).double())
     with pytest.raises(lrpfx.RuleError, match="its argument 'exponent' depends on the model's input"):
         lrpfx.transform(Unary(lambda x: x.abs() ** x), COMPOSITE)
-    with pytest.raises(lrpfx.CaptureError, match="does not know the argument 'out' of add"):
-        lrpfx.transform(Unary(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))), COMPOSITE)
+
+
+WRITES_ELSEWHERE = {
+    "add": lambda x, out: torch.add(x, 1, out=out),
+    "cat": lambda x, out: torch.cat([x[:1], x[1:]], out=out),
+    "sign": lambda x, out: torch.sign(x, out=out),
+    "gather": lambda x, out: torch.gather(x, 1, torch.zeros(3, 4, dtype=torch.long), out=out),
+    "tril": lambda x, out: torch.tril(x, out=out),
+}
+
+
+@pytest.mark.parametrize("name", WRITES_ELSEWHERE)
+def test_results_that_go_to_another_tensor_are_refused(name):
+    def function(x):
+        out = torch.zeros(3, 4)
+        WRITES_ELSEWHERE[name](x, out)
+        return out * x
+
+    with pytest.raises(lrpfx.CaptureError, match=r"(writes its result into another tensor \(out=\)|overwrites memory)"):
+        lrpfx.transform(Unary(function), COMPOSITE, capture="symbolic")
+
+
+MEETS = {
+    "cat": lambda x, y: torch.cat([x, y], 1)[:, 2:6],
+    "stack": lambda x, y: torch.stack([x, y], 1).sum(1),
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "select_scatter": lambda x, y: torch.select_scatter(x, y[:, 0], 1, 2),
+    "alone": lambda x, y: y * 1,
+    "a part": lambda x, y: torch.cat([x[:, :2], y[:, 2:].relu()], 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the map is empty")
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("name", MEETS)
+def test_no_relevance_reaches_declared_inputs_behind_operations_that_move_values(name, capture, optimize):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x, y):
+            return self.after(MEETS[name](x, self.before(y))) + self.after(MEETS[name](x, y))
+
+    inputs = (torch.randn(3, 4), torch.randn(3, 4))
+    settings = {"capture": capture, "optimize": optimize, "constants": ("y",), "example_inputs": inputs}
+    explain_model = lrpfx.transform(Net().eval(), COMPOSITE, **settings)
+    of_x, of_y = lrpfx.attribute(explain_model, inputs, 1).relevance
+    accounts = lrpfx.ledger(explain_model, inputs, 1)
+    assert not of_y.any() and accounts.inputs["y"] == 0.0 and accounts.unexplained <= 1e-9
+    assert abs(accounts.inputs["x"] - float(of_x.sum())) <= 1e-9
+    leaves = [value.clone().requires_grad_() for value in inputs]
+    explain_model(*leaves)[:, 1].sum().backward()
+    assert leaves[1].grad is None
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("capture", ["symbolic", "export", "auto"])
+def test_models_that_write_to_data_are_not_changed(capture, given):
+    class Clamped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x):
+            self.layer.weight.data.clamp_(-0.1, 0.1)
+            return self.layer(x)
+
+    class Renormed(Clamped):
+        def forward(self, x):
+            self.layer.weight.data = torch.renorm(self.layer.weight.data, 2, 0, 0.1)
+            return self.layer(x)
+
+    x = torch.randn(3, 4)
+    for model in (Clamped().eval(), Renormed().eval()):
+        before = model.layer.weight.detach().clone()
+        for call in (lrpfx.transform, lrpfx.check):
+            with contextlib.suppress(lrpfx.LrpfxError):
+                call(model, COMPOSITE, example_inputs=x if given else None, capture=capture)
+            assert torch.equal(model.layer.weight, before)

@@ -460,17 +460,17 @@ def test_two_inputs_by_position_and_name():
 
 
 def test_blocks_without_gradients_are_part_of_the_graph():
-    """What a block makes of sizes and parameters is a constant; what it makes of the input is cut off, which needs a rule."""
+    """Whether a block records gradients does not concern relevance, as in a symbolic trace, which does not see it."""
 
     class Rotary(nn.Module):
-        def __init__(self, cut):
+        def __init__(self, of_data):
             super().__init__()
-            self.linear, self.cut = nn.Linear(4, 4), cut
+            self.linear, self.of_data = nn.Linear(4, 4), of_data
 
         def forward(self, x):
             with torch.no_grad():
                 angles = torch.arange(x.shape[1], dtype=x.dtype) * 0.1
-                scale = x.abs().mean() if self.cut else angles.mean()
+                scale = x.abs().mean() if self.of_data else angles.mean()
             with torch.autocast("cpu", enabled=False):
                 return self.linear(x * torch.cos(angles)) * scale
 
@@ -479,8 +479,13 @@ def test_blocks_without_gradients_are_part_of_the_graph():
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
     assert_close(explain_model(x), model(x).detach(), 1e-14)
     assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
-    with pytest.raises(lrpfx.UnsupportedOperationError, match=r"detach \(lrpfx.types.Detach\)"):
-        lrpfx.transform(Rotary(True).eval(), EpsilonPlus(), example_inputs=x, capture="export")
+    model = Rotary(True).eval()
+    symbolic, exported = (
+        lrpfx.attribute(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture), x, 1)
+        for capture in ("symbolic", "export")
+    )
+    assert_close(exported.relevance, symbolic.relevance, 1e-12)
+    assert exported.relevance.any()
 
 
 def test_autocast_inside_a_model_is_refused():

@@ -20,7 +20,8 @@ from lrpfx.composites import (
     layer_map_base,
 )
 from lrpfx.explain_module import RuleModule
-from lrpfx.hooks import weights_by_sign
+from lrpfx.hooks import BasicHook, weights_by_sign
+from lrpfx.modifiers import Clamp
 from lrpfx.shortcuts import (
     BoundedInput,
     ConstantTotal,
@@ -179,6 +180,14 @@ def test_bounds_of_any_shape(bounds, groups):
     seed = torch.randn_like(model(x))
     assert_close(lrpfx.attribute(fast, x, seed).relevance, lrpfx.attribute(direct, x, seed).relevance, 1e-10)
     assert lrpfx.ledger(fast, x, seed).unexplained <= 1e-9
+
+
+def test_rules_that_give_nothing_where_the_input_is_zero():
+    def clamped(low, high):
+        return BasicHook(input_modifiers=[Clamp(low, high)])
+
+    assert all(rule.is_proportional for rule in (rules.Epsilon(), rules.ZPlus(), clamped(None, 0.0), clamped(-1.0, None)))
+    assert not any(rule.is_proportional for rule in (rules.ZBox(-1.0, 1.0), clamped(None, -1.0), clamped(1.0, None)))
 
 
 def test_what_is_chosen():

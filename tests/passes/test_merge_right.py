@@ -418,13 +418,16 @@ BETWEEN_NORM_AND_DENSE = {
     "select": (lambda x: x.select(1, 2), KEEPS),
     "select of the first": (lambda x: x.select(0, 1), KEEPS),
     "select from the end": (lambda x: x.select(-2, 0), KEEPS),
-    "select of the last": (lambda x: x.select(2, 0).unsqueeze(1).expand(-1, 8, -1)[..., :1].expand(-1, -1, 8), MOVES),
-    "select of the last from the end": (lambda x: x.select(-1, 3)[..., None].expand(-1, -1, 8), MOVES),
+    "select of the last": (lambda x: x.select(2, 0), MOVES),
+    "select of the last from the end": (lambda x: x.select(-1, 3), MOVES),
     "slice": (lambda x: x[1:], KEEPS),
     "slice of the middle": (lambda x: torch.narrow(x, 1, 0, 2), None),
     "item": (lambda x: x[:, 0], KEEPS),
     "item of all dimensions": (lambda x: x[:, 0, 2:6].repeat(1, 2), MOVES),
-    "slice of the last": (lambda x: x[:, :, 2:6].repeat(1, 1, 2), MOVES),
+    "slice of the last": (lambda x: x[:, :, 2:6], MOVES),
+    "slice of the last of four": (lambda x: x[:, None][..., 2:6], MOVES),
+    "transpose of the last of four": (lambda x: x[:, None].transpose(2, 3), MOVES),
+    "select of the last of four": (lambda x: x[:, None].select(3, 1), MOVES),
     "flip": (lambda x: x.flip(-1), MOVES),
     "roll": (lambda x: torch.roll(x, 1, -1), MOVES),
 }
@@ -438,7 +441,7 @@ def test_what_may_stand_between_a_layer_norm_and_a_dense_layer(name, capture):
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.dense = nn.LayerNorm(8), nn.Linear(8, 3)
+            self.norm, self.dense = nn.LayerNorm(8), nn.Linear(between(torch.zeros(4, 8, 8)).shape[-1], 3)
             nn.init.normal_(self.norm.weight)
             nn.init.normal_(self.norm.bias)
             self.eval()
