@@ -18,9 +18,10 @@ from .errors import LrpfxError
 
 __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "disable_current_modes", "make_fx", "pytree"]
 
-#: The oldest torch for models that are traced symbolically or explained as modules; for those that torch.export traces; and for
-#: programs, which are compiled, lowered, saved and loaded.
-OLDEST, OLDEST_FOR_EXPORT, OLDEST_FOR_PROGRAMS = (2, 4), (2, 6), (2, 13)
+#: The oldest torch whose programs are known here: those of torch.export, which older ones give without the conditions on sizes
+#: that they hold for, and what is compiled, lowered, saved and loaded. Models that are traced symbolically, or explained as
+#: modules, need torch 2.4.
+OLDEST_FOR_PROGRAMS = (2, 13)
 
 #: The module of torch that prints what torch.export could not complete.
 EXPORT_TRACER = "torch.export._trace"

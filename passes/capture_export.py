@@ -24,7 +24,7 @@ from lrpfx.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, pl
 from lrpfx.interrupts import undisturbed
 from lrpfx.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators import lookup, module_classes, spelling_of
-from lrpfx.torch_internals import EXPORT_TRACER, OLDEST_FOR_EXPORT, higher_order, pytree, require
+from lrpfx.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
 
 from .capture_symbolic import private_copy, restore_tensors, tensors_held
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
@@ -93,7 +93,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
     With `dynamic` the batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model
     fixes it; other sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
     """
-    require("torch.export's graph of a model", OLDEST_FOR_EXPORT, CaptureError)
+    require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
     before = tensors_held(root)
     errors: list[Exception] = []
@@ -121,6 +121,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
 
 def capture_program(program: ExportedProgram) -> Program:
     """A program that the user exported."""
+    require("an exported program as a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root: nn.Module = Scope("ExportedProgram")
     for name, value in program.state_dict.items():
         *path, leaf = name.split(".")

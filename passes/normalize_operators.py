@@ -262,6 +262,8 @@ def _attribute_to_function(node: fx.Node) -> None:
 
 def _method_to_function(node: fx.Node) -> None:
     method = getattr(torch.Tensor, str(node.target), None)
+    if method is torch.Tensor.unflatten:
+        method = torch.unflatten  # the method has a name that the code of older torch's graphs cannot import
     if method is not None:
         node.op = "call_function"
         node.target = method
