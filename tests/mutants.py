@@ -84,6 +84,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "an example of a target may have any shares but those of the output",
     (
         "lrpfx/lowering.py",
+        "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
+        "return [*tensors, result % (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
+    ): "an example of a target may have any shares but those of the output",
+    (
+        "lrpfx/propagation.py",
+        "positive, version = getattr(values[0], _POSITIVE, (None, None))",
+        "positive, version = getattr(values[ -1], _POSITIVE, (None, None))",
+    ): "a ReLU has one value",
+    (
+        "lrpfx/lowering.py",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps / signs)",
     ): "signs are 1 and -1",
