@@ -283,6 +283,7 @@ def test_shares_in_compiled_and_lowered_programs(rule):
         (rules.Pass(), nn.CosineSimilarity(), "takes a layer with one input, but this one has 2"),
         (rules.Pass(), nn.Flatten(), "moves values; it needs no rule"),
         (rules.Epsilon(), nn.GLU(), "each factor would get all relevance"),
+        (rules.Only(2), nn.GLU(), "it sends relevance to input 2"),
         (rules.Only(0), type("OwnGLU", (nn.GLU,), {"forward": lambda self, x: x})(), "a subclass of such a layer"),
         (rules.SoftmaxTaylor(), type("OwnSoftmax", (nn.Softmax,), {"forward": lambda self, x: x})(), "a softmax alone"),
         (rules.Flat(), nn.LayerNorm(3), "linear in their input, but this is of the kind LayerNorm"),
@@ -306,7 +307,6 @@ def test_known_when_a_rule_is_registered(rule, module, message):
     [
         (rules.Only(1), Unary(torch.relu), [VECTOR], "it sends relevance to input 1, but the layer has 1"),
         (rules.Only(4), Binary(torch.add), [VECTOR, VECTOR], "it sends relevance to input 4, but the layer has 2"),
-        (rules.Only(2), nn.GLU(), [VECTOR], "it sends relevance to input 2"),
         (rules.Uniform(), Unary(lambda x: x.sum(1)), [VECTOR], r"an output of shape \(3,\) from an input of shape \(3, 4\)"),
         (rules.Uniform(), nn.CosineSimilarity(), [VECTOR, VECTOR], "CosineSimilarity: Uniform.* gives each step of a module"),
         (rules.AbsoluteRatio(), Unary(lambda x: x.sum(1, keepdim=True)), [VECTOR], r"an output of shape \(3, 1\)"),
