@@ -17,6 +17,7 @@ from torch import fx, nn
 from .attribution import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
 from .errors import LrpfxWarning, RuleError
 from .explain_module import ExplainModule, RuleModule
+from .functions import detached
 from .inspection import GRADIENT, OUTPUT, explainable, rule_label
 from .node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from .operators import is_neutral
@@ -229,7 +230,7 @@ class _Sweep:
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
                 value = keywords.get(str(node.target), default) if keywords else next(given, default)
-                self._keep(node, map_arguments(value, _detached))
+                self._keep(node, map_arguments(value, detached))
             elif node.op == "get_attr":
                 self.values[node] = attribute_of(node, self.module)
             elif node.op == "output":
@@ -284,7 +285,7 @@ class _Sweep:
         call.args = tuple(args)
         result = function(*args, **map_arguments(node.kwargs, leaves_of))
         call.outputs = floating_tensors(result)
-        self._keep(node, _map_result(result, _detached))
+        self._keep(node, _map_result(result, detached))
         self.calls.append(call)
 
     # --- backward
@@ -366,7 +367,7 @@ class _Sweep:
             rule: Any = module.rule
             if rule.has_code:
                 return {}
-            values = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in call.args)
+            values = tuple(map(detached, call.args))
             inputs, parameters, branches, extras = module.ruled.split(values)
             output, relevance = pairs[0]
             layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
@@ -397,7 +398,3 @@ class _Sweep:
             (moved,) = torch.autograd.grad(reached, weights, ones, allow_unused=True) if reached else (None,)
             taken += _total(relevance * (1 - moved)) if moved is not None else _total(relevance)
         return taken
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value

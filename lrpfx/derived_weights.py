@@ -4,14 +4,13 @@ What runs a program computes them once: ONNX Runtime and AOTInductor fold consta
 programs that torch runs.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from .explain_module import ExplainModule
-from .node import output_node
+from .node import attribute_of, output_node
 from .torch_internals import make_fx
 
 #: Bytes of the smallest weight that is computed: the operations of smaller ones are as large.
@@ -28,8 +27,8 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> N
     (results,) = output_node(module.fold_graph).args
     assert isinstance(results, tuple)
     derived = [(name, result) for name, result in zip(module.derived, results, strict=True) if name in read]
-    tensors = dict[fx.Node, str]()  # nodes of the fold graph that the program has the values of
-    tensors.update((node, str(node.target)) for node in module.fold_graph.find_nodes(op="get_attr") if node.target in read)
+    sources = module.fold_graph.find_nodes(op="get_attr")
+    tensors = {node: str(node.target) for node in sources if node.target in read}  # whose values the program has
     computed = dict[str, fx.Node]()
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for name, result in derived:
@@ -90,7 +89,7 @@ def fold_constants(module: fx.GraphModule) -> None:
     with torch.no_grad():
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                values[node] = _attribute(module, str(node.target))
+                values[node] = attribute_of(node, module)
             elif node.op == "call_function" and node.all_input_nodes and values.keys() >= set(node.all_input_nodes):
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
@@ -100,16 +99,7 @@ def fold_constants(module: fx.GraphModule) -> None:
             module.register_buffer(name, value, persistent=False)
             with module.graph.inserting_before(node):
                 node.replace_all_uses_with(module.graph.create_node("get_attr", name))
-    _erase_unused(module.graph, values)
+    for node in reversed(values):
+        if not node.users:
+            module.graph.erase_node(node)
     module.recompile()
-
-
-def _erase_unused(graph: fx.Graph, nodes: Collection[fx.Node]) -> None:
-    for node in reversed(list(graph.nodes)):
-        if node in nodes and not node.users:
-            graph.erase_node(node)
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    path, _, leaf = name.rpartition(".")
-    return getattr(module.get_submodule(path), leaf)

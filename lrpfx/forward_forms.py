@@ -326,7 +326,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
-    aten_operator("rrelu_with_noise_functional.default"): _rrelu,
+    aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # which torch 2.4 does not have
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,

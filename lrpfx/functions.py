@@ -322,6 +322,11 @@ def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tens
     return input
 
 
+def detached(value: Any) -> Any:
+    """A tensor without its history; anything else as it is."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 def without_gradient(value: Any) -> Any:
-    """The same tensors, through which no gradient flows."""
-    return pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value)
+    """The same tensors, in whatever containers, through which no gradient flows."""
+    return pytree.tree_map(detached, value)

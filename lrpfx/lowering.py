@@ -462,7 +462,6 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
 
 def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
     """The program with what there is to know about it."""
-    logger.info("measuring what rounding changes")
     rows = assignment(job.module)
     stages = job.module.history
     program.graph_module.meta[MANIFEST] = {
@@ -487,6 +486,7 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
     Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values. How
     far is seen in float64, and for inputs that are rounded otherwise.
     """
+    logger.info("measuring what rounding changes")
     plain = replace(job, reduce=None, balance=False)
     reference = plain.expected(arguments)
     dtype = reference["output"].dtype

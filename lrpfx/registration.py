@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import types
+from .functions import detached
 from .layer_view import Operation, Slot, kind_of, spelled_rows
 from .node import is_floating, map_arguments
 from .operators import Operator
@@ -107,7 +108,7 @@ def carries_gradient(tensors: Sequence[torch.Tensor]) -> bool:
 
 def stored_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What a rule of propagation stores of a call: its arguments, without their history, which would outlive the call."""
-    stored = map_arguments((args, kwargs), lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+    stored = map_arguments((args, kwargs), detached)
     return dict(zip(("input", "kwargs"), stored, strict=True))
 
 

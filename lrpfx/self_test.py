@@ -44,7 +44,7 @@ class SelfTest:
 
     def to_bytes(self) -> bytes:
         file = io.BytesIO()
-        np.savez(file, **self.arrays)  # type: ignore[arg-type]  # a keyword may be any array's name
+        np.savez(file, **self.arrays)  # type: ignore[arg-type]  # the stub takes any keyword for allow_pickle
         return file.getvalue()
 
 

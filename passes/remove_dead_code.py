@@ -20,6 +20,7 @@ class RemoveDeadCode(Pass):
         for node in list(calls(program.graph)):
             if node.target is torch._assert:
                 program.graph.erase_node(node)
+        # as Graph.eliminate_dead_code, which cannot be told in older torch what has an effect
         for node in reversed(list(program.graph.nodes)):
             if not node.users and not _has_effect(node):
                 program.graph.erase_node(node)

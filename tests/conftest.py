@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchvision_cpu  # noqa: F401  before anything imports torchvision
 
+from lrpfx.errors import LrpfxError
 from lrpfx.torch_internals import OLDEST_FOR_PROGRAMS, release
 
 #: What an older torch than programs need leaves out: files that are about programs, or about what is installed for the newest.
@@ -29,7 +30,7 @@ def pytest_runtest_call():
     """Tests of what a newer torch is needed for are left out."""
     try:
         return (yield)
-    except Exception as error:
+    except LrpfxError as error:
         if release() < OLDEST_FOR_PROGRAMS and "or newer; this is torch" in str(error):
             pytest.skip(str(error))
         raise

@@ -276,6 +276,11 @@ def drawn(count: int, seed: int, modules: list[str]) -> list[Mutant]:
     return [mutant for _, mutant in sorted(everything, key=lambda entry: entry[0])[:count]]
 
 
+def installed(copy: Path, module: str) -> Path:
+    """Where a copy has a module."""
+    return copy / ("lrpfx/" + module if module.startswith("passes/") else module)
+
+
 def prepared(number: int) -> Path:
     """A copy of the packages, as an installation has them, of the tests and of what these read."""
     copy = COPY / str(number)
@@ -293,7 +298,7 @@ class Trial:
         self.job, self.copy, self.start = job, copy, time.monotonic()
         self.changed: Path | None = None
         if job.module is not None:
-            self.changed = copy / ("lrpfx/" + job.module if job.module.startswith("passes/") else job.module)
+            self.changed = installed(copy, job.module)
             self.changed.write_text(job.code)
         self.process = os.fork()
         if self.process == 0:
@@ -360,7 +365,7 @@ class _Recorder:
 
     def __init__(self, copy: Path, output: Path) -> None:
         self.output, self.seconds = output, dict[str, float]()
-        self.files = {str(copy / ("lrpfx/" * module.startswith("passes/") + module)): module for module in COVERED_BY}
+        self.files = {str(installed(copy, module)): module for module in COVERED_BY}
         self.coverage = coverage.Coverage(data_file=None, config_file=False, include=list(self.files))
         self.coverage.start()
 
