@@ -183,7 +183,8 @@ def _linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tens
         output, linear = torch.func.jvp(function, inputs, inputs)[:2]
     except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
         output, pull = torch.func.vjp(function, *inputs)[:2]
-        linear = torch.func.vjp(pull, torch.zeros_like(output))[1](inputs)[0]
+        push = torch.func.vjp(pull, torch.zeros_like(output))[1]
+        (linear,) = push(inputs)
     return output, linear
 
 

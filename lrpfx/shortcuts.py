@@ -219,7 +219,7 @@ class TotalOfOwnSign(_Split):
         output = call.own_output()
         total = _added(self.total(call, 0, parts), output.clamp(max=0.0), self.weight)
         divisor = _divisor(self.rule, total)
-        factor = output.sign() / divisor if torch.is_grad_enabled() else output.sign().div_(divisor)
+        factor = output.sign().div_(divisor)
         return factor.clamp(min=0.0), factor.clamp(max=0.0)
 
 

@@ -12,11 +12,12 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 from .errors import LrpfxError
 
-__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "disable_current_modes", "make_fx", "pytree"]
+__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "disable_current_modes", "make_fx", "pytree"]
 
 #: The oldest torch whose programs are known here: those of torch.export, which older ones give without the conditions on sizes
 #: that they hold for, and what is compiled, lowered, saved and loaded. Models that are traced symbolically, or explained as

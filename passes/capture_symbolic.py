@@ -16,12 +16,13 @@ from torch import fx, nn
 from lrpfx.errors import CaptureError
 from lrpfx.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.interrupts import undisturbed
-from lrpfx.torch_internals import FakeTensor
+from lrpfx.node import attribute_of
+from lrpfx.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 from lrpfx.types import Recurrent
 
 from .known_values import KnownValues
 from .naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
-from .program import Program, refuse_state
+from .program import Program, random_error, refuse_random, refuse_state
 from .traceable import make_traceable, traceable
 
 # While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
@@ -50,7 +51,7 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
     tracer = _Tracer(set(opaque), {} if given is None else dict(given))
     try:
         try:
-            with undisturbed(), _TRACING, _unpatched(tracer):
+            with undisturbed(), _TRACING, _unpatched(tracer), _RandomNumbers() as random:
                 traced = tracer.trace(root)
         except CaptureError:
             raise
@@ -61,13 +62,40 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
         )
         written = restore_tensors(root, before)
         for node in names.nodes:
-            if node.op == "get_attr" and str(node.target) in written:
+            if node.op != "get_attr":
+                continue
+            if str(node.target) in written:
                 refuse_state(node, str(node.target))
+            drawn = random.drawn.get(id(attribute_of(node, root)))
+            if drawn is not None:
+                refuse_random(node, *drawn[1:])
         program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen)
         program.guards += [guard for node, number in tracer.known.dimensions.items() for guard in _guards(node, number)]
         return program
     finally:
         tracer.release()
+
+
+class _RandomNumbers(TorchDispatchMode):
+    """Notes which values are drawn at random, or computed from such: as constants, they would be those of this one trace."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn: dict[int, tuple[torch.Tensor, str, str]] = {}  # by the id of the tensor: it, what drew it, and where
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [self.drawn[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.drawn]
+        if not given and torch.Tag.nondeterministic_seeded not in func.tags:
+            return result
+        _, name, source = given[0] if given else (None, str(func.overloadpacket), _user_source())
+        for leaf in pytree.tree_leaves(result):
+            if not isinstance(leaf, torch.Tensor):  # a number: nobody knows where it goes
+                raise random_error(name, source)
+            self.drawn[id(leaf)] = leaf, name, source
+        return result
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from lrpfx.node import attribute_of, data_calls, has_info, map_arguments, node_i
 from lrpfx.operators import operator_named
 from lrpfx.torch_internals import pytree
 
-from .program import Pass, PassResult, Program, Stage
+from .program import Pass, PassResult, Program, Stage, draws_random_numbers, random_error
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
 NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
@@ -61,6 +61,7 @@ class Verification:
         try:
             self._compare(actual)
         except AssertionError as error:
+            self._refuse_random(program)
             raise VerificationError(
                 f"after {name} the graph of {program.title} computes something else than the model: {error}. "
                 "A Python branch on the type or the shape of a tensor is the usual cause: tracing took another branch."
@@ -70,6 +71,23 @@ class Verification:
         """Hold later changes against what the graph returns now, since a pass has given it other outputs on purpose."""
         with torch.no_grad():
             self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
+
+    def _refuse_random(self, program: Program) -> None:
+        """`CaptureError` that names an operation whose result differs between two runs, if there is one: what draws, if any."""
+        runs = []
+        for _ in range(2):
+            interpreter = fx.Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
+            with torch.no_grad():
+                interpreter.run(*fresh(self.args))
+            runs.append(interpreter.env)
+        varying = []
+        for node in program.graph.nodes:
+            try:
+                Verification((), runs[0][node])._compare(_leaves(runs[1][node]))
+            except AssertionError:
+                varying.append(node)
+        for node in sorted(varying, key=draws_random_numbers, reverse=True)[:1]:
+            raise random_error(node_info(node).name, node_info(node).source) from None
 
     def _compare(self, actual: list[Any]) -> None:
         """`AssertionError` unless the outputs are those expected: their number, dtypes, shapes and values."""

@@ -25,7 +25,7 @@ from lrpfx.operators import (
 from lrpfx.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
-from .program import Pass, PassResult, Program, insert_call
+from .program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
 
 INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
 
@@ -52,6 +52,8 @@ class NormalizeOperators(Pass):
         for node in program.graph.nodes:
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
+            if spelling_of(node) is None and draws_random_numbers(node):
+                refuse_random(node, node_info(node).name, node_info(node).source)
             _attribute_to_function(node)
             _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))

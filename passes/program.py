@@ -10,6 +10,7 @@ from torch import fx, nn
 from lrpfx.errors import CaptureError
 from lrpfx.guards import Guard
 from lrpfx.node import NodeInfo, set_info
+from lrpfx.torch_internals import OpOverload
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,51 @@ def insert_call(
 
 def refuse_state(tensor: fx.Node, name: str) -> None:
     """`CaptureError` if the output depends on a tensor of the model that forward itself overwrites."""
-    reached, pending = {tensor}, [tensor]
+    if _reaches_output(tensor):
+        raise CaptureError(
+            f"forward overwrites {name!r}, on which its output depends: each call would compute something else than the "
+            "one before. Change it outside of forward, or keep its value in an input."
+        )
+
+
+#: Functions of torch.nn.functional that draw random numbers with other operators.
+_RANDOM = ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d")
+
+
+def draws_random_numbers(node: fx.Node) -> bool:
+    """What torch says of the operator of this name."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    overload: Any = node.target
+    if not isinstance(overload, OpOverload):
+        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+        if name in _RANDOM:
+            return True
+        packet = getattr(torch.ops.aten, name, None)
+        overload = None if packet is None else getattr(packet, packet.overloads()[0])
+    return isinstance(overload, OpOverload) and torch.Tag.nondeterministic_seeded in overload.tags
+
+
+def refuse_random(value: fx.Node, name: str, source: str) -> None:
+    """`CaptureError` if the output depends on a value that is drawn at random."""
+    if _reaches_output(value):
+        raise random_error(name, source)
+
+
+def random_error(name: str, source: str) -> CaptureError:
+    """What is wrong with a model whose output is not determined by its inputs."""
+    return CaptureError(
+        f"{name} ({source or 'source unknown'}) draws random numbers, so that the model has another output at each call. "
+        "Call model.eval(), or take them out of forward."
+    )
+
+
+def _reaches_output(value: fx.Node) -> bool:
+    reached, pending = {value}, [value]
     while pending:
         node = pending.pop()
         if node.op == "output":
-            raise CaptureError(
-                f"forward overwrites {name!r}, on which its output depends: each call would compute something else than the "
-                "one before. Change it outside of forward, or keep its value in an input."
-            )
+            return True
         pending += [user for user in node.users if user not in reached]
         reached.update(node.users)
+    return False

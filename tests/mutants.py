@@ -37,7 +37,7 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 #: The modules, and the tests that cover each, the fastest first.
 COVERED_BY = {
     "lrpfx/rules.py": "test_rules test_rules_and_layers test_known_defects test_module_mode test_attention test_accounting",
-    "lrpfx/hooks.py": "test_rules test_modifiers test_module_mode test_accounting",
+    "lrpfx/hooks.py": "test_rules test_modifiers test_module_mode test_accounting test_shortcuts",
     "lrpfx/shortcuts.py": "test_rules test_attention test_shortcuts",
     "lrpfx/propagation.py": "test_rules test_module_mode test_plausibility test_accounting test_known_defects test_attention",
     "passes/analyze_signs.py": "passes/test_analyze_signs test_operators test_operator_table",

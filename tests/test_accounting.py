@@ -23,6 +23,7 @@ from lrpfx.composites import (
     LayerMapComposite,
 )
 from lrpfx.core import BasicHook, Hook
+from lrpfx.hooks import FirstGradient
 from lrpfx.types import Activation, Linear, Softmax, Sum
 
 RULES = {
@@ -339,6 +340,10 @@ def test_defects_are_unexplained():
         lrpfx.transform(Binary(torch.add), LayerMapComposite([]), unassigned="gradient"), (x, x), torch.ones(2, 4)
     )
     assert abs(plain[0].unexplained + 8.0) <= 1e-12, "a sum without a rule doubles relevance"
+
+
+def test_of_several_branches_the_first_alone_counts_where_its_gradient_is_the_relevance():
+    assert FirstGradient().branch_weights(2) == (1.0, 0.0) and FirstGradient().branch_weights(1) == (1.0,)
 
 
 def test_what_is_negligible_is_shown_as_nothing():

@@ -232,6 +232,7 @@ def test_inputs_are_guarded(artefact):
         ((images().tolist(), index), "is a list"),
         ((images(), index + 4), "target 5 is out of range: the output has 5 classes"),
         ((images(), -index), "target -1 is out of range"),
+        ((images(2), torch.tensor([7, 9])), "target 7 is out of range"),
     ]:
         with pytest.raises(lrpfx.InputError, match=message):
             runner(*arguments)

@@ -1,5 +1,7 @@
 """Bad input gets a clear error of the LrpfxError family: what it says is tested."""
 
+import re
+
 import pytest
 import torch
 from helpers import Binary, Unary, small_net
@@ -40,6 +42,44 @@ def test_functions_in_training_mode(function, name):
     message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(function), EpsilonPlus())
     assert name in message and "test_errors.py:" in message
     assert ("statistics of the batch" if name == "batch_norm" else "training mode") in message
+
+
+@pytest.mark.parametrize("capture, verified", [("symbolic", True), ("symbolic", False), ("export", True)])
+@pytest.mark.parametrize(
+    "function, name",
+    [
+        (lambda x: nn.functional.dropout(x, 0.5), "dropout"),
+        (lambda x: nn.functional.gumbel_softmax(x), "gumbel_softmax|exponential"),
+        (lambda x: x + torch.randn_like(x), "randn_like"),
+        (lambda x: x + torch.empty_like(x).normal_(), "normal"),
+        (lambda x: x + torch.bernoulli(x.sigmoid()), "bernoulli"),
+        (lambda x: x + torch.randn(4).exp(), "randn"),
+        (lambda x: x * torch.rand(1).item(), "rand"),
+    ],
+)
+def test_random_models(function, name, verified, capture):
+    """Also where no example inputs are there to see it by, and none that are made up fit."""
+    model = Unary((lambda x: function(x.reshape(2, 4))) if not verified else function)
+    composite = EpsilonPlus(layer_map=[(lrpfx.types.Unknown, Pass())])
+    examples = torch.rand(2, 4) if verified else None
+    with pytest.raises(lrpfx.LrpfxError) as caught:
+        lrpfx.transform(model, composite, example_inputs=examples, capture=capture)
+    assert re.search(rf"({name}).*\.py:\d+.*(draws random numbers|training mode)", str(caught.value))
+
+
+def test_branches_on_random_numbers():
+    model = Unary(lambda x: x * 2 if torch.rand(1) > 0.5 else x)
+    assert "aten.rand (" in raised(lrpfx.CaptureError, lrpfx.transform, model, EpsilonPlus())
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_random_numbers_that_nothing_reads(capture):
+    def function(x):
+        torch.rand(3), torch.rand_like(x), torch.rand(2) < x.shape[0]
+        return x.relu()
+
+    explain_model = lrpfx.transform(Unary(function), EpsilonPlus(), example_inputs=torch.rand(2, 4), capture=capture)
+    assert "rand" not in explain_model.code
 
 
 def test_batch_norm_without_running_statistics():

@@ -1,5 +1,7 @@
 """FOLD and the driver: derived buffers, history, dumps, verification."""
 
+import itertools
+
 import pytest
 import torch
 from helpers import NETWORKS, assert_close, small_net
@@ -32,6 +34,23 @@ def test_derived_buffers_are_named_after_their_layer_and_not_saved():
     assert {"conv1.merged_weight", "conv1.merged_bias"} <= derived
     assert derived == set(explain_model.derived)
     assert all(not buffer.requires_grad for buffer in explain_model.buffers())
+
+
+class Counting(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_verifying_counts_nothing_up(capture):
+    model = Counting().eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3), capture=capture)
+    assert explain_model.state_dict()["calls"] == model.calls == 0
 
 
 def test_users_modifiers_are_folded_and_kept():
@@ -326,3 +345,9 @@ def test_models_of_low_precision_are_verified(dtype, capture):
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
     result = lrpfx.attribute(explain_model, x, 1)
     assert result.relevance.dtype == dtype and torch.isfinite(result.relevance).all()
+
+
+def test_a_stage_that_changed_nothing_has_the_text_of_the_one_before():
+    stages = lrpfx.history(lrpfx.transform(small_net(), EpsilonPlus()))
+    unchanged = [(before, after) for before, after in itertools.pairwise(stages) if after.name.startswith("analyze")]
+    assert len(unchanged) == 2 and all(after.code is before.code for before, after in unchanged)

@@ -129,6 +129,23 @@ def test_reasons():
         assert norm.rule == "Pass()"
 
 
+def test_flattening_less_leaves_more_than_two_dimensions():
+    """Then the channels of the batch norm are not the features of the dense layer."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.norm = nn.Linear(16, 3), nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(self.dense(x.flatten(2)))
+
+    model, x = randomize_batch_norm(Net()).eval(), torch.randn(2, 3, 4, 4)
+    with pytest.raises(lrpfx.InputError, match=r"shape \(batch, features\), but it has 3 dimensions"):
+        lrpfx.transform(model, EpsilonPlus())(x)
+    assert_close(lrpfx.transform(model, EpsilonPlus(), example_inputs=x)(x), model(x), 1e-12)
+
+
 def test_counts_on_real_networks():
     for model, count in ((torchvision_model("resnet18"), 20), (torchvision_model("vgg11_bn"), 8), (small_net(), 2)):
         stage = merge_stage(lrpfx.transform(model, EpsilonPlus()))

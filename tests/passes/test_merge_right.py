@@ -294,6 +294,15 @@ def test_dimensions_that_squeeze_removes_for_any_size(shape, function, merges):
     assert {stage.name: stage for stage in stages}["merge_batch_norm_right"].matches == merges
 
 
+def test_behind_a_dense_layer_that_is_known_to_take_matrices():
+    """The batch norm at the end is merged under the condition that the input is a matrix, which the one in front needs too."""
+    model = randomize_batch_norm(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert {stage.name: stage for stage in lrpfx.history(explain_model)}["merge_batch_norm_right"].matches == 1
+    x = torch.randn(3, 4)
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
 def test_several_readers_and_reasons():
     class Shared(nn.Module):
         def __init__(self, skip):
@@ -345,6 +354,7 @@ def test_wrong_merges_are_caught_without_example_inputs(monkeypatch):
         lambda self, x: torch.rsub(x, self.mean, alpha=3),
         lambda self, x: torch.rsub(self.mean, x, alpha=3),
         lambda self, x: x.sub(0.5).div(0.25),
+        lambda self, x: (x - torch.tensor(0.5)) / torch.tensor([0.25]),
     ],
 )
 def test_input_normalization(normalize):
@@ -387,6 +397,23 @@ def test_constants_that_are_not_one_value_for_each_channel(normalize, given):
     assert_close(explain_model(x), model(x).detach(), 1e-13)
 
 
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: nn.Identity(), "it is an output of the model"),
+        (lambda: nn.ReLU(), "layer (relu) reads it, which an affine map does not pass through"),
+        (lambda: nn.AvgPool2d(2), "layer (avg_pool2d) reads it, which an affine map does not pass through"),
+        (lambda: nn.Linear(3, 2), "what reads it is not only convolutions over 0 dimensions"),
+    ],
+)
+def test_normalization_that_no_convolution_reads(layer, reason):
+    model = Function(lambda x: (x - 0.5) / 0.25, layer()).eval()
+    composite = EpsilonPlus(canonizers=[MergeInputNormalization()])
+    explain_model = lrpfx.transform(model, composite, example_inputs=torch.rand(2, 3, 4, 3))
+    stage = {stage.name: stage for stage in lrpfx.history(explain_model)}["merge_input_normalization"]
+    assert [text for _, text in stage.reasons] == [reason]
+
+
 def test_layer_norm_into_dense_layers():
     class Block(nn.Module):
         def __init__(self):
@@ -425,6 +452,7 @@ BETWEEN_NORM_AND_DENSE = {
     "item": (lambda x: x[:, 0], KEEPS),
     "item of all dimensions": (lambda x: x[:, 0, 2:6].repeat(1, 2), MOVES),
     "slice of the last": (lambda x: x[:, :, 2:6], MOVES),
+    "slice of the last from the end": (lambda x: torch.ops.aten.slice.Tensor(x, -1, 2, 6), MOVES),
     "slice of the last of four": (lambda x: x[:, None][..., 2:6], MOVES),
     "transpose of the last of four": (lambda x: x[:, None].transpose(2, 3), MOVES),
     "select of the last of four": (lambda x: x[:, None].select(3, 1), MOVES),
