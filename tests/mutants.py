@@ -103,6 +103,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold= 1023)",
     ): "where a small parameter stands makes no difference",
     (
+        "lrpfx/rules.py",
+        "gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),",
+        "gradient_mapper=SharedRatios(self.stabilizer, [{ -1: 1}]),",
+    ): "the last of one branch is the first",
+    (
+        "passes/merge_batch_norm.py",
+        'if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
+        'if operator.name <= "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
+    ): "no other operator has a start_dim",
+    (
+        "passes/merge_batch_norm.py",
+        "if value < target:",
+        "if value <= target:",
+    ): "a parameter is never the layer that reads it",
+    (
+        "passes/merge_right.py",
+        'shift: Any = merger.derive(chain[0], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
+        'shift: Any = merger.derive(chain[ -1], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
+    ): "where a constant is computed makes no difference",
+    (
         "passes/analyze_signs.py",
         'if node.op == "placeholder":',
         'if node.op >= "placeholder":',

@@ -202,7 +202,7 @@ def npz(arrays):
 def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
     content = archives.archive_of(signed({**entries, **IN_FILES[name](entries, marker)}))
     (tmp_path / "signed.pt2").write_bytes(content)
-    must_refuse(tmp_path / "signed.pt2", marker, "signed.pt2 is not loaded: ")  # before torch reads it
+    must_refuse(tmp_path / "signed.pt2", marker, "signed.pt2 is not loaded: (?!torch )")  # before torch reads it
     if name in RUNS_IN_TORCH:
         with contextlib.suppress(Exception):
             torch.export.load(tmp_path / "signed.pt2")
