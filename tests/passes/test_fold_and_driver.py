@@ -355,7 +355,7 @@ def test_a_stage_that_changed_nothing_has_the_text_of_the_one_before():
 
 def test_outputs_of_integers_make_others_no_less_precise():
     """A result that should be zero is measured by the other floating-point results, not by integers."""
-    tiny, zero, integers = torch.full((3,), 1e-6), torch.zeros(3), torch.arange(3)
+    tiny, zero, integers = torch.full((3,), 1e-6, dtype=torch.float32), torch.zeros(3, dtype=torch.float32), torch.arange(3)
     verification = passes.Verification((), (tiny, zero, integers))
     verification._compare([tiny, zero, integers])
     with pytest.raises(AssertionError):
