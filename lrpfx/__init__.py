@@ -4,12 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attribution, canonizers, cmap, composites, core, image, layer, rules, torchvision, types
-    from .accounting import Ledger, ledger
-    from .artefacts import Runner, load, package, save
-    from .attribution import Attribution, attribute
-    from .drawing import draw, to_networkx
-    from .errors import (
+    from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, rules, torchvision, types
+    from lrpfx.attribution.compute import Attribution, attribute
+    from lrpfx.deploy.artefacts import Runner, load, package, save
+    from lrpfx.deploy.lowering import lower
+    from lrpfx.errors import (
         ArtefactError,
         CaptureError,
         InputError,
@@ -22,27 +21,28 @@ if TYPE_CHECKING:
         UnsupportedOperationError,
         VerificationError,
     )
-    from .inspection import assignment, history
-    from .lowering import lower
-    from .pipeline import node_names, transform
-    from .preflight import Report, check
+    from lrpfx.pipeline import node_names, transform
+    from lrpfx.reports.assignment import assignment, history
+    from lrpfx.reports.check import Report, check
+    from lrpfx.reports.drawing import draw, to_networkx
+    from lrpfx.reports.ledger import Ledger, ledger
 
 __version__ = "0.1.0"
 
 #: module -> the public names in it; modules are imported when one is first used, since torch takes long to import
 _NAMES_IN = {
-    "accounting": ("Ledger", "ledger"),
-    "artefacts": ("Runner", "load", "package", "save"),
+    "reports.ledger": ("Ledger", "ledger"),
+    "deploy.artefacts": ("Runner", "load", "package", "save"),
     "attribution": ("Attribution", "attribute"),
-    "drawing": ("draw", "to_networkx"),
+    "reports.drawing": ("draw", "to_networkx"),
     "errors": (
         *("ArtefactError", "CaptureError", "InputError", "InputTypeError", "LoweringError", "LrpfxError", "LrpfxWarning"),
         *("PassError", "RuleError", "UnsupportedOperationError", "VerificationError"),
     ),
-    "inspection": ("assignment", "history"),
-    "lowering": ("lower",),
+    "reports.assignment": ("assignment", "history"),
+    "deploy.lowering": ("lower",),
     "pipeline": ("node_names", "transform"),
-    "preflight": ("Report", "check"),
+    "reports.check": ("Report", "check"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 

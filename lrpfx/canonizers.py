@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from . import passes
-from .core import collect_leaves
-from .errors import InputError
-from .passes import Pass
-from .passes.merge_batch_norm import (
+from lrpfx import passes
+from lrpfx.core import collect_leaves
+from lrpfx.errors import InputError
+from lrpfx.frontends.execution_order import mergeable_batch_norms
+from lrpfx.passes import Pass
+from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
     merged_bias,
     scale_output_channels,
     scale_output_channels_transposed,
 )
-from .structure import mergeable_batch_norms
-from .types import BatchNorm, ConvolutionTranspose, Linear
+from lrpfx.types import BatchNorm, ConvolutionTranspose, Linear
 
 _ABSENT = object()
 

@@ -31,12 +31,12 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
 
-from .artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
-from .composites import composite_named
-from .errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, nearest, os_errors
-from .image import imsave
-from .lowering import lower
-from .pipeline import transform
+from lrpfx.composites import composite_named
+from lrpfx.deploy.artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
+from lrpfx.deploy.lowering import lower
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, nearest, os_errors
+from lrpfx.image import imsave
+from lrpfx.pipeline import transform
 
 app = typer.Typer(
     help="Attribution models as files: make them, run them, look into them.", no_args_is_help=True, add_completion=False

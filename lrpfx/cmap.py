@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import LrpfxError
+from lrpfx.errors import LrpfxError
 
 
 class ColorMapError(LrpfxError, RuntimeError):

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import nn
 
-from .errors import InputError, InputTypeError, RuleError, nearest
-from .hooks import Hook
-from .interrupts import NativeContext, undisturbed
-from .registration import RemovableHandleList
-from .rules import (
+from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
+from lrpfx.frontends.execution_order import modules_in_order_of_execution
+from lrpfx.module_mode.registration import RemovableHandleList
+from lrpfx.rules.formulas import (
     AlphaBeta,
     Epsilon,
     Flat,
@@ -38,7 +37,10 @@ from .rules import (
     ZBox,
     ZPlus,
 )
-from .types import (
+from lrpfx.rules.mapping import MappingContext
+from lrpfx.rules.template import Hook
+from lrpfx.support.interrupts import NativeContext, undisturbed
+from lrpfx.types import (
     Activation,
     AvgPool,
     BatchNorm,
@@ -71,18 +73,6 @@ def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:
         return composite
 
     return register
-
-
-class MappingContext(dict[Any, Any]):
-    """What a composite remembers while it maps the layers of one model.
-
-    Composites may keep any state in it. `reason` is which entry made the last choice; `used` are the entries that have matched.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reason = ""
-        self.used: set[tuple[int, str]] = set()
 
 
 def _note(ctx: dict[Any, Any], reason: str, entry: tuple[int, str]) -> None:
@@ -159,8 +149,6 @@ class Composite:
         """The modules to map, by name, in the order in which `module_map` is asked about them."""
         if not self.depends_on_order:
             return list(module.named_modules())
-        from .structure import modules_in_order_of_execution  # tracing is the compiler's, which stands above composites
-
         return modules_in_order_of_execution(module)
 
     @property

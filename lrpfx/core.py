@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .composites import Composite, CompositeContext
-from .hooks import BasicHook, Hook
-from .modifiers import ParamMod, expand
-from .registration import RemovableHandle, RemovableHandleList
-from .stabilizer import Stabilizer, stabilize
+from lrpfx.composites import Composite, CompositeContext
+from lrpfx.module_mode.registration import RemovableHandle, RemovableHandleList
+from lrpfx.rules.modifiers import ParamMod, expand
+from lrpfx.rules.stabilizer import Stabilizer, stabilize
+from lrpfx.rules.template import BasicHook, Hook
 
 __all__ = [
     "BasicHook",

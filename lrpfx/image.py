@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from .cmap import ColorMap, LazyColorMapCache
-from .errors import InputTypeError
+from lrpfx.cmap import ColorMap, LazyColorMapCache
+from lrpfx.errors import InputTypeError
 
 CMAPS = LazyColorMapCache(
     {

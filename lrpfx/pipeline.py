@@ -5,17 +5,16 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.export import ExportedProgram
 
-from .canonizers import graph_passes, needed_in_graphs
-from .capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
-from .composites import Composite
-from .errors import InputError, InputTypeError, LrpfxWarning
-from .explain_module import ExplainModule
-from .interrupts import undisturbed
-from .node import Role, data_calls, node_info
-from .passes import (
+from lrpfx.canonizers import graph_passes, needed_in_graphs
+from lrpfx.composites import Composite
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
+from lrpfx.frontends.symbolic import private_copy
+from lrpfx.ir.node import data_calls, named_nodes, node_info
+from lrpfx.passes import (
     AnalyzeSigns,
     AnalyzeSupport,
     Assign,
@@ -27,10 +26,11 @@ from .passes import (
     Program,
     Rewrite,
     Validate,
-    private_copy,
     run_pass,
 )
-from .types import BatchNorm
+from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.types import BatchNorm
 
 OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
 
@@ -159,15 +159,6 @@ def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
     else:
         raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}")
     return [name for name, _ in named_nodes(graph)]
-
-
-def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
-    """Inputs and data-carrying calls with their qualified names."""
-    for node in graph.nodes:
-        if node.op == "placeholder" or node.op.startswith("call"):
-            info = node_info(node)
-            if info.role is Role.DATA or node.op == "placeholder":
-                yield info.name, node
 
 
 def _check_arguments(model: Model, composite: Composite, unassigned: str, explain: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from .canonizers import AttributeCanonizer, CompositeCanonizer, SequentialMergeBatchNorm
-from .layer import Sum
+from lrpfx.canonizers import AttributeCanonizer, CompositeCanonizer, SequentialMergeBatchNorm
+from lrpfx.layer import Sum
 
 
 class VGGCanonizer(SequentialMergeBatchNorm):

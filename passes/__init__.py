@@ -4,26 +4,23 @@ A pass has a name, a stage and a result that says how many places it matched and
 graph of a `Program` and nothing else: the driver lints, records the history, verifies and dumps.
 """
 
-from .analyze_signs import AnalyzeSigns
-from .analyze_support import AnalyzeSupport
-from .assign import Assign
-from .capture_export import capture_export, capture_program
-from .capture_symbolic import capture_copy, capture_symbolic, private_copy
-from .decompose import Decompose
-from .dequantize import dequantized
-from .driver import Verification, record, run_pass
-from .explain_logits import ExplainLogits, final_softmax
-from .find_gates import FindGates
-from .fold import Fold
-from .merge_batch_norm import MergeBatchNorm
-from .merge_right import MergeBatchNormRight, MergeInputNormalization, MergeLayerNorm
-from .normalize_operators import NormalizeOperators
-from .program import Pass, PassResult, Program, Stage
-from .remove_dead_code import RemoveDeadCode
-from .remove_dropout import RemoveDropout
-from .remove_inplace import RemoveInplace
-from .rewrite import Rewrite
-from .validate import Validate
+from lrpfx.passes.analyze.signs import AnalyzeSigns
+from lrpfx.passes.analyze.support import AnalyzeSupport
+from lrpfx.passes.assign import Assign
+from lrpfx.passes.canonize.explain_logits import ExplainLogits, final_softmax
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_right import MergeBatchNormRight, MergeInputNormalization, MergeLayerNorm
+from lrpfx.passes.driver import Verification, record, run_pass
+from lrpfx.passes.normalize.dead_code import RemoveDeadCode
+from lrpfx.passes.normalize.decompose import Decompose
+from lrpfx.passes.normalize.dropout import RemoveDropout
+from lrpfx.passes.normalize.gates import FindGates
+from lrpfx.passes.normalize.inplace import RemoveInplace
+from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.program import Pass, PassResult, Program, Stage
+from lrpfx.passes.rewrite.fold import Fold
+from lrpfx.passes.rewrite.rewrite import Rewrite
+from lrpfx.passes.validate import Validate
 
 __all__ = [
     "AnalyzeSigns",
@@ -48,13 +45,7 @@ __all__ = [
     "Stage",
     "Validate",
     "Verification",
-    "capture_copy",
-    "capture_export",
-    "capture_program",
-    "capture_symbolic",
-    "dequantized",
     "final_softmax",
-    "private_copy",
     "record",
     "run_pass",
 ]

@@ -1,12 +1,11 @@
 """ASSIGN: the composite chooses a rule for each layer; metadata only, no node is edited."""
 
-from lrpfx.composites import Composite, MappingContext
 from lrpfx.errors import InputTypeError
-from lrpfx.hooks import Hook
-from lrpfx.layer_view import layer_of_node
-from lrpfx.node import data_calls, node_info, update_info
-
-from .program import Pass, PassResult, Program
+from lrpfx.ir.node import data_calls, node_info, update_info
+from lrpfx.layers.layer import layer_of_node
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.rules.mapping import MappingContext, RuleMapping
+from lrpfx.rules.template import Hook
 
 
 class Assign(Pass):
@@ -16,7 +15,7 @@ class Assign(Pass):
     stage = "assign"
     edits = False
 
-    def __init__(self, composite: Composite) -> None:
+    def __init__(self, composite: RuleMapping) -> None:
         self.composite = composite
 
     def run(self, program: Program) -> PassResult:
@@ -39,7 +38,7 @@ class Assign(Pass):
         return result
 
 
-def _warning(program: Program, composite: Composite, unmatched: list[str]) -> str:
+def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> str:
     merged = {name: node_info(node).name for node in data_calls(program.graph) for name in node_info(node).merged}
     hints = [f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)]
     return (

@@ -8,9 +8,9 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import CaptureError
-from lrpfx.guards import Guard
-from lrpfx.node import NodeInfo, set_info
-from lrpfx.torch_internals import OpOverload
+from lrpfx.ir.guards import Guard
+from lrpfx.ir.node import NodeInfo, set_info
+from lrpfx.support.torch_internals import OpOverload
 
 
 @dataclass(frozen=True)

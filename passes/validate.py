@@ -3,12 +3,11 @@
 from torch import fx
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
-from lrpfx.hooks import Hook
-from lrpfx.layer_view import bound_arguments, layer_of_node
-from lrpfx.node import Role, data_calls, is_data, node_info, nodes_in, update_info
-from lrpfx.operators import is_neutral
-
-from .program import Pass, PassResult, Program
+from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
+from lrpfx.layers.layer import bound_arguments, layer_of_node
+from lrpfx.operators.table import is_neutral
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.rules.template import Hook
 
 
 class Validate(Pass):

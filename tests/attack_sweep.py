@@ -15,8 +15,8 @@ from helpers import small_net
 from test_attacks import IN_FILES, signed
 
 import lrpfx
-from lrpfx import archives
 from lrpfx.composites import EpsilonPlusFlat
+from lrpfx.deploy import archives
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "deploying.md"
 BEGIN, END = "<!-- attacks -->", "<!-- end of attacks -->"

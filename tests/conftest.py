@@ -7,7 +7,7 @@ import torch
 import torchvision_cpu  # noqa: F401  before anything imports torchvision
 
 from lrpfx.errors import LrpfxError
-from lrpfx.torch_internals import OLDEST_FOR_PROGRAMS, release
+from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, release
 
 #: What an older torch than programs need leaves out: files that are about programs, or about what is installed for the newest.
 OF_PROGRAMS = (

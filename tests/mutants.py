@@ -36,94 +36,98 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 
 #: The modules, and the tests that cover each, the fastest first.
 COVERED_BY = {
-    "lrpfx/rules.py": "test_rules test_rules_and_layers test_known_defects test_module_mode test_attention test_accounting",
-    "lrpfx/hooks.py": "test_rules test_modifiers test_module_mode test_accounting test_shortcuts",
-    "lrpfx/shortcuts.py": "test_rules test_attention test_shortcuts",
-    "lrpfx/propagation.py": "test_rules test_module_mode test_plausibility test_accounting test_known_defects test_attention",
-    "passes/analyze_signs.py": "passes/test_analyze_signs test_operators test_operator_table",
-    "passes/analyze_support.py": "passes/test_analyze_signs test_shortcuts",
-    "passes/merge_batch_norm.py": "passes/test_merge_batch_norm passes/test_merge_right",
-    "passes/merge_right.py": "passes/test_merge_right",
+    "lrpfx/rules/formulas.py": (
+        "test_rules test_rules_and_layers test_known_defects test_module_mode test_attention test_accounting"
+    ),
+    "lrpfx/rules/template.py": "test_rules test_modifiers test_module_mode test_accounting test_shortcuts",
+    "lrpfx/rules/shortcuts.py": "test_rules test_attention test_shortcuts",
+    "lrpfx/runtime/propagation.py": (
+        "test_rules test_module_mode test_plausibility test_accounting test_known_defects test_attention"
+    ),
+    "passes/analyze/signs.py": "passes/test_analyze_signs test_operators test_operator_table",
+    "passes/analyze/support.py": "passes/test_analyze_signs test_shortcuts",
+    "passes/canonize/merge_batch_norm.py": "passes/test_merge_batch_norm passes/test_merge_right",
+    "passes/canonize/merge_right.py": "passes/test_merge_right",
     "passes/driver.py": "passes/test_fold_and_driver test_errors",
-    "lrpfx/accounting.py": "test_accounting test_attention",
-    "lrpfx/lowering.py": "test_lowering test_derived_weights",
-    "lrpfx/archives.py": "test_attacks",
-    "lrpfx/artefacts.py": "test_artefacts test_attacks",
+    "lrpfx/reports/ledger.py": "test_accounting test_attention",
+    "lrpfx/deploy/lowering.py": "test_lowering test_derived_weights",
+    "lrpfx/deploy/archives.py": "test_attacks",
+    "lrpfx/deploy/artefacts.py": "test_artefacts test_attacks",
 }
 #: Survivors that compute the same, by the line that they change and what it becomes; and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "lrpfx/shortcuts.py",
+        "lrpfx/rules/shortcuts.py",
         "return (relevances[0] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)",
         "return (relevances[ -1] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)",
     ): "the last of one entry is the first",
     (
-        "lrpfx/shortcuts.py",
+        "lrpfx/rules/shortcuts.py",
         'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 1))',
         'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 2))',
     ): "of the sign, only whether it is positive is read",
     (
-        "lrpfx/propagation.py",
+        "lrpfx/runtime/propagation.py",
         "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))",
         "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=False))",
     ): "both have one entry for each argument",
     (
-        "lrpfx/rules.py",
+        "lrpfx/rules/formulas.py",
         "return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)",
         "return relevance if relevance.shape < input.shape else relevance.sum_to_size(input.shape)",
     ): "a sum over no dimension changes nothing",
     (
-        "lrpfx/rules.py",
+        "lrpfx/rules/formulas.py",
         "of_entries = kind is Product and row is not None and not row.elementwise",
         "of_entries = kind == Product and row is not None and not row.elementwise",
     ): "classes are equal only to themselves",
     (
-        "lrpfx/lowering.py",
+        "lrpfx/deploy/lowering.py",
         "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
         "return [*tensors, result * (1 + entries.cos() / 1).to(result.dtype).reshape(result.shape[1:])]",
     ): "an example of a target may have any shares but those of the output",
     (
-        "lrpfx/lowering.py",
+        "lrpfx/deploy/lowering.py",
         "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
         "return [*tensors, result % (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
     ): "an example of a target may have any shares but those of the output",
     (
-        "lrpfx/propagation.py",
+        "lrpfx/runtime/propagation.py",
         "positive, version = getattr(values[0], _POSITIVE, (None, None))",
         "positive, version = getattr(values[ -1], _POSITIVE, (None, None))",
     ): "a ReLU has one value",
     (
-        "lrpfx/lowering.py",
+        "lrpfx/deploy/lowering.py",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps / signs)",
     ): "signs are 1 and -1",
     (
-        "lrpfx/artefacts.py",
+        "lrpfx/deploy/artefacts.py",
         "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold=1024)",
         "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold= 1023)",
     ): "where a small parameter stands makes no difference",
     (
-        "lrpfx/rules.py",
+        "lrpfx/rules/formulas.py",
         "gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),",
         "gradient_mapper=SharedRatios(self.stabilizer, [{ -1: 1}]),",
     ): "the last of one branch is the first",
     (
-        "passes/merge_batch_norm.py",
+        "passes/canonize/merge_batch_norm.py",
         'if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
         'if operator.name <= "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
     ): "no other operator has a start_dim",
     (
-        "passes/merge_batch_norm.py",
+        "passes/canonize/merge_batch_norm.py",
         "if value < target:",
         "if value <= target:",
     ): "a parameter is never the layer that reads it",
     (
-        "passes/merge_right.py",
+        "passes/canonize/merge_right.py",
         'shift: Any = merger.derive(chain[0], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
         'shift: Any = merger.derive(chain[ -1], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
     ): "where a constant is computed makes no difference",
     (
-        "passes/analyze_signs.py",
+        "passes/analyze/signs.py",
         'if node.op == "placeholder":',
         'if node.op >= "placeholder":',
     ): "no kind of node has a name after it",

@@ -14,16 +14,10 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.accounting import PARTS, Entry, Ledger
-from lrpfx.composites import (
-    COMPOSITES,
-    EpsilonGammaBox,
-    EpsilonPlus,
-    GuidedBackprop,
-    LayerMapComposite,
-)
+from lrpfx.composites import COMPOSITES, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
 from lrpfx.core import BasicHook, Hook
-from lrpfx.hooks import FirstGradient
+from lrpfx.reports.ledger import PARTS, Entry, Ledger
+from lrpfx.rules.template import FirstGradient
 from lrpfx.types import Activation, Linear, Softmax, Sum
 
 RULES = {

@@ -22,8 +22,8 @@ from helpers import assert_close, needs_compiler, small_net
 from torch import nn
 
 import lrpfx
-from lrpfx import artefacts
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.deploy import artefacts
 from lrpfx.rules import Gamma
 
 ROOT = Path(__file__).parent.parent
@@ -156,7 +156,7 @@ def test_a_fresh_process_needs_no_code_of_the_model(explain_model, tmp_path):
     np.save(tmp_path / "x.npy", x.numpy())
     code = f"""
         import sys, numpy as np
-        from lrpfx.artefacts import load
+        from lrpfx.deploy.artefacts import load
         result = load({str(path)!r})(np.load({str(tmp_path / "x.npy")!r}))
         assert "helpers" not in sys.modules
         np.save({str(tmp_path / "result.npy")!r}, result["relevance"])
@@ -317,7 +317,7 @@ def test_a_killed_writer_leaves_no_half_file(artefact, tmp_path):
     shutil.copy(artefact, path)
     code = f"""
         from pathlib import Path
-        from lrpfx.artefacts import _replace
+        from lrpfx.deploy.artefacts import _replace
         content = Path({str(artefact)!r}).read_bytes()
         print("ready", flush=True)
         while True:

@@ -20,9 +20,9 @@ import torch
 from helpers import small_net
 
 import lrpfx
-from lrpfx import archives, artefacts
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.onnx_export import onnx_model
+from lrpfx.deploy import archives, artefacts
+from lrpfx.deploy.onnx_export import onnx_model
 
 MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
 CONSTANTS, SAMPLES = "data/constants/model_constants_config.json", "data/sample_inputs/model.pt"
@@ -440,7 +440,7 @@ def test_what_killed_writers_left_goes(program, tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from lrpfx.artefacts import whole_file
+from lrpfx.deploy.artefacts import whole_file
 with whole_file(Path({str(path)!r})) as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)

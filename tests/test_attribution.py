@@ -91,7 +91,7 @@ def test_recorded_relevance_is_that_of_hooks_and_retained_gradients(explain_mode
 
     kept = {}
     for name in names:
-        if isinstance(dict(explain_model.named_modules()).get(name), lrpfx.explain_module.RuleModule):
+        if isinstance(dict(explain_model.named_modules()).get(name), lrpfx.runtime.explain_module.RuleModule):
 
             def keep(module, args, output, name=name):
                 output.retain_grad()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import rules
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat, GuidedBackprop, NameMapComposite
-from lrpfx.stabilizer import Stabilizer, stabilize
+from lrpfx.rules.stabilizer import Stabilizer, stabilize
 
 
 class Net(nn.Module):

@@ -6,7 +6,6 @@ from helpers import assert_close, small_net
 from torch import nn
 
 import lrpfx
-from lrpfx import derived_weights
 from lrpfx.composites import (
     EpsilonAlpha2Beta1Flat,
     EpsilonGammaBox,
@@ -16,7 +15,8 @@ from lrpfx.composites import (
     NameMapComposite,
 )
 from lrpfx.core import BasicHook, ParamMod
-from lrpfx.derived_weights import derive_weights, fold_constants
+from lrpfx.deploy import derived_weights
+from lrpfx.deploy.derived_weights import derive_weights, fold_constants
 from lrpfx.types import Linear
 
 COMPOSITES = {

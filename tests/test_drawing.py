@@ -12,8 +12,8 @@ from helpers import Unary, small_net, torchvision_model
 from torch import nn
 
 import lrpfx
-from lrpfx import drawing
 from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat, GuidedBackprop, LayerMapComposite
+from lrpfx.reports import drawing
 
 
 def node_statement(source, name):

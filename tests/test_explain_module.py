@@ -14,7 +14,7 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
-from lrpfx.explain_module import RuleModule
+from lrpfx.runtime.explain_module import RuleModule
 
 
 @pytest.fixture(scope="module", params=sorted(NETWORKS))

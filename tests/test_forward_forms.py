@@ -9,7 +9,7 @@ from helpers import assert_close
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from lrpfx.forward_forms import FORWARD_FORMS
+from lrpfx.deploy.forward_forms import FORWARD_FORMS
 
 SIZES = {1: (9,), 2: (9, 8), 3: (9, 8, 7)}
 

@@ -190,7 +190,7 @@ def test_exported_programs_bring_their_conditions():
 
 def test_conditions_are_arithmetic_and_nothing_else():
     """They may come from a file that somebody else wrote."""
-    from lrpfx.guards import Place, SizeCondition
+    from lrpfx.ir.guards import Place, SizeCondition
 
     of = ((Place("x"), 0),)
     assert SizeCondition("sizes[0] // 2 >= 2 and math.floor(sizes[0]) < torch.sym_max(9, 1)", of).holds([5])

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.interrupts import undisturbed
+from lrpfx.support.interrupts import undisturbed
 
 METHODS = ("__call__", "__getattr__", "__setattr__", "forward")
 

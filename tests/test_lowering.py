@@ -6,9 +6,9 @@ from helpers import Unary, assert_close, small_net, torchvision_model
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
-from lrpfx import lowering
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat
-from lrpfx.lowering import EXPORTABLE
+from lrpfx.deploy import lowering
+from lrpfx.deploy.lowering import EXPORTABLE
 from lrpfx.rules import Hook
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lrpfx
-from lrpfx.modifiers import (
+from lrpfx.rules.modifiers import (  # fmt: skip
     Bound,
     Clamp,
     ClampMod,
@@ -17,7 +17,7 @@ from lrpfx.modifiers import (
     Unchanged,
     expand,
     zero_bias,
-)  # fmt: skip
+)
 
 P = torch.tensor([-2.0, 0.0, 3.0])
 

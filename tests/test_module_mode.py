@@ -14,7 +14,7 @@ from torch import nn
 import lrpfx
 from lrpfx import rules
 from lrpfx.composites import COMPOSITES, Composite, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
-from lrpfx.hooks import BasicHook, Hook
+from lrpfx.rules.template import BasicHook, Hook
 from lrpfx.types import Activation, Linear, Sum
 
 RULES = {

@@ -7,7 +7,7 @@ from helpers import assert_close
 import lrpfx
 from lrpfx.composites import EpsilonPlus, LayerMapComposite
 from lrpfx.core import Hook
-from lrpfx.onnx_export import legalized, onnx_model, origin_of
+from lrpfx.deploy.onnx_export import legalized, onnx_model, origin_of
 
 
 def test_legal_programs_keep_their_origins():

@@ -10,12 +10,12 @@ from torch import fx, nn
 
 import lrpfx
 from lrpfx import operators, passes, rules, types
-from lrpfx.accounting import PARTS
-from lrpfx.callables import dotted_path
-from lrpfx.capture import normal_form
 from lrpfx.composites import EpsilonPlus
-from lrpfx.node import Sign, floating_tensors, node_info
-from lrpfx.signs import of_input
+from lrpfx.frontends.capture import normal_form
+from lrpfx.ir.node import Sign, floating_tensors, node_info
+from lrpfx.operators.signs import of_input
+from lrpfx.reports.ledger import PARTS
+from lrpfx.support.callables import dotted_path
 
 COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
 #: Rows that the compiler alone makes, and one that has no default rule.

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import operators, rules
-from lrpfx.callables import dotted_path, resolve_path
 from lrpfx.composites import LayerMapComposite, layer_map_base
-from lrpfx.hooks import BasicHook
+from lrpfx.rules.template import BasicHook
+from lrpfx.support.callables import dotted_path, resolve_path
 from lrpfx.types import Activation, Linear, Sum
 
 aten = torch.ops.aten

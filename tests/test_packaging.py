@@ -30,7 +30,7 @@ def wheel(tmp_path_factory):
 def test_contents(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"lrpfx"}
-    assert {"lrpfx/py.typed", "lrpfx/passes/rewrite.py", "lrpfx/demo/__main__.py"} <= set(names)
+    assert {"lrpfx/py.typed", "lrpfx/passes/rewrite/rewrite.py", "lrpfx/demo/__main__.py"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

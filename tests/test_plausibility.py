@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
+from lrpfx.attribution.plausibility import magnitudes
 from lrpfx.composites import EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite, NameMapComposite
 from lrpfx.core import Hook
-from lrpfx.plausibility import magnitudes
 from lrpfx.types import Linear, Softmax
 
 

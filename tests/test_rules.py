@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx import hooks, rules
+from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, NameMapComposite
-from lrpfx.hooks import BasicHook
-from lrpfx.modifiers import ParamMod
+from lrpfx.rules import template as hooks
+from lrpfx.rules.modifiers import ParamMod
+from lrpfx.rules.template import BasicHook
 from lrpfx.types import Activation, AvgPool, Linear, Sum
 
 LAYERS = {

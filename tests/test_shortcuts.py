@@ -19,10 +19,8 @@ from lrpfx.composites import (
     LayerMapComposite,
     layer_map_base,
 )
-from lrpfx.explain_module import RuleModule
-from lrpfx.hooks import BasicHook, weights_by_sign
-from lrpfx.modifiers import Clamp
-from lrpfx.shortcuts import (
+from lrpfx.rules.modifiers import Clamp
+from lrpfx.rules.shortcuts import (
     BoundedInput,
     ConstantTotal,
     EvenSpread,
@@ -32,7 +30,9 @@ from lrpfx.shortcuts import (
     Shortcut,
     TotalOfOwnSign,
 )
-from lrpfx.stabilizer import Stabilizer
+from lrpfx.rules.stabilizer import Stabilizer
+from lrpfx.rules.template import BasicHook, weights_by_sign
+from lrpfx.runtime.explain_module import RuleModule
 
 LAYERS = {
     "linear": (lambda bias: nn.Linear(6, 5, bias=bias), (3, 6)),
@@ -257,7 +257,7 @@ def _values(explain_model, x):
         def run_node(self, n):
             value = super().run_node(n)
             if n.op != "output" and isinstance(value, torch.Tensor):
-                found.append((lrpfx.node.node_info(n).name, value.detach()))
+                found.append((lrpfx.ir.node.node_info(n).name, value.detach()))
             return value
 
     found = []

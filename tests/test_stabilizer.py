@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lrpfx
-from lrpfx.stabilizer import Stabilizer, stabilize
+from lrpfx.rules.stabilizer import Stabilizer, stabilize
 
 Z = torch.tensor([[-2.0, -1e-8, -0.0, 0.0, 1e-8, 3.0]])
 SIGN = torch.tensor([[-1.0, -1.0, 1.0, 1.0, 1.0, 1.0]])

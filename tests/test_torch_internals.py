@@ -8,8 +8,8 @@ import torch
 from helpers import small_net
 
 import lrpfx
-from lrpfx import torch_internals
 from lrpfx.composites import EpsilonPlus
+from lrpfx.support import torch_internals
 
 ROOT = Path(__file__).parent.parent
 

@@ -19,8 +19,8 @@ from helpers import randomize_batch_norm
 from torch import nn
 
 import lrpfx
-from lrpfx.accounting import PARTS
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus
+from lrpfx.reports.ledger import PARTS
 
 COMPOSITES = {
     "EpsilonPlus": EpsilonPlus,

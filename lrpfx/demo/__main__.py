@@ -19,9 +19,8 @@ from lrpfx.composites import (
     ExcitationBackprop,
     GuidedBackprop,
 )
-
-from . import digits
-from .pixel_flipping import Flipping, pixel_flipping
+from lrpfx.demo import digits
+from lrpfx.demo.pixel_flipping import Flipping, pixel_flipping
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

@@ -16,9 +16,8 @@ from torch import nn
 import lrpfx
 from lrpfx import composites, rules, types
 from lrpfx.errors import InputError
-from lrpfx.explain_module import ExplainModule
-from lrpfx.node import node_info
-from lrpfx.pipeline import named_nodes
+from lrpfx.ir.node import named_nodes, node_info
+from lrpfx.runtime.explain_module import ExplainModule
 
 from .composites import conserves
 from .network import BATCH, Network

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import passes
-from lrpfx.capture import normal_form
 from lrpfx.composites import EpsilonPlus
-from lrpfx.node import Sign, floating_tensors, node_info
+from lrpfx.frontends.capture import normal_form
+from lrpfx.ir.node import Sign, floating_tensors, node_info
 
 FUNCTIONS = [
     torch.relu, torch.sigmoid, torch.tanh, F.silu, F.gelu, F.mish, F.hardswish, F.elu, F.selu, F.celu, F.softsign,

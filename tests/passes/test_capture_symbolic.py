@@ -10,16 +10,16 @@ from torch import fx, nn
 from torchvision.models.feature_extraction import get_graph_node_names
 
 import lrpfx
-from lrpfx import passes
 from lrpfx.composites import EpsilonPlus
-from lrpfx.node import node_info
+from lrpfx.frontends.symbolic import capture_symbolic
+from lrpfx.ir.node import node_info
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg11_bn", "resnet18", "resnet50", "googlenet", "densenet121"])
 def test_names_are_those_of_torchvisions_feature_extraction(name):
     model = getattr(torchvision.models, name)(**({"init_weights": False} if name == "googlenet" else {})).eval()
     _, expected = get_graph_node_names(model)
-    graph = passes.capture_symbolic(model).graph
+    graph = capture_symbolic(model).graph
     captured = [node_info(node).name for node in graph.nodes if node.op in ("placeholder", "call_function", "call_method")]
     identities = {f"{name}" for name, module in model.named_modules() if isinstance(module, nn.Identity)}
     assert captured == [name for name in expected if name not in identities]
@@ -28,7 +28,7 @@ def test_names_are_those_of_torchvisions_feature_extraction(name):
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_the_graph_has_functions_with_explicit_parameters(name):
     model, x = NETWORKS[name]()
-    program = passes.capture_symbolic(model)
+    program = capture_symbolic(model)
     operations = {node.op for node in program.graph.nodes}
     assert operations <= {"placeholder", "get_attr", "call_function", "call_method", "output"}
     assert torch.equal(fx.Interpreter(program.root, graph=program.graph).run(x), model(x))
@@ -73,7 +73,7 @@ def test_names_that_a_module_cannot_have():
 
 def test_nodes_know_their_source_line():
     model = small_net()
-    graph = passes.capture_symbolic(model).graph
+    graph = capture_symbolic(model).graph
     sources = {node_info(node).name: node_info(node).source for node in graph.nodes}
     first = type(model).forward.__code__.co_firstlineno
     assert sources["conv1"].endswith(f"helpers.py:{first + 1}")
@@ -82,7 +82,7 @@ def test_nodes_know_their_source_line():
 
 
 def test_source_lines_of_a_librarys_model():
-    graph = passes.capture_symbolic(torchvision.models.resnet18().eval()).graph
+    graph = capture_symbolic(torchvision.models.resnet18().eval()).graph
     sources = {node_info(node).name: node_info(node).source for node in graph.nodes}
     for name in ("conv1", "layer1.0.add", "layer2.0.downsample.0"):
         assert "torchvision/models/resnet.py:" in sources[name]

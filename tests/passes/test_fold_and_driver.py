@@ -5,14 +5,15 @@ import itertools
 import pytest
 import torch
 from helpers import NETWORKS, assert_close, small_net
-from lrpfx.passes.driver import random_arguments
-from lrpfx.passes.normalize_operators import NormalizeOperators
 from torch import nn
 
 import lrpfx
 from lrpfx import passes
 from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonPlus, LayerMapComposite
-from lrpfx.hooks import BasicHook
+from lrpfx.frontends.symbolic import capture_symbolic
+from lrpfx.passes.driver import random_arguments
+from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.rules.template import BasicHook
 from lrpfx.types import Linear
 
 
@@ -112,7 +113,7 @@ class Breaks(passes.Pass):
 
 
 def test_the_driver_lints_every_pass():
-    program = passes.capture_symbolic(small_net())
+    program = capture_symbolic(small_net())
 
     def use_before_definition(graph):
         first, *_, last = (node for node in graph.nodes if node.op == "call_function")
@@ -124,7 +125,7 @@ def test_the_driver_lints_every_pass():
 
 def test_the_driver_verifies_passes_that_promise_to_preserve():
     model, x = small_net(), torch.randn(2, 3, 8, 8)
-    program = passes.capture_symbolic(model)
+    program = capture_symbolic(model)
     verification = passes.driver.Verification((x,), model(x).detach())
 
     def skip_a_layer(graph):
@@ -204,7 +205,7 @@ def test_every_stage_is_verified(name, given, monkeypatch):
         (output,) = program.graph.find_nodes(op="output")
         with program.graph.inserting_before(output):
             doubled = program.graph.call_function(torch.mul, (output.args[0], 2.0))
-        lrpfx.node.set_info(doubled, lrpfx.node.NodeInfo("doubled", operator="mul", kind="Product"))
+        lrpfx.ir.node.set_info(doubled, lrpfx.ir.node.NodeInfo("doubled", operator="mul", kind="Product"))
         output.args = (doubled,)
         return result
 
@@ -251,7 +252,7 @@ def test_random_inputs_have_the_usual_sizes(size):
 
 
 def test_random_inputs_have_not_too_many_values():
-    program = passes.capture_symbolic(nn.Sequential(nn.Conv3d(2, 1, 1)).eval())
+    program = capture_symbolic(nn.Sequential(nn.Conv3d(2, 1, 1)).eval())
     passes.run_pass(program, NormalizeOperators())
     assert [tuple(x.shape) for (x,) in random_arguments(program)] == [(2, 2, *[size] * 3) for size in (32, 28, 16, 8)]
 
@@ -261,7 +262,7 @@ def test_a_pass_that_is_not_to_edit():
         edits = False
 
     with pytest.raises(lrpfx.PassError, match="sloppy is not to edit anything, but it changed the graph of ResidualNet"):
-        passes.run_pass(passes.capture_symbolic(small_net()), Edits(with_other_weights))
+        passes.run_pass(capture_symbolic(small_net()), Edits(with_other_weights))
 
 
 class Pair(nn.Module):
@@ -295,7 +296,7 @@ def checked(expected, actual):
         holder.register_buffer(name, value)
         return graph.get_attr(name)
 
-    graph.output(lrpfx.node.map_arguments(actual, node_of))
+    graph.output(lrpfx.ir.node.map_arguments(actual, node_of))
     passes.Verification((torch.zeros(1),), expected, records=False).check(passes.Program(holder, graph, "Net"), "a test")
 
 

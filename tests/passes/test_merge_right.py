@@ -329,7 +329,7 @@ def test_several_readers_and_reasons():
 
 def test_wrong_merges_are_caught_without_example_inputs(monkeypatch):
     """The driver holds canonization against random inputs."""
-    from lrpfx.passes import merge_right
+    from lrpfx.passes.canonize import merge_right
 
     model = Net(nn.Conv2d(4, 3, 3, padding=1))
     lrpfx.transform(model, EpsilonPlus())

@@ -9,7 +9,8 @@ from torch.testing import FileCheck
 import lrpfx
 from lrpfx import passes
 from lrpfx.composites import EpsilonPlus, NameMapComposite
-from lrpfx.node import Role, node_info
+from lrpfx.frontends.symbolic import capture_symbolic
+from lrpfx.ir.node import Role, node_info
 
 STEPS = [
     passes.NormalizeOperators(),
@@ -22,7 +23,7 @@ STEPS = [
 
 
 def normalized(model):
-    program = passes.capture_symbolic(model)
+    program = capture_symbolic(model)
     for step in STEPS:
         passes.run_pass(program, step)
     return program

@@ -1,0 +1,26 @@
+"""Relevance of inputs and layers, in graph mode, and Zennit's attributors."""
+
+from lrpfx.attribution.attributors import (
+    Attributor,
+    Gradient,
+    IntegratedGradients,
+    Occlusion,
+    SmoothGrad,
+    constant,
+    identity,
+    occlude_independent,
+)
+from lrpfx.attribution.compute import Attribution, attribute
+
+__all__ = [
+    "Attribution",
+    "Attributor",
+    "Gradient",
+    "IntegratedGradients",
+    "Occlusion",
+    "SmoothGrad",
+    "attribute",
+    "constant",
+    "identity",
+    "occlude_independent",
+]

@@ -1,0 +1,345 @@
+"""Attributors: attribution methods around a model, in module mode where a composite is given.
+
+An attributor is called with an input of shape (batch, ...) and what the output is weighted with, and returns the model's output
+and the attribution, of the input's shape. It takes plain models, models under a composite, and explainable modules alike.
+"""
+
+import inspect
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice, product
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from lrpfx.composites import Composite
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.support.interrupts import NativeContext
+
+AttrOutput = torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
+OutputFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+def identity(obj: Any) -> Any:
+    """Its argument."""
+    return obj
+
+
+def constant(obj: Any) -> Callable[..., Any]:
+    """A function that returns `obj` whatever it is called with."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return obj
+
+    return function
+
+
+def occlude_independent(
+    input: torch.Tensor,
+    mask: torch.Tensor,
+    fill_fn: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
+    invert: bool = False,
+) -> torch.Tensor:
+    """`input` where the boolean `mask` is true, and `fill_fn(input)` elsewhere; the other way round with `invert`."""
+    mask = ~mask if invert else mask
+    return input * mask + ~mask * fill_fn(input)
+
+
+class Attributor(NativeContext):
+    """Base of the attributors.
+
+    `attr_output` is what the output is weighted with: a tensor of its shape, a function of the output, or None for the output
+    itself. Used as a context, the composite is registered once for all calls in it; otherwise for each call.
+    """
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        if inspect.isabstract(cls):  # which object.__new__ would find out, and that of io.IOBase does not
+            raise TypeError(f"{cls.__name__} is abstract: it has no {', '.join(sorted(cls.__abstractmethods__))}")
+        return super().__new__(cls)
+
+    def __init__(self, model: nn.Module, composite: Composite | None = None, attr_output: AttrOutput = None) -> None:
+        self.model = model
+        self.composite = composite
+        self.attr_output_fn = self._function_of(attr_output)
+
+    @staticmethod
+    def _function_of(attr_output: AttrOutput) -> OutputFunction:
+        if attr_output is None:
+            return identity
+        if isinstance(attr_output, torch.Tensor):
+            return constant(attr_output)
+        if callable(attr_output):
+            return attr_output
+        raise InputTypeError(f"attr_output is a tensor, a function or None, not {type(attr_output).__name__}")
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+    def entered(self) -> Generator[Self, None, None]:
+        if self.composite is None:
+            yield self
+            return
+        registered = self.composite.context(self.model).entered()
+        try:
+            next(registered)
+            yield self
+        finally:
+            registered.close()
+
+    def __call__(self, input: torch.Tensor, attr_output: AttrOutput = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's output, and the attribution; `attr_output` here comes before the one given to the constructor."""
+        attr_output_fn = self.attr_output_fn if attr_output is None else self._function_of(attr_output)
+        if self.composite is None or self.composite.handles:
+            return self.forward(input, attr_output_fn)
+        with self:
+            return self.forward(input, attr_output_fn)
+
+    @property
+    def inactive(self) -> Callable[[], AbstractContextManager[Composite]] | None:
+        """The composite's `inactive`, for derivatives of relevance; None without a composite."""
+        return None if self.composite is None else self.composite.inactive
+
+    @abstractmethod
+    def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        """The attribution of `input`."""
+
+
+class Gradient(Attributor):
+    """The gradient, which under a composite is relevance."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        composite: Composite | None = None,
+        attr_output: AttrOutput = None,
+        create_graph: bool = False,
+        retain_graph: bool | None = None,
+    ) -> None:
+        super().__init__(model, composite, attr_output)
+        self.create_graph = create_graph
+        self.retain_graph = retain_graph
+
+    def grad(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and gradient."""
+        if not input.is_floating_point():
+            raise InputTypeError(f"the input has dtype {input.dtype}, which has no gradient")
+        with torch.enable_grad():
+            if not input.requires_grad:
+                input.requires_grad_()
+            output = self.model(input)
+            if not isinstance(output, torch.Tensor):
+                raise InputTypeError(f"attributors take a model that returns one tensor, not {type(output).__name__}")
+            weights = attr_output_fn(output)
+            (gradient,) = torch.autograd.grad(
+                (output,), (input,), grad_outputs=(weights,), create_graph=self.create_graph, retain_graph=self.retain_graph
+            )
+        return output, gradient
+
+    def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = input.view_as(input) if self.create_graph else input.detach()
+        return self.grad(leaf, attr_output_fn)
+
+
+class _Sampling(Gradient):
+    """Base of the attributors that average the gradient over `n_iter` variants of the input.
+
+    `batch_size`: how many variants run at once; `progress`: show a progress bar (needs tqdm).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        composite: Composite | None = None,
+        attr_output: AttrOutput = None,
+        create_graph: bool = False,
+        retain_graph: bool | None = None,
+        n_iter: int = 20,
+        batch_size: int = 1,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(model, composite, attr_output, create_graph, retain_graph)
+        _check_positive(n_iter=n_iter, batch_size=batch_size)
+        self.n_iter = n_iter
+        self.batch_size = batch_size
+        self.progress = progress
+
+    def _mean_gradient(
+        self, input: torch.Tensor, variant: Callable[[int], torch.Tensor], attr_output_fn: OutputFunction
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output of the last variant, and the mean gradient over all."""
+        total = torch.zeros_like(input)
+        output = total
+        samples = len(input)
+        for start in _progress(range(0, self.n_iter, self.batch_size), self.progress):
+            indices = range(start, min(start + self.batch_size, self.n_iter))
+            batch = torch.cat([variant(index) for index in indices])
+            outputs, gradients = self.grad(batch, _for_each(attr_output_fn, len(indices)))
+            total = total + gradients.unflatten(0, (len(indices), samples)).sum(0)
+            output = outputs[-samples:]
+        return output, total / self.n_iter
+
+
+class SmoothGrad(_Sampling):
+    """The mean gradient over noisy inputs (Smilkov et al. 2017, https://arxiv.org/abs/1706.03825).
+
+    The noise is normal, with `noise_level` times the range of each sample's values as its deviation; the last of the `n_iter`
+    inputs has none, and its output is the one that is returned.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        composite: Composite | None = None,
+        attr_output: AttrOutput = None,
+        create_graph: bool = False,
+        retain_graph: bool | None = None,
+        noise_level: float = 0.1,
+        n_iter: int = 20,
+        batch_size: int = 1,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(model, composite, attr_output, create_graph, retain_graph, n_iter, batch_size, progress)
+        self.noise_level = noise_level
+
+    def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        dims = tuple(range(1, input.ndim))
+        input = input if self.create_graph else input.detach()
+        deviation = self.noise_level * (input.amax(dims, keepdim=True) - input.amin(dims, keepdim=True)).detach()
+
+        def noisy(index: int) -> torch.Tensor:
+            return input if index == self.n_iter - 1 else input + torch.randn_like(input) * deviation
+
+        return self._mean_gradient(input, noisy, attr_output_fn)
+
+
+class IntegratedGradients(_Sampling):
+    """The gradient along the line from a baseline to the input, times their difference (Sundararajan et al. 2017,
+    https://arxiv.org/abs/1703.01365). `baseline_fn` makes the baseline of an input, by default zeros.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        composite: Composite | None = None,
+        attr_output: AttrOutput = None,
+        create_graph: bool = False,
+        retain_graph: bool | None = None,
+        baseline_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        n_iter: int = 20,
+        batch_size: int = 1,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(model, composite, attr_output, create_graph, retain_graph, n_iter, batch_size, progress)
+        self.baseline_fn = torch.zeros_like if baseline_fn is None else baseline_fn
+
+    def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        input = input if self.create_graph else input.detach()
+        baseline = self.baseline_fn(input)
+
+        def between(index: int) -> torch.Tensor:
+            return baseline + (index + 1) / self.n_iter * (input - baseline)
+
+        output, gradient = self._mean_gradient(input, between, attr_output_fn)
+        return output, gradient * (input - baseline)
+
+
+class Occlusion(Attributor):
+    """Weighted outputs for the input with all but one window occluded: each is added to the places in its window.
+
+    `window`: an int for all dimensions but the batch's, or a tuple for the last dimensions, all of them with the batch's at
+    most; it covers the others whole. `stride`: likewise, with the steps of dimensions that it does not name as large as the
+    window. `occlusion_fn(input, mask)` occludes what the boolean mask does not cover; by default it becomes zero. A window that
+    reaches over the end of a dimension goes on at the start of it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        composite: Composite | None = None,
+        attr_output: AttrOutput = None,
+        occlusion_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        window: int | tuple[int, ...] = 8,
+        stride: int | tuple[int, ...] = 8,
+        batch_size: int = 1,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(model, composite, attr_output)
+        for name, value, least in (("window", window, 0), ("stride", stride, 1)):
+            sizes = value if isinstance(value, tuple) else (value,)
+            if not all(isinstance(size, int) for size in sizes) or isinstance(value, bool):
+                raise InputTypeError(f"{name} is an int or a tuple of ints, not {value!r}")
+            if any(size < least for size in sizes):
+                raise InputError(f"a {name} is at least {least} in each dimension, not {value!r}")
+        _check_positive(batch_size=batch_size)
+        self.occlusion_fn = occlude_independent if occlusion_fn is None else occlusion_fn
+        self.window = window
+        self.stride = stride
+        self.batch_size = batch_size
+        self.progress = progress
+
+    def _masks(self, input: torch.Tensor) -> tuple[int, Iterator[torch.Tensor]]:
+        """How many windows there are, and a boolean mask of the input's shape for each."""
+        shape = tuple(input.shape)
+        window = _with_leading(_per_dimension("window", self.window, shape), shape)
+        stride = _with_leading(_per_dimension("stride", self.stride, shape), window)
+        steps = [range(0, size, max(step, 1)) for size, step in zip(shape, stride, strict=True)]
+        first = torch.zeros(shape, dtype=torch.bool, device=input.device)
+        first[tuple(slice(size) for size in window)] = True
+        dims = tuple(range(input.ndim))
+        return math.prod(map(len, steps)), (first.roll(offset, dims) for offset in product(*steps))
+
+    @torch.no_grad()
+    def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        result = torch.zeros_like(input)
+        count, masks = self._masks(input)
+        samples = len(input)
+        for _ in _progress(range(0, count, self.batch_size), self.progress):
+            chosen = list(islice(masks, self.batch_size))
+            occluded = torch.cat([self.occlusion_fn(input, mask) for mask in chosen])
+            scores = _for_each(attr_output_fn, len(chosen))(self.model(occluded)).reshape(len(occluded), -1).sum(1)
+            for mask, score in zip(chosen, scores.split(samples), strict=True):
+                result += mask * score.reshape(-1, *[1] * (input.ndim - 1))
+        return self.model(input), result
+
+
+def _per_dimension(name: str, value: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A window or stride as a tuple for the last dimensions of an input."""
+    if isinstance(value, int):
+        return tuple(min(value, size) for size in shape[1:])
+    if len(value) > len(shape):
+        raise InputError(f"the {name} {value} has more dimensions than the input, whose shape is {shape}")
+    return value
+
+
+def _with_leading(value: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """`value` for the last dimensions, and `others` for those before them."""
+    return (*others[: len(others) - len(value)], *value)
+
+
+def _for_each(attr_output_fn: OutputFunction, count: int) -> OutputFunction:
+    """The function on each of `count` batches that stand one after the other."""
+    if count == 1:
+        return attr_output_fn
+    return lambda output: torch.cat([attr_output_fn(part) for part in output.chunk(count)])
+
+
+def _check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputTypeError(f"{name} is an int, not {value!r}")
+        if value < 1:
+            raise InputError(f"{name} is at least 1, not {value}")
+
+
+def _progress(steps: range, shown: bool) -> Iterator[int]:
+    if not shown:
+        return iter(steps)
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise InputError("a progress bar needs tqdm: pip install tqdm") from error
+    return iter(tqdm(steps))

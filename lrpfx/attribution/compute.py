@@ -1,0 +1,561 @@
+"""Attribution: run an explainable module, and send relevance back to its inputs and to recorded layers."""
+
+import dataclasses
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
+from lrpfx.ir.node import (
+    Role,
+    attribute_of,
+    data_calls,
+    floating_tensors,
+    is_floating,
+    named_nodes,
+    node_info,
+    nodes_in,
+    output_node,
+    set_info,
+)
+from lrpfx.passes import final_softmax
+from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
+from lrpfx.runtime.propagation import is_traced, several_relevances
+from lrpfx.types import Embedding
+
+Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+OneTarget = int | torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
+Target = OneTarget | Sequence[OneTarget]
+OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The explained output, relevance of the inputs (in their form and shape), and relevance of the recorded layers by name.
+
+    In the place of an integer input stands the relevance of the embedding's output that it selects, a dict of them by name
+    where several embeddings read it, or None where none does.
+    """
+
+    output: torch.Tensor
+    relevance: Any
+    layers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def attribute(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution:
+    """Relevance of the inputs for the model's output.
+
+    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
+    lists and dicts; relevance has the same form. `target`: a class index, a tensor of indices of shape (batch,), relevance of
+    the output as a tensor of its shape, a function from the output to that, or None for the class of the largest output. An
+    index gives the output itself as relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see
+    `lrpfx.node_names`) whose output's relevance is returned in `layers`; the path of a module stands for the last node under
+    it, and a pattern with `*`, `?` or `[...]` for all nodes that it fits. `output`: which output of a model with several is
+    explained: its index, its key or attribute, or a function of them all.
+
+    A list of targets, or a tensor of relevances with one more dimension in front than the output, explains several targets
+    with one forward pass: all relevances then have a dimension for the targets in front. `chunk_size` of them go back together,
+    which bounds the memory; by default all, and on a CPU, where that is faster, one after the other.
+
+    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. Maps that cannot be
+    right get an `LrpfxWarning`: relevance of more than a thousand times the seed, not finite, or exactly zero, and a class that
+    is explained behind a final softmax.
+    """
+    attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size)
+    message = None if is_traced() else objection()
+    if message is not None:
+        warnings.warn(message, LrpfxWarning, stacklevel=2)
+    return attribution
+
+
+@contextmanager
+def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
+    """What torch raises where inputs do not fit a model, as `InputError`."""
+    try:
+        yield
+    except (LrpfxError, torch.OutOfMemoryError, AssertionError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]
+        parameters = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
+        if any(tensor.is_meta for tensor in parameters):
+            raise InputError(_NO_VALUES.format(module.title)) from error
+        dtypes = {str(tensor.dtype) for tensor in tensors if is_floating(tensor)}
+        computed = {str(tensor.dtype) for tensor in parameters}
+        shapes = ", ".join("×".join(map(str, tensor.shape)) or "()" for tensor in tensors)
+        hints = [f"the inputs are {' and '.join(dtypes)}, the parameters {' and '.join(computed)}"] if dtypes - computed else []
+        hints += [f"the inputs have the shape {shapes}{_first_layer(module, tensors)}"]
+        raise InputError(f"{module.title} cannot run on these inputs: {'; '.join(hints)} ({first_lines(error)})") from error
+
+
+_NO_VALUES = "{} is on the meta device, where there are no values to explain"
+_AXES = {"linear": "features", "conv1d": "length", "conv2d": "height×width", "conv3d": "depth×height×width"}
+
+
+def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
+    """What the first layer with a weight takes."""
+    for node in data_calls(module.graph):
+        info = node_info(node)
+        if info.operator in _AXES and node.op == "call_module" and isinstance(node.args[1], fx.Node):
+            layer = module.get_submodule(str(node.target))
+            groups = layer.ruled.operation.kwargs.get("groups", 1) if isinstance(layer, RuleModule) else 1
+            channels = attribute_of(node.args[1], module).shape[1] * groups
+            takes = f"...×{channels}" if info.operator == "linear" else f"batch×{channels}×{_AXES[info.operator]}"
+            alone = info.operator != "linear" and any(one.ndim == takes.count("×") for one in tensors)
+            remedy = ": pass input[None], a batch of one" if alone else ""
+            return f", and the first layer, {info.name}, takes {takes}{remedy}"
+    return ""
+
+
+def find_attribution(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    target: Target = None,
+    record: Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> tuple[Attribution, Callable[[], str | None]]:
+    """What `attribute` returns, and a function that says why it cannot be right, if it cannot."""
+    module = explainable(explain_model, "attribute")
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+        raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
+    with torch.inference_mode(False), torch.enable_grad():
+        arguments = Arguments(inputs)
+        arguments.admit(module)
+        record = recorded_names(module.graph, record)
+        embeddings = embeddings_of(module.graph, arguments)
+        names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
+        traced = recorder_of(module, names, bool(embeddings)) if names else module
+
+        def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            """The explained output and the recorded layers."""
+            with _misfits(module, arguments):
+                result = arguments.call(runner)
+            return select_output(result[0] if names else result, output), list(result[1:]) if names else []
+
+        if _may_be_several(target):  # a compiled module would go back once only
+            with several_relevances():
+                explained, layers = run(traced)
+        else:
+            explained, layers = run(traced if names else explain_model)
+        if explained.is_meta:
+            raise InputError(_NO_VALUES.format(module.title))
+        targets, several = _targets(explained, target)
+        seeds = [relevance_of_output(explained, one) for one in targets]
+        wanted = [*arguments.leaves, *layers]
+        if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
+            raise InputError("the output does not depend on the inputs by any operation that carries relevance")
+        found: Sequence[torch.Tensor]
+        if several:
+            alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), 1 if alone else chunk_size or len(seeds))
+        else:
+            found = relevances_of(explained, wanted, seeds[0])
+    recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
+
+    def watch(number: int) -> Watch:
+        watched = Watch(traced)
+        with torch.inference_mode(False), torch.enable_grad():
+            again, layers = run(watched.run_with)
+            relevances_of(again, [*arguments.leaves, *layers], seeds[number])
+        return watched
+
+    def objection() -> str | None:
+        of_inputs = [*found[: len(arguments.leaves)], *(recorded[name] for names in embeddings.values() for name in names)]
+        shares = of_inputs if several else [relevance[None] for relevance in of_inputs]
+        return _objection(explained, targets, torch.stack(seeds), shares, _final_softmax(module.graph, output), watch)
+
+    of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
+    relevance = arguments.in_form(found[: len(arguments.leaves)], of_integers)
+    return Attribution(explained.detach(), relevance, {name: recorded[name] for name in record}), objection
+
+
+def _objection(
+    output: torch.Tensor,
+    targets: Sequence[OneTarget],
+    seeds: torch.Tensor,
+    relevances: Sequence[torch.Tensor],
+    softmax: fx.Node | None,
+    watch: Callable[[int], Watch],
+) -> str | None:
+    """Why the relevance of the inputs cannot be right, or None; `softmax` is the one that the output is of."""
+    explains_class = any(not (is_floating(target) or callable(target)) for target in targets)
+    if softmax is not None and explains_class and saturates(softmax):
+        return advice(softmax)
+    scale = float(output.detach().abs().amax()) if explains_class and output.numel() else 0.0
+    return objection_to(relevances, seeds, scale, softmax, watch)
+
+
+def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
+    """The softmax of which the explained output is the result, where the graph tells."""
+    chosen: Any = output_node(graph).args[0]
+    if selector is not None and not callable(selector):
+        try:
+            is_attribute = isinstance(selector, str) and not isinstance(chosen, Mapping)
+            chosen = getattr(chosen, str(selector)) if is_attribute else chosen[selector]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+    leaves = nodes_in(chosen)
+    return final_softmax(leaves[0]) if len(leaves) == 1 else None
+
+
+def _may_be_several(target: Target) -> bool:
+    return isinstance(target, (list, tuple)) or (is_floating(target) and target.ndim > 2)
+
+
+def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
+    """The targets, and whether they were given as several."""
+    if isinstance(target, (list, tuple)):
+        if not target:
+            raise InputError("the list of targets is empty")
+        return list(target), True
+    if is_floating(target) and target.ndim == output.ndim + 1 and target.shape[1:] == output.shape and len(target):
+        return list(target), True
+    return [target], False
+
+
+def _relevances_in_chunks(
+    output: torch.Tensor, wanted: Sequence[torch.Tensor], seeds: torch.Tensor, chunk_size: int
+) -> list[torch.Tensor]:
+    """Relevance of the wanted tensors for each seed, in a dimension in front."""
+    parts: list[Sequence[torch.Tensor]] = []
+    for first in range(0, len(seeds), chunk_size):
+        chunk = seeds[first : first + chunk_size]
+        is_last = first + chunk_size >= len(seeds)
+        if len(chunk) == 1:
+            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], not is_last)])
+        else:
+            parts.append(torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, not last))(chunk))
+    return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
+
+
+def relevances_of(
+    output: torch.Tensor, wanted: Sequence[torch.Tensor], seed: torch.Tensor, retain_graph: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """Relevance of the wanted tensors, zeros for those that get none."""
+    relevances = torch.autograd.grad(output, list(wanted), seed, allow_unused=True, retain_graph=retain_graph)
+    return tuple(
+        torch.zeros_like(tensor) if relevance is None else _in_format_of(tensor, relevance)
+        for relevance, tensor in zip(relevances, wanted, strict=True)
+    )
+
+
+def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """Relevance of a tensor in its memory format."""
+    if tensor.is_contiguous():
+        return relevance.contiguous()
+    for memory_format, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if tensor.ndim == relevance.ndim == dimensions and tensor.is_contiguous(memory_format=memory_format):
+            return relevance.contiguous(memory_format=memory_format)
+    return relevance
+
+
+def _has_code(module: nn.Module) -> bool:
+    """Whether any rule is code of its own, which takes one relevance at a time."""
+    return any(isinstance(one, RuleModule) and one.ruled.rule.has_code for one in module.modules())
+
+
+class Arguments:
+    """The inputs of one call: floating-point tensors as detached leaves that require a gradient, all else as it is."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.leaves: list[torch.Tensor] = []
+        self.integers: list[tuple[Any, ...]] = []  # places of integer tensors: argument, then keys
+        if isinstance(inputs, torch.Tensor):
+            named: dict[Any, Any] = {0: inputs}
+        elif isinstance(inputs, Mapping):
+            named = {str(name): value for name, value in inputs.items()}
+        elif isinstance(inputs, (tuple, list)):
+            named = dict(enumerate(inputs))
+        else:
+            raise InputTypeError(f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}")
+        if not named:
+            raise InputError("there are no inputs")
+        single = len(named) == 1 and not isinstance(inputs, Mapping)
+        self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
+        self.passed = self.values  # without those that the graph does not take, being fixed
+        if not self.leaves and not self.integers:
+            raise InputTypeError("none of the inputs is a tensor that could carry relevance")
+
+    def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
+        if isinstance(value, Mapping):
+            return {key: self._leaf(item, (*place, key), False) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            items = [self._leaf(item, (*place, index), False) for index, item in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        what = "the input" if single else "input " + ".".join(repr(str(key)) for key in place)
+        if not isinstance(value, torch.Tensor):
+            if value is None or isinstance(value, (bool, int, float, str)):
+                return value
+            raise InputTypeError(f"{what} is a {type(value).__name__}, not a tensor")
+        if value.is_complex():
+            raise InputTypeError(
+                f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts"
+            )
+        if value.is_inference():
+            value = value.clone()
+        if not value.is_floating_point():
+            self.integers.append(place)
+            return value
+        if value.is_meta:
+            raise InputError(_NO_VALUES.format("an input"))
+        if not torch.isfinite(value).all():
+            raise InputError(f"{what} has values that are not finite")
+        self.leaves.append(value.detach().requires_grad_())
+        return self.leaves[-1]
+
+    def admit(self, module: ExplainModule) -> None:
+        """`InputError` for inputs outside the range that the compiler was told, or other than the graph was made for."""
+        if isinstance(self.inputs, Mapping):
+            self.passed = module.admit((), self.values)
+        else:
+            module.admit(tuple(self.values.values()), {})
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        for number, node in enumerate(placeholders):
+            limits = node_info(node).value_range
+            for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):
+                if limits is not None and tensor.numel() and not (limits[0] <= tensor.min() and tensor.max() <= limits[1]):
+                    raise InputError(
+                        f"the values of input {str(node.target)!r} go from {tensor.min():g} to {tensor.max():g}, but "
+                        f"input_range={limits} was given to lrpfx.transform"
+                    )
+
+    def call(self, module: Callable[..., Any]) -> Any:
+        """The result of `module` for these inputs."""
+        return module(**self.passed) if isinstance(self.inputs, Mapping) else module(*self.passed.values())
+
+    def at(self, place: tuple[Any, ...]) -> Any:
+        """The input at a place."""
+        value: Any = self.values
+        for key in place:
+            value = value[key]
+        return value
+
+    def in_form(self, relevances: Sequence[torch.Tensor], of_integers: Mapping[tuple[Any, ...], Any]) -> Any:
+        """Relevances in the form of the inputs."""
+        remaining = iter(relevances)
+
+        def place_of(value: Any, place: tuple[Any, ...]) -> Any:
+            if isinstance(value, dict):
+                return {key: place_of(item, (*place, key)) for key, item in value.items()}
+            if isinstance(value, (tuple, list)):
+                items = [place_of(item, (*place, index)) for index, item in enumerate(value)]
+                return tuple(items) if isinstance(value, tuple) else items
+            if is_floating(value):
+                return next(remaining)
+            found = of_integers.get(place, ())
+            return found[0][1] if len(found) == 1 else dict(found) or None
+
+        results = {key: place_of(value, (key,)) for key, value in self.values.items()}
+        if isinstance(self.inputs, torch.Tensor):
+            return results[0]
+        return results if isinstance(self.inputs, Mapping) else tuple(results.values())
+
+
+def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
+    """For each integer input the names of the embeddings that look it up; `InputTypeError` where an input carries nothing."""
+    placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    in_order = list(placeholders.values())
+    reached = _reached_by_relevance(graph) if arguments.integers else set()
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for place in arguments.integers:
+        first, *keys = place
+        node = in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
+        names = [] if node is None else [node_info(one).name for one in _embeddings_behind(node, keys) if one in reached]
+        if names:
+            found[place] = names
+    if not arguments.leaves and not found:
+        dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
+        raise InputTypeError(
+            f"the inputs have dtype {dtypes}, which carries no relevance, and no embedding reads them; convert them to a "
+            "floating-point dtype"
+        )
+    return found
+
+
+def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of which the output reads more than shapes and steps."""
+    reached: set[fx.Node] = set()
+    pending = list(graph.find_nodes(op="output"))
+    while pending:
+        for read in pending.pop().all_input_nodes:
+            if read not in reached and node_info(read).role is Role.DATA:
+                reached.add(read)
+                pending.append(read)
+    return reached
+
+
+def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
+    """The embeddings that look up an integer input, or one of its entries."""
+    found: list[fx.Node] = []
+    pending: list[tuple[fx.Node, Sequence[Any]]] = [(node, keys)]
+    seen: set[fx.Node] = set()
+    while pending:
+        node, keys = pending.pop()
+        for user in node.users:
+            if keys:
+                if user.target is operator.getitem and user.args[1] == keys[0]:
+                    pending.append((user, keys[1:]))
+            elif node_info(user).kind == Embedding.__name__ and user.args[0] is node:
+                found.append(user)
+            elif user.op == "call_function" and user not in seen:
+                seen.add(user)
+                pending.append((user, ()))
+    return found
+
+
+def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
+    """The tensor to explain, among what a model returns."""
+    chosen = result
+    if callable(selector):
+        chosen = selector(result)
+    elif selector is not None:
+        try:
+            is_attribute = isinstance(selector, str) and not isinstance(result, Mapping)
+            chosen = getattr(result, str(selector)) if is_attribute else result[selector]
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise InputError(f"the model's output has no {selector!r}; it is {_describe_output(result)}") from error
+    if isinstance(chosen, torch.Tensor):
+        if not chosen.is_floating_point():
+            raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
+        return chosen
+    tensors = floating_tensors(chosen)
+    if len(tensors) == 1 and selector is None:
+        return tensors[0]
+    raise InputTypeError(
+        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
+        "index, its key or attribute, or a function"
+    )
+
+
+def _describe_output(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with the keys {', '.join(map(repr, result))}"
+    if dataclasses.is_dataclass(result):
+        return f"a {type(result).__name__} with {', '.join(item.name for item in dataclasses.fields(result))}"
+    return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
+
+
+def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor:
+    """Relevance of the output, of its shape and dtype."""
+    output = output.detach()
+    if callable(target) and not isinstance(target, torch.Tensor):
+        target = target(output)
+        if not isinstance(target, torch.Tensor) or target.shape != output.shape:
+            shape = tuple(target.shape) if isinstance(target, torch.Tensor) else type(target).__name__
+            raise InputError(f"the target function returned {shape} for an output of shape {tuple(output.shape)}")
+    if isinstance(target, torch.Tensor) and target.is_floating_point():
+        if target.shape != output.shape:
+            raise InputError(f"the target has shape {tuple(target.shape)}, but the output has {tuple(output.shape)}")
+        if not torch.isfinite(target).all():
+            raise InputError("the target has values that are not finite")
+        return target.to(output)
+    if output.ndim != 2:
+        raise InputError(
+            f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; give the relevance of "
+            "the output as the target: a tensor of its shape, or a function of it"
+        )
+    return relevance_of_class(output, _class_indices(output, target))
+
+
+def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
+    """A class index for each sample. Shape (batch,)."""
+    batch, classes = output.shape
+    if target is None:
+        return output.argmax(1)
+    if isinstance(target, bool) or not isinstance(target, (int, torch.Tensor)):
+        raise InputTypeError(f"a target is an index, a tensor, a function or None, not {type(target).__name__}")
+    indices = torch.as_tensor(target, device=output.device)
+    if indices.dtype == torch.bool:
+        raise InputTypeError("the target is a tensor of bool; class indices are integers")
+    if indices.ndim == 0:
+        indices = indices.expand(batch)
+    if indices.shape != (batch,):
+        raise InputError(f"target indices have shape {tuple(indices.shape)}, but the batch is {batch}")
+    outside = indices[(indices < 0) | (indices >= classes)]
+    if outside.numel():
+        raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+    return indices
+
+
+def relevance_of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The output of one class of each sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
+    classes = torch.arange(output.shape[1], device=output.device)
+    return output * (classes == indices[:, None]).to(output)
+
+
+def as_leaf(value: torch.Tensor) -> torch.Tensor:
+    """A tensor at which a gradient begins."""
+    return value.detach().requires_grad_()
+
+
+def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = False) -> TreeGraphModule:
+    """A module on the same tensors that also returns the named nodes; with `leaves`, gradients begin at embeddings."""
+    key = (*names, "") if leaves else names
+    if key not in module.recorders:
+        graph = copy_graph(module.graph)
+        nodes = resolve_names(graph, names)
+        (output,) = graph.find_nodes(op="output")
+        for embedding in [node for node in data_calls(graph) if node_info(node).kind == Embedding.__name__ and leaves]:
+            with graph.inserting_after(embedding):
+                leaf = graph.call_function(as_leaf, (embedding,))
+            set_info(leaf, node_info(embedding))
+            embedding.replace_all_uses_with(leaf, delete_user_cb=lambda user, leaf=leaf: user is not leaf)  # type: ignore[misc]
+            nodes = [leaf if node is embedding else node for node in nodes]
+        output.args = ((output.args[0], *nodes),)
+        module.recorders[key] = TreeGraphModule(module, graph, module.title)
+    return module.recorders[key]
+
+
+def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, ...]:
+    """The names that `record` stands for: patterns are replaced by the names of the nodes that they fit."""
+    known = [name for name, _ in named_nodes(graph)]
+    names: list[str] = []
+    for name in (record,) if isinstance(record, str) else record:
+        fitting = [] if name in known or not set(name) & set("*?[") else [other for other in known if fnmatchcase(other, name)]
+        names += fitting or [name]
+    return tuple(dict.fromkeys(names))
+
+
+def resolve_names(graph: fx.Graph, names: Sequence[str]) -> list[fx.Node]:
+    """The nodes with the given qualified names; a module's path stands for the last node under it."""
+    nodes = dict(named_nodes(graph))
+    found = []
+    for name in names:
+        below = [other for other in nodes if other.startswith(f"{name}.")]
+        if name in nodes:
+            found.append(nodes[name])
+        elif below:
+            found.append(nodes[below[-1]])
+        else:
+            raise InputError(_unknown_name(name, graph, list(nodes)))
+    return found
+
+
+def _unknown_name(name: str, graph: fx.Graph, known: list[str]) -> str:
+    for node in graph.nodes:
+        if node.op.startswith("call") and name in node_info(node).merged:
+            return f"{name!r} was merged into {node_info(node).name!r}: record that instead"
+    close = get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f"there is no node named {name!r}{hint} lrpfx.node_names(explain_model) lists all names"

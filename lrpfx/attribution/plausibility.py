@@ -1,0 +1,149 @@
+"""Maps that cannot be right: what gives them away, and the layer where it began.
+
+Of every map the sum of its magnitudes is looked at, and nothing else. Where that is wrong, the network runs once more, watched.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
+from lrpfx.runtime.explain_module import TreeGraphModule
+from lrpfx.support.interrupts import undisturbed
+
+#: How many times the seed the relevance of a sample may be, in sums of magnitudes. For sixteen classifiers of torchvision with
+#: random weights it is at most 200 under the composites of Layer-wise Relevance Propagation, relative to the largest logit, and
+#: up to 1e37 where Gamma leaves biases out of its denominators.
+EXCESS = 1e3
+#: The share of a seed at a final softmax below which relevance is said to be lost there.
+LOST = 1e-2
+
+
+def magnitudes(tensors: Sequence[torch.Tensor], count: int) -> list[float]:
+    """For `count` relevances, in the first dimension of the tensors: the largest sum of magnitudes of any sample."""
+    totals = [0.0] * count
+    for tensor in tensors:
+        if tensor.numel():
+            samples = tensor.shape[1] if tensor.ndim > 1 else 1
+            wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype  # 16 bits overflow
+            sums = torch.linalg.vector_norm(tensor.reshape(count, samples, -1), 1, dim=2, dtype=wide)
+            totals = [total + largest for total, largest in zip(totals, sums.amax(1).tolist(), strict=True)]
+    return totals
+
+
+class Watch(fx.Interpreter):
+    """Runs the graph of an explainable module, and notes how much relevance goes back along each edge."""
+
+    def __init__(self, module: TreeGraphModule) -> None:
+        super().__init__(module)
+        self.flows: dict[tuple[fx.Node, fx.Node], float] = {}  # (node, node that reads it), in the order of the way back
+
+    def run_with(self, *args: Any, **keywords: Any) -> Any:
+        """The module's result."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        given = dict(zip((str(node.target) for node in placeholders), args, strict=False)) | keywords
+        with undisturbed():
+            return self.run(*(given.get(str(node.target), *node.args) for node in placeholders))
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not n.op.startswith("call"):
+            return super().fetch_args_kwargs_from_env(n)
+
+        def watched(argument: Any) -> Any:
+            if not isinstance(argument, fx.Node) or node_info(argument).role is not Role.DATA:
+                return self.env[argument] if isinstance(argument, fx.Node) else argument
+            return map_arguments(self.env[argument], lambda value: self._watch((argument, n), value))
+
+        args, kwargs = map_arguments((n.args, n.kwargs), watched)
+        return args, kwargs
+
+    def _watch(self, edge: tuple[fx.Node, fx.Node], value: Any) -> Any:
+        if not is_floating(value) or not value.requires_grad:
+            return value
+
+        def note(relevance: torch.Tensor | None) -> None:
+            amount = 0.0 if relevance is None else magnitudes([relevance[None]], 1)[0]  # None: what autograd knows to be zero
+            self.flows[edge] = self.flows.get(edge, 0.0) + amount
+
+        alias = value.view_as(value)
+        alias.register_hook(note)
+        return alias
+
+    def first_beyond(self, limit: float) -> fx.Node | None:
+        """The node that was the first to pass on more than `limit`, or what is not finite."""
+        return next((user for (_, user), amount in self.flows.items() if not amount <= limit), None)
+
+    def first_that_stops(self) -> fx.Node | None:
+        """The node that was the first to get relevance and to pass on none."""
+        received, passed = {user: 0.0 for _, user in self.flows}, {user: 0.0 for _, user in self.flows}
+        for (source, user), amount in self.flows.items():
+            passed[user] += amount
+            received[source] = received.get(source, 0.0) + amount
+        outputs = output_node(self.graph).all_input_nodes
+        return next((node for node in passed if not passed[node] and (received[node] or node in outputs)), None)
+
+    def passed_by(self, name: str) -> float:
+        """What the node called `name` passes on."""
+        return sum(amount for (_, user), amount in self.flows.items() if node_info(user).name == name)
+
+
+def saturates(softmax: fx.Node) -> bool:
+    """Whether the rule of a final softmax loses the relevance of a class that the network is sure of."""
+    rule = str(node_info(softmax).rule or "")
+    return node_info(softmax).operator == "log_softmax" or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
+
+
+def advice(softmax: fx.Node) -> str:
+    """What to do about a model that ends in a softmax."""
+    info = node_info(softmax)
+    return (
+        f"the model ends in a {info.operator} ({info.name}), which passes on next to nothing of a class that it is sure of; "
+        'explain the logits: lrpfx.transform(..., explain="logits")'
+    )
+
+
+def objection_to(
+    relevances: Sequence[torch.Tensor],
+    seeds: torch.Tensor,
+    scale: float,
+    softmax: fx.Node | None,
+    watch: Callable[[int], Watch],
+) -> str | None:
+    """Why the relevance of the inputs cannot be right, or None.
+
+    `relevances` of the inputs have one dimension more in front, for the `seeds`; `scale` is what relevance may be measured by
+    where that is more than the seed; `softmax`: the one that the output is of; `watch` runs the network again for one seed.
+    """
+    sizes = zip(magnitudes(relevances, len(seeds)), magnitudes([seeds], len(seeds)), strict=True)
+    for number, (magnitude, seed) in enumerate(sizes):
+        limit = EXCESS * max(seed, scale)
+        if not magnitude <= limit:
+            watched = watch(number)
+            keeps_gradient = any(node_info(node).keeps_gradient for node in data_calls(watched.graph))
+            if not (keeps_gradient and math.isfinite(magnitude)):  # a plain gradient is no share of the output
+                place = _place("it began at", watched.first_beyond(limit))
+                remedy = "docs/rules.md says which choices of rules do this"
+                return f"the map is not determined: {_amounts(magnitude, seed)}{place}; {remedy}"
+        elif seed and (not magnitude or (softmax is not None and magnitude <= LOST * seed)):
+            watched = watch(number)
+            if softmax is not None and watched.passed_by(node_info(softmax).name) <= LOST * seed:
+                return f"the map is empty: {_amounts(magnitude, seed)}; {advice(softmax)}"
+            if not magnitude:
+                place = _place("nothing goes on from", watched.first_that_stops())
+                return f"the map is empty: {_amounts(magnitude, seed)}{place}"
+    return None
+
+
+def _amounts(magnitude: float, seed: float) -> str:
+    amount = "not finite" if not math.isfinite(magnitude) else f"{magnitude:.1e}" if magnitude else "exactly zero"
+    return f"relevance of the inputs is {amount}, and that of the output {seed:.2e}"
+
+
+def _place(text: str, node: fx.Node | None) -> str:
+    if node is None:
+        return ""
+    info = node_info(node)
+    return f"; {text} {info.name} ({info.rule or info.operator})"

@@ -1,0 +1,1 @@
+"""From an explainable module to files, and back."""

@@ -1,0 +1,357 @@
+"""Operators without a form in ONNX, written in others: the backward of convolutions, pooling, padding and resampling.
+
+All of these are linear in the gradient, so each has a form in forward operators: a transposed convolution, a product with a
+matrix for each dimension, or a scatter.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lrpfx.support.torch_internals import aten as aten_operator
+
+aten = torch.ops.aten
+
+Matrix = torch.Tensor
+
+# --- convolutions -----------------------------------------------------------------------------------------------------------
+
+
+def _convolution_backward(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    """The gradient of the input as a convolution, those of the parameters not at all."""
+    if output_mask[1] or output_mask[2]:
+        return NotImplemented
+    dimensions = len(stride)
+    sizes, kernel, none = input.shape[2:], weight.shape[2:], [0] * dimensions
+    if transposed:
+        result = aten.convolution(gradient, weight, None, stride, padding, dilation, False, none, groups)
+        for dimension, size in enumerate(sizes):
+            result = result.narrow(dimension + 2, 0, size)
+        return result, None, None
+    around = [step * (length - 1) - amount for step, length, amount in zip(dilation, kernel, padding, strict=True)]
+    if all(step == 1 for step in stride) and min(around) >= 0:  # plain convolutions are faster than transposed ones
+        turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(list(range(2, dimensions + 2)))
+        return aten.convolution(gradient, turned, None, stride, around, dilation, False, none, groups), None, None
+    reached = [
+        (length - 1) * step + extent - amount + 1
+        for length, step, extent, amount in zip(gradient.shape[2:], stride, around, padding, strict=True)
+    ]
+    missing = [size - length for size, length in zip(sizes, reached, strict=True)]
+    return aten.convolution(gradient, weight, None, stride, padding, dilation, True, missing, groups), None, None
+
+
+# --- pooling, padding and resampling: a matrix for each dimension ------------------------------------------------------------
+
+
+def _along_each(value: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
+    """The last dimensions of `value`, each multiplied by its matrix: rows are what there is, columns what there will be."""
+    for dimension, matrix in zip(range(-len(matrices), 0), matrices, strict=True):
+        value = torch.matmul(value.transpose(dimension, -1), matrix).transpose(dimension, -1)
+    return value
+
+
+def _places(size: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(size, device=like.device, dtype=like.dtype)
+
+
+def _averages(starts: torch.Tensor, ends: torch.Tensor, size: int, lengths: torch.Tensor) -> Matrix:
+    """Windows as rows: which of `size` places each average is of, and their weight."""
+    places = _places(size, starts)
+    inside = (places >= starts[:, None]) & (places < ends[:, None])
+    return inside.to(starts.dtype) / lengths[:, None]
+
+
+def _adaptive_bounds(size: int, windows: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = _places(windows, like)
+    return torch.floor((numbers * size + 0.5) / windows), torch.ceil(((numbers + 1) * size - 0.5) / windows)
+
+
+def _adaptive_windows(size: int, windows: int, like: torch.Tensor) -> Matrix:
+    starts, ends = _adaptive_bounds(size, windows, like)
+    return _averages(starts, ends, size, ends - starts)
+
+
+def _average_windows(
+    size: int, windows: int, kernel: int, stride: int, padding: int, counts_padding: bool, normalize: bool, like: torch.Tensor
+) -> Matrix:
+    starts = _places(windows, like) * stride - padding
+    ends = (starts + kernel).clamp(max=size + padding)
+    first, last = starts.clamp(min=0), ends.clamp(max=size)
+    lengths = ends - starts if counts_padding else last - first
+    return _averages(starts, ends, size, lengths if normalize else torch.ones_like(lengths))
+
+
+def _average_pool_backward(
+    gradient: torch.Tensor,
+    input: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> torch.Tensor:
+    dimensions = len(kernel_size)
+    steps, paddings = _each(stride or kernel_size, dimensions), _each(padding, dimensions)
+    sizes = zip(input.shape[-dimensions:], gradient.shape[-dimensions:], kernel_size, steps, paddings, strict=True)
+    normalize = divisor_override is None
+    matrices = [_average_windows(*size, count_include_pad, normalize, gradient) for size in sizes]
+    result = _along_each(gradient, matrices)
+    return result if divisor_override is None else result / divisor_override
+
+
+def _each(value: Sequence[int], dimensions: int) -> list[int]:
+    return list(value) * (dimensions // len(value))
+
+
+def _adaptive_average_pool(input: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    shapes = zip(input.shape[-len(output_size) :], output_size, strict=True)
+    return _along_each(input, [_adaptive_windows(*shape, input).t() for shape in shapes])
+
+
+def _adaptive_average_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
+    def backward(gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        shapes = zip(input.shape[-dimensions:], gradient.shape[-dimensions:], strict=True)
+        return _along_each(gradient, [_adaptive_windows(*shape, gradient) for shape in shapes])
+
+    return backward
+
+
+def _adaptive_max_pool(pool: Any) -> Callable[..., Any]:
+    def adaptive(input: torch.Tensor, output_size: Sequence[int]) -> Any:
+        shapes = list(zip(input.shape[-len(output_size) :], output_size, strict=True))
+        if not any(size % windows for size, windows in shapes):
+            kernel = [size // windows for size, windows in shapes]
+            return pool(input, kernel, kernel)
+        members = _adaptive_members(shapes, input)
+        values, first = input.flatten(-len(shapes))[..., members].max(-1)
+        indices = members.expand(*first.shape, -1).gather(-1, first.unsqueeze(-1))
+        sizes = [*input.shape[: -len(shapes)], *output_size]
+        return values.view(sizes), indices.view(sizes)
+
+    return adaptive
+
+
+def _adaptive_members(shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
+    """Flat indices of the members of each window as rows, the last of a dimension repeated where a window is smaller."""
+    flat = torch.zeros((1, 1), dtype=torch.long, device=like.device)
+    for size, windows in shapes:
+        starts, ends = _adaptive_bounds(size, windows, like)
+        longest = max(-(-(number + 1) * size // windows) - number * size // windows for number in range(windows))
+        places = torch.minimum(starts[:, None] + _places(longest, like), ends[:, None] - 1).long()
+        flat = (flat[:, None, :, None] * size + places[None, :, None, :]).flatten(2).flatten(0, 1)
+    return flat
+
+
+def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
+    def backward(gradient: torch.Tensor, input: torch.Tensor, *settings: Any) -> torch.Tensor:
+        indices = settings[-1].flatten(-dimensions)
+        nothing = torch.zeros_like(input).flatten(-dimensions)
+        return nothing.scatter_add(-1, indices, gradient.flatten(-dimensions)).view(input.shape)
+
+    return backward
+
+
+def _step(size: int, results: int, scale: float | None, corners: bool) -> float:
+    """How far apart in the input the entries of a resampled result lie."""
+    if corners:
+        return (size - 1) / max(results - 1, 1)
+    return 1 / scale if scale else size / results
+
+
+def _sources(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> torch.Tensor:
+    """Where in the input the entries of an upsampled result lie."""
+    numbers, step = _places(results, like), _step(size, results, scale, corners)
+    return numbers * step if corners else (numbers + 0.5) * step - 0.5
+
+
+def _nearest(exact: bool) -> Callable[..., Matrix]:
+    def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+        numbers = _places(results, like) + (0.5 if exact else 0.0)
+        nearest = torch.floor(numbers * _step(size, results, scale, corners)).clamp(max=size - 1)
+        return (_places(size, like) == nearest[:, None]).to(like.dtype)
+
+    return matrix
+
+
+def _linear(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+    sources = _sources(size, results, scale, corners, like).clamp(min=0, max=size - 1)
+    return torch.relu(1 - (sources[:, None] - _places(size, like)).abs())
+
+
+def _cubic(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+    sources = _sources(size, results, scale, corners, like)
+    below = torch.floor(sources)
+    total = torch.zeros(1, device=like.device, dtype=like.dtype)
+    for step in (-1, 0, 1, 2):
+        weight = _cubic_kernel((sources - below - step).abs(), -0.75)
+        at = (below + step).clamp(min=0, max=size - 1)
+        total = total + weight[:, None] * (_places(size, like) == at[:, None]).to(like.dtype)
+    return total
+
+
+def _antialiased(support: int, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Matrix]:
+    """Averages over the places within `support` places of the coarser side, weighted by their distance on it."""
+
+    def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
+        step = _step(size, results, scale, corners)
+        centres = (_places(results, like) + 0.5) * (step if results > 1 or not corners else 0.0)
+        reach = support * max(step, 1.0)
+        starts = torch.floor(centres - reach + 0.5).clamp(min=0)
+        ends = torch.floor(centres + reach + 0.5).clamp(max=size)
+        places = _places(size, like)
+        weights = kernel((places + 0.5 - centres[:, None]).abs() / max(step, 1.0))
+        weights = weights * ((places >= starts[:, None]) & (places < ends[:, None])).to(like.dtype)
+        return weights / weights.sum(1, keepdim=True)
+
+    return matrix
+
+
+def _triangle(distance: torch.Tensor) -> torch.Tensor:
+    return torch.relu(1 - distance)
+
+
+def _cubic_kernel(distance: torch.Tensor, sharpness: float = -0.5) -> torch.Tensor:
+    near = ((sharpness + 2) * distance - (sharpness + 3)) * distance * distance + 1
+    far = ((sharpness * distance - 5 * sharpness) * distance + 8 * sharpness) * distance - 4 * sharpness
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
+
+
+def _upsample(matrix: Callable[..., Matrix]) -> Callable[..., torch.Tensor]:
+    def forward(input: torch.Tensor, output_size: Sequence[int], corners: bool, *scales: Any) -> torch.Tensor:
+        each = (*scales, *[None] * (len(output_size) - len(scales)))
+        shapes = zip(input.shape[-len(output_size) :], output_size, each, strict=True)
+        return _along_each(input, [matrix(*shape, corners, input).t() for shape in shapes])
+
+    return forward
+
+
+def _replication_pad_backward(gradient: torch.Tensor, input: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    matrices = []
+    for dimension, before in zip(range(-len(padding) // 2, 0), reversed(padding[::2]), strict=True):
+        size = input.shape[dimension]
+        sources = (_places(gradient.shape[dimension], gradient) - before).clamp(min=0, max=size - 1)
+        matrices.append((_places(size, gradient) == sources[:, None]).to(gradient.dtype))
+    return _along_each(gradient, matrices)
+
+
+def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Callable[..., torch.Tensor]:
+    def backward(gradient: torch.Tensor, output_size: Sequence[int], input_size: Sequence[int], *settings: Any) -> torch.Tensor:
+        corners = has_corners and bool(settings[0])
+        scales = settings[1:] if has_corners else settings
+        scales = (*scales, *[None] * (len(output_size) - len(scales)))
+        shapes = zip(input_size[2:], output_size, scales, strict=True)
+        return _along_each(gradient, [matrix(*shape, corners, gradient) for shape in shapes])
+
+    return backward
+
+
+# --- views ------------------------------------------------------------------------------------------------------------------
+
+
+def _diagonal_backward(gradient: torch.Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> torch.Tensor:
+    dim1, dim2 = dim1 % len(input_sizes), dim2 % len(input_sizes)
+    rows, columns, length = input_sizes[dim1], input_sizes[dim2], gradient.shape[-1]
+    first = -offset * columns if offset < 0 else offset
+    places = first + torch.arange(length, device=gradient.device) * (columns + 1)
+    others = [size for dimension, size in enumerate(input_sizes) if dimension not in (dim1, dim2)]
+    flat = gradient.new_zeros([*others, rows * columns])
+    result = flat.scatter(-1, places.expand(gradient.shape), gradient).view(*others, rows, columns)
+    return result.movedim((-2, -1), (dim1, dim2))
+
+
+def _in_order(sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt | None) -> bool:
+    """Whether these are the strides of a contiguous tensor, where there is more than one place."""
+    step = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step = step * size
+    return not offset
+
+
+def _as_strided(input: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+    """What pooling to one value makes of it, and relevance on its way back."""
+    plain = _in_order(size, stride, storage_offset) and _in_order(input.shape, input.stride(), input.storage_offset())
+    return input.reshape(size) if plain and input.numel() == math.prod(size) else NotImplemented
+
+
+def _as_strided_scatter(
+    input: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
+    everything = _as_strided(input, size, stride, storage_offset) is not NotImplemented
+    return src.reshape(input.shape) if everything else NotImplemented
+
+
+# --- activations ------------------------------------------------------------------------------------------------------------
+
+
+def _rrelu(
+    input: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *generator: Any,
+) -> Any:
+    return NotImplemented if training else (torch.nn.functional.leaky_relu(input, (lower + upper) / 2), noise)
+
+
+def _rrelu_backward(
+    gradient: torch.Tensor, input: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, *result: Any
+) -> Any:
+    return NotImplemented if training else torch.where(input > 0, gradient, gradient * ((lower + upper) / 2))
+
+
+#: Operators without a form in ONNX, in operators that have one.
+FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.convolution_backward.default: _convolution_backward,
+    aten.avg_pool2d_backward.default: _average_pool_backward,
+    aten.avg_pool3d_backward.default: _average_pool_backward,
+    aten._adaptive_avg_pool2d.default: _adaptive_average_pool,
+    aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
+    aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
+    aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # which torch 2.4 does not have
+    aten.rrelu_with_noise_backward.default: _rrelu_backward,
+    aten.replication_pad1d_backward.default: _replication_pad_backward,
+    aten.replication_pad2d_backward.default: _replication_pad_backward,
+    aten.replication_pad3d_backward.default: _replication_pad_backward,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool(aten.max_pool2d_with_indices),
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool(aten.max_pool3d_with_indices),
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
+    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
+    aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2),
+    aten.adaptive_max_pool3d_backward.default: _max_pool_backward(3),
+    aten.upsample_nearest1d_backward.default: _upsample_backward(_nearest(False), False),
+    aten.upsample_nearest2d_backward.default: _upsample_backward(_nearest(False), False),
+    aten.upsample_nearest3d_backward.default: _upsample_backward(_nearest(False), False),
+    aten._upsample_nearest_exact1d_backward.default: _upsample_backward(_nearest(True), False),
+    aten._upsample_nearest_exact2d_backward.default: _upsample_backward(_nearest(True), False),
+    aten._upsample_nearest_exact3d_backward.default: _upsample_backward(_nearest(True), False),
+    aten.upsample_linear1d_backward.default: _upsample_backward(_linear, True),
+    aten.upsample_bilinear2d_backward.default: _upsample_backward(_linear, True),
+    aten.upsample_trilinear3d_backward.default: _upsample_backward(_linear, True),
+    aten.upsample_bicubic2d_backward.default: _upsample_backward(_cubic, True),
+    aten._upsample_bilinear2d_aa.default: _upsample(_antialiased(1, _triangle)),
+    aten._upsample_bicubic2d_aa.default: _upsample(_antialiased(2, _cubic_kernel)),
+    aten._upsample_bilinear2d_aa_backward.default: _upsample_backward(_antialiased(1, _triangle), True),
+    aten._upsample_bicubic2d_aa_backward.default: _upsample_backward(_antialiased(2, _cubic_kernel), True),
+    aten.diagonal_backward.default: _diagonal_backward,
+    aten.as_strided.default: _as_strided,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+}

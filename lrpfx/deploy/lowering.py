@@ -1,0 +1,525 @@
+"""Lowering: forward and relevance of an explainable module as one plain inference program.
+
+The program is an `ExportedProgram` of ATen operators without autograd and without any class of lrpfx. torch.export cannot trace
+rules that save what autograd hands back; `make_fx` can, and what it traces is then exported.
+"""
+
+import copy
+import itertools
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lrpfx.attribution.compute import (
+    Arguments,
+    OutputSelector,
+    embeddings_of,
+    find_attribution,
+    recorded_names,
+    recorder_of,
+    relevance_of_class,
+    relevance_of_output,
+    relevances_of,
+    resolve_names,
+    select_output,
+)
+from lrpfx.deploy.derived_weights import derive_weights
+from lrpfx.deploy.forward_forms import FORWARD_FORMS
+from lrpfx.errors import InputError, InputTypeError, LoweringError
+from lrpfx.ir.node import has_info, node_info
+from lrpfx.reports.assignment import assignment
+from lrpfx.runtime.explain_module import ExplainModule, explainable, set_derived_buffer
+from lrpfx.runtime.propagation import noting_origins, origin
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.torch_internals import (
+    OLDEST_FOR_PROGRAMS,
+    FakeTensorMode,
+    OpOverload,
+    constant_source,
+    decomposition_of,
+    make_fx,
+    pytree,
+    require,
+)
+
+logger = logging.getLogger(__name__)
+
+MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata
+
+_bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
+
+#: Operators that ONNX does not have and torch.export does not decompose, and one whose shapes torch cannot infer.
+DECOMPOSED = {
+    **{
+        operator: decomposition_of(operator)
+        for operator in (torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default)
+    },
+    _bicubic: FORWARD_FORMS[_bicubic],
+}
+
+#: What the program takes as its target.
+TARGETS = ("index", "weights", "max")
+
+Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+
+
+def _as_bytes(relevance: torch.Tensor) -> torch.Tensor:
+    """Relevance summed over channels as bytes: 128 is none, 1 and 255 the largest magnitude of the sample."""
+    total = relevance.sum(1)
+    largest = total.abs().flatten(1).amax(1).reshape(-1, *[1] * (total.ndim - 1))
+    scaled = total / torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (scaled * 127.0 + 128.0).round().to(torch.uint8)
+
+
+#: What the program makes of an input's relevance.
+REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda relevance: relevance,
+    "sum": lambda relevance: relevance.sum(1),
+    "absolute": lambda relevance: relevance.abs().sum(1),
+    "bytes": _as_bytes,
+}
+
+
+@undisturbed()
+def lower(
+    explain_model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    target: str = "index",
+    record: str | Sequence[str] = (),
+    dynamic_batch: bool = True,
+    reduce: str | None = None,
+    balance: bool = False,
+    output: OutputSelector = None,
+) -> ExportedProgram:
+    """Forward and relevance as one exported program, `(inputs, target)` to a dict of tensors.
+
+    The inputs have the names of the model's, "input" where there is one. `target`: "index" takes class indices of shape
+    (batch,) as `target`, "weights" the relevance of the output, in its shape, and "max" nothing: the largest output is
+    explained. The results are "output", the one that is explained; all outputs as "output.<key>" where the model has several;
+    "relevance", or "relevance.<input>" for each of several inputs, for integers that of the embeddings that they look up; and
+    one for each of the `record`ed layers under its name. With `balance` there is a "balance" for each sample: relevance of the
+    inputs less that of the output. `reduce`: relevance of an input summed over its channels ("sum"), its magnitudes summed
+    ("absolute"), or as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the
+    example. Parameters keep the names that they have in `explain_model`; nodes say in `meta["custom"]["lrpfx"]` where they
+    come from. What is done is logged as it begins, at the level INFO.
+
+    Errors: `LoweringError`, `InputError`, `InputTypeError`.
+    """
+    require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
+    module = explainable(explain_model, "lower")
+    if target not in TARGETS:
+        raise InputError(f"target is one of {', '.join(map(repr, TARGETS))}, not {target!r}")
+    if reduce not in REDUCTIONS:
+        raise InputError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
+    record = recorded_names(module.graph, record)
+    resolve_names(module.graph, record)  # an error where there is no such node
+    reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
+    if reserved:
+        raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
+    inputs = _named_inputs(module, example_inputs)
+    embeddings = {str(place[0]): tuple(names) for place, names in embeddings_of(module.graph, Arguments(inputs)).items()}
+    job = _Job(module, tuple(inputs), embeddings, target, tuple(dict.fromkeys(record)), reduce, balance, output)
+    tensors = list(inputs.values())
+    batches = [_with_batch(tensors, size) for size in _batch_sizes(tensors)] if dynamic_batch else [tensors]
+    examples = [job.arguments(batch) for batch in batches]
+    graphs = [_trace(job, example, dynamic_batch) for example in examples[:2]]
+    if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
+        raise LoweringError(
+            f"{module.title} computes something else for a batch of {len(batches[0][0])} than for one of "
+            f"{len(batches[1][0])}; lower it with dynamic_batch=False, for one batch size"
+        )
+    program = _export(job, graphs[0], examples[0], dynamic_batch)
+    for example in examples:
+        _verify(job, program, example)
+    return _with_facts(job, program, examples[0], dynamic_batch)
+
+
+def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tensor]:
+    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping):
+        unknown = [name for name in inputs if name not in names]
+        if unknown:
+            raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}")
+        named = {name: inputs[name] for name in names if name in inputs}
+    else:
+        if len(inputs) > len(names):
+            raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}")
+        named = dict(zip(names, inputs, strict=False))
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
+        if value.ndim == 0:
+            raise InputError(f"the example of {name!r} has no batch dimension")
+    return named
+
+
+def _batch_sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
+    """Three batch sizes that no other dimension has, none of them 1: sizes that are equal are taken for the same."""
+    if len({len(tensor) for tensor in tensors}) > 1:
+        raise InputError(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in tensors)}")
+    others = {size for tensor in tensors for size in tensor.shape[1:]}
+    free = (size for size in itertools.count(2) if size not in others)
+    return next(free), next(free), next(free)
+
+
+def _with_batch(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """The first tensors of a batch, repeated as often as it takes."""
+    return [torch.cat([tensor] * -(-size // len(tensor)))[:size] for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the program computes."""
+
+    module: ExplainModule
+    inputs: tuple[str, ...]
+    embeddings: dict[str, tuple[str, ...]]  # for each integer input the embeddings that look it up
+    target: str
+    record: tuple[str, ...]
+    reduce: str | None
+    balance: bool
+    output: OutputSelector
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Arguments of the program: inputs, and a target where it takes one."""
+        if self.target == "max":
+            return list(tensors)
+        with torch.no_grad():
+            result = select_output(self.module(**dict(zip(self.inputs, tensors, strict=True))), self.output)
+        if self.target == "weights":  # of other shares than the output has, which a softmax would take for nothing
+            entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
+            return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]
+        if result.ndim != 2:
+            raise InputError(
+                f'class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use "weights"'
+            )
+        return [*tensors, torch.arange(len(result), device=result.device) % result.shape[1]]
+
+    def names(self) -> list[str]:
+        """Names of the program's arguments."""
+        inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
+        return inputs if self.target == "max" else [*inputs, "target"]
+
+    def target_of(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        return None if self.target == "max" else arguments[-1]
+
+    def results(
+        self, result: Any, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The program's results, from what the module returns, and relevance of inputs and of layers by name."""
+        reduced = {name: self._reduced(name, relevance) for name, relevance in relevances.items()}
+        single = len(reduced) == 1
+        found = {"output": select_output(result, self.output).detach()}
+        if not isinstance(result, torch.Tensor):
+            found.update({f"output.{key}": value.detach() for key, value in _tensors_of(result)})
+        found.update({"relevance" if single else f"relevance.{name}": value for name, value in reduced.items()})
+        found.update(layers)
+        if self.balance:
+            totals = [relevance.flatten(1).sum(1) for relevance in relevances.values()]
+            found["balance"] = torch.stack(totals).sum(0) - seed.flatten(1).sum(1)
+        return found
+
+    def _reduced(self, name: str, relevance: torch.Tensor) -> torch.Tensor:
+        """Relevance of an input, reduced over its channels, which embeddings have last."""
+        of_embedding = name.partition(".")[0] in self.embeddings and self.reduce is not None
+        return REDUCTIONS[self.reduce](relevance.movedim(-1, 1) if of_embedding else relevance)
+
+    def run(self, *arguments: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Forward and relevance by autograd: what is traced."""
+        values = dict(zip(self.inputs, arguments, strict=False))
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
+            names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
+            runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
+            result = _Annotating(runner).run_with({**values, **leaves})
+            result, recorded = (result[0], result[1:]) if names else (result, ())
+            explained = select_output(result, self.output)
+            seed = self._seed(explained.detach(), arguments)
+            found = relevances_of(explained, [*leaves.values(), *recorded], seed)
+        relevances, layers = dict(zip(leaves, found, strict=False)), dict(zip(names, found[len(leaves) :], strict=True))
+        for name, embeddings in self.embeddings.items():
+            of_input = {embedding: layers[embedding] for embedding in embeddings}
+            relevances.update(_by_name(name, of_input if len(of_input) > 1 else layers[embeddings[0]]))
+        return self.results(result, seed, relevances, {name: layers[name] for name in self.record})
+
+    def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.target == "weights":
+            return arguments[-1]
+        indices = output.argmax(1) if self.target == "max" else arguments[-1]
+        return relevance_of_class(output, indices)
+
+    def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The program's results as `lrpfx.attribute` finds them."""
+        values = dict(zip(self.inputs, arguments, strict=False))
+        target = self.target_of(arguments)
+        found, _ = find_attribution(self.module, values, target, self.record, self.output)
+        with torch.no_grad():
+            result = self.module(**values)
+        floating = [name for name, value in values.items() if value.is_floating_point()]
+        relevances: dict[str, torch.Tensor] = {}
+        for name in (*floating, *self.embeddings):
+            relevances.update(_by_name(name, found.relevance[name]))
+        return self.results(result, relevance_of_output(found.output, target), relevances, found.layers)
+
+
+def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Relevance of one input by name; where several embeddings look it up, that of each."""
+    if isinstance(relevance, torch.Tensor):
+        return {name: relevance}
+    return {f"{name}.{embedding}": value for embedding, value in relevance.items()}
+
+
+def _tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a model's output with their places in it, such as "0" or "boxes.1"."""
+    leaves, _ = pytree.tree_flatten_with_path(result)
+    return [
+        (".".join(str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path), leaf)
+        for path, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    ]
+
+
+def _take_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """`torch.take_along_dim`, which itself fixes the size of the batch."""
+    if dim is None:
+        return input.flatten().gather(0, indices.flatten())
+    dim = dim % input.ndim
+    wide = list(torch.broadcast_shapes(*([*one.shape[:dim], 1, *one.shape[dim + 1 :]] for one in (input, indices))))
+    wide[dim] = -1
+    return input.expand(wide).gather(dim, indices.expand(wide))
+
+
+#: Functions that torch takes apart in C++ in ways that cannot be exported, and what can be.
+EXPORTABLE: dict[Any, Callable[..., Any]] = {
+    torch.take_along_dim: _take_along,
+    torch.Tensor.take_along_dim: _take_along,
+    torch.ops.aten.take_along_dim.default: _take_along,
+}
+
+
+class _Annotating(fx.Interpreter):
+    """Runs a module's graph, and notes the node that each operation comes from."""
+
+    def run_with(self, values: dict[str, Any]) -> Any:
+        """The results for inputs given by name."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        defaults = [node.args[0] if node.args else None for node in placeholders]
+        names = [str(node.target) for node in placeholders]
+        return self.run(*(values.get(name, default) for name, default in zip(names, defaults, strict=True)))
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.text = ""
+        if n.op.startswith("call") and has_info(n):
+            info = node_info(n)
+            self.text = info.name if info.rule is None else f"{info.name}: {info.rule}"
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with origin(self.text):
+            return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with origin(self.text):
+            return super().call_module(target, args, kwargs)
+
+
+def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
+    """The program as one graph of ATen operators, in which at most the batch is a symbol."""
+    logger.info("tracing a batch of %d", len(arguments[0]))
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    batch = DimDynamic.DYNAMIC if dynamic else DimDynamic.STATIC
+    try:
+        fakes = []
+        for number, value in enumerate(arguments):
+            sizes: Any = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
+            fakes.append(mode.from_tensor(value, source=constant_source(f"input{number}"), symbolic_context=sizes))
+        with (
+            fx_traceback.preserve_node_meta(),
+            noting_origins(),
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.mkldnn.flags(enabled=False),
+        ):
+            traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic")(*fakes)
+    except Exception as error:
+        raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
+    for node in list(traced.graph.nodes):
+        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+    _out_of_place(traced.graph)
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _out_of_place(graph: fx.Graph) -> None:
+    """In-place operations on memory that nothing else refers to become ordinary ones."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in order:
+        if not _is_in_place(node) or not isinstance(node.args[0], fx.Node):
+            continue
+        changed = node.args[0]
+        if _may_share_memory(changed) or any(_may_share_memory(user) for user in changed.users if user is not node):
+            continue
+        functional = _functional(node.target)
+        dtypes = {value.dtype for value in (other.meta["val"] for other in node.all_input_nodes) if hasattr(value, "dtype")}
+        if functional is None or len(dtypes) > 1:  # out of place the result could have another dtype
+            continue
+        node.target = functional
+        for user in [user for user in changed.users if order[user] > order[node]]:
+            user.replace_input_with(changed, node)
+
+
+def _functional(operator: Any) -> Any:
+    """The operator without effect on its arguments, or None."""
+    packet = getattr(torch.ops.aten, operator._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    found = getattr(packet, operator._overloadname, None)
+    return None if found is None or found._schema.is_mutable else found
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _may_share_memory(node: fx.Node) -> bool:
+    """Whether the node's value may be memory of another node's."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # one of several results
+        node = node.args[0]
+    if not isinstance(node.target, OpOverload):
+        return True
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in node.target._schema.returns)
+
+
+def _operations(traced: fx.GraphModule) -> list[str]:
+    return [f"{node.op} {node.target}" for node in traced.graph.nodes]
+
+
+def _export(job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
+    logger.info("exporting %d operations", len(traced.graph.nodes))
+    root = _with_names_of(job.module, traced)
+    for node, name in zip(traced.graph.find_nodes(op="placeholder"), job.names(), strict=True):
+        node.target = name
+        node.name = name
+    program = fx.GraphModule(root, traced.graph)
+    shapes = tuple({0: Dim("batch", min=1)} if dynamic else None for _ in arguments)
+    try:
+        exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
+        if any(map(_is_in_place, exported.graph.nodes)):
+            exported = exported.run_decompositions({})  # which takes far longer than the export
+        return exported
+    except Exception as error:
+        raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
+
+
+def _with_names_of(module: ExplainModule, traced: fx.GraphModule) -> nn.Module:
+    """A module that holds the traced graph's tensors under the names that they have in `module`; the graph reads them there."""
+    names = {_identity(tensor): name for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())}
+    root = nn.Module()
+    for node in traced.graph.find_nodes(op="get_attr"):
+        tensor = getattr(traced, str(node.target))
+        name = names.get(_identity(tensor), f"constants.{node.target}")
+        set_derived_buffer(root, name, tensor.detach(), persistent=True)
+        node.target = name
+    derive_weights(traced.graph, root, module)
+    return root
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
+    """`LoweringError` where the program computes something else than `lrpfx.attribute`."""
+    logger.info("comparing a batch of %d with attribute", len(arguments[0]))
+    expected = job.expected(arguments)
+    actual = program.module()(*arguments)
+    for name, value in expected.items():
+        if not value.is_floating_point():
+            continue
+        scale = value.norm()
+        if name == "balance":
+            scale = expected["output"].norm()
+        difference = (actual[name] - value).norm()
+        allowed = tolerance_of(value.dtype) * scale + torch.finfo(value.dtype).tiny
+        if not difference <= allowed < torch.inf:  # what is not finite is not verified
+            raise LoweringError(
+                f"{name} of the program differs from the module's own for a batch of {len(arguments[0])}: by "
+                f"{float(difference / scale):.1e} of its norm"
+            )
+
+
+def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
+    """The program with what there is to know about it."""
+    rows = assignment(job.module)
+    stages = job.module.history
+    program.graph_module.meta[MANIFEST] = {
+        "lrpfx": version("lrpfx"),
+        "title": job.module.title,
+        "composite": job.module.composite,
+        "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
+        "target": job.target,
+        "reduce": job.reduce,
+        "dynamic_batch": dynamic,
+        "tolerance": _tolerance(job, arguments),
+        "rules": {row.name: row.rule for row in rows},
+        "merged": {row.name: list(row.merged) for row in rows if row.merged},
+    }
+    program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
+    return program
+
+
+def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
+    """By how much of its norm a result may differ: what the dtype allows or, in float32, ten times what rounding changes.
+
+    Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values. How
+    far is seen in float64, and for inputs that are rounded otherwise.
+    """
+    logger.info("measuring what rounding changes")
+    plain = replace(job, reduce=None, balance=False)
+    reference = plain.expected(arguments)
+    dtype = reference["output"].dtype
+    if dtype != torch.float32:
+        return tolerance_of(dtype)
+    exact = replace(plain, module=copy.deepcopy(job.module).double())
+    found = [exact.expected([value.double() if value.is_floating_point() else value for value in arguments])]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        shaken = list(arguments)
+        for place, value in enumerate(arguments[: len(job.inputs)]):
+            if value.is_floating_point():
+                signs = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
+                changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
+                shaken[place] = changed.clamp(value.min(), value.max())  # within the range that inputs are known to have
+        found.append(plain.expected(shaken))
+    names = [name for name, value in reference.items() if value.is_floating_point() and value.any()]
+    changes = [float((other[name] - reference[name]).norm() / reference[name].norm()) for other in found for name in names]
+    return max(tolerance_of(dtype), 10 * max(changes, default=0.0))
+
+
+def facts_of(program: ExportedProgram) -> dict[str, Any] | None:
+    """What `lower` knows of a program that it made: plain data."""
+    facts: dict[str, Any] | None = program.graph_module.meta.get(MANIFEST)
+    return facts
+
+
+def argument_examples(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Arguments by name that `lower` verified the program with."""
+    examples: dict[str, torch.Tensor] = program.graph_module.meta[_EXAMPLES]
+    return examples
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """By how much of its norm a result may differ."""
+    return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 5e-2)

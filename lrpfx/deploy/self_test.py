@@ -1,0 +1,106 @@
+"""Self-tests of artefacts: arguments of a program, and the results that it had for them when it was saved."""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrpfx.deploy.archives import RefusedError, read_arrays
+
+#: The largest batch whose rows a file may hold fewer of, so that a small file does not ask for much memory.
+MOST_REPEATED = 64
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """Arguments and expected results for batches of `sizes`, the largest first.
+
+    `arrays` are those of the largest batch, "in.<argument>" and "out.<result>"; one with fewer rows than the batch is repeated.
+    Smaller batches have its first rows; a result that differs from the first rows is there as "<size>.out.<result>".
+    """
+
+    sizes: tuple[int, ...]
+    arrays: dict[str, np.ndarray]
+
+    def arguments(self, names: Sequence[str], size: int) -> dict[str, np.ndarray]:
+        return {name: self._rows(f"in.{name}", size) for name in names}
+
+    def expected(self, name: str, size: int) -> np.ndarray:
+        of_size = f"{size}.out.{name}"
+        return self._rows(of_size if of_size in self.arrays else f"out.{name}", size)
+
+    def difference(self, name: str, size: int, value: np.ndarray) -> float:
+        """By how much a result differs, relative to the norm of what is expected of the largest batch."""
+        scale = self.expected("output" if name == "balance" else name, self.sizes[0])  # a balance is a rest of two sums
+        change = np.linalg.norm(value.astype(np.float64) - self.expected(name, size))
+        return float(change / (np.linalg.norm(scale) or 1.0))
+
+    def _rows(self, key: str, size: int) -> np.ndarray:
+        array = self.arrays[key]
+        return np.resize(array, (size, *array.shape[1:])) if array.ndim else array
+
+    def to_bytes(self) -> bytes:
+        file = io.BytesIO()
+        np.savez(file, **self.arrays)  # type: ignore[arg-type]  # the stub takes any keyword for allow_pickle
+        return file.getvalue()
+
+
+def as_array(value: torch.Tensor) -> np.ndarray:
+    """The values of a tensor in an array of its dtype, float32 for bfloat16, which numpy does not have."""
+    value = value.detach().cpu()
+    array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return np.asarray(array, order="C")
+
+
+def recorded(
+    run: Callable[..., Mapping[str, torch.Tensor]], arguments: Mapping[str, torch.Tensor], any_batch: bool, tolerance: float
+) -> tuple[SelfTest, Mapping[str, torch.Tensor]]:
+    """A self-test of these arguments and, for `any_batch`, of the first row alone; and the results for the arguments.
+
+    Rows and results that differ by less than a tenth of `tolerance` from what is there already are not stored again.
+    """
+    largest = len(next(iter(arguments.values())))
+    results = run(*arguments.values())
+    whole = {f"in.{name}": as_array(value) for name, value in arguments.items()}
+    whole |= {f"out.{name}": as_array(value) for name, value in results.items()}
+    smaller = (1,) if any_batch else ()  # compilers may take a batch of one for another memory format
+    test = SelfTest((largest, *smaller), whole)
+    for size in smaller:
+        for name, value in run(*(value[:size] for value in arguments.values())).items():
+            if not test.difference(name, size, as_array(value)) <= tolerance / 10:
+                whole[f"{size}.out.{name}"] = as_array(value)
+    if largest <= MOST_REPEATED:
+        for key, array in whole.items():
+            exactly = key.startswith("in.")
+            whole[key] = _distinct_rows(array, 0.0 if exactly else tolerance / 10)
+    return test, results
+
+
+def _distinct_rows(array: np.ndarray, allowed: float) -> np.ndarray:
+    """The fewest first rows that give all others when they are repeated."""
+    scale = np.linalg.norm(array.astype(np.float64))
+    for count in range(1, len(array) if array.ndim else 1):
+        change = np.linalg.norm(np.resize(array[:count], array.shape).astype(np.float64) - array)
+        if change <= allowed * scale:
+            return array[:count]
+    return array
+
+
+def read(content: bytes, manifest: Mapping[str, Any]) -> SelfTest:
+    """The self-test of an artefact with this manifest. Errors: `RefusedError`, for damaged arrays what numpy raises."""
+    sizes = manifest["self_test"]
+    arrays = read_arrays(content)
+    if not 1 <= len(sizes) <= 2 or not all(type(size) is int and size > 0 for size in sizes) or sizes[0] < sizes[-1]:
+        raise RefusedError("its manifest does not say what its self-test is of")
+    needed = {f"in.{name}" for name in manifest["arguments"]} | {f"out.{name}" for name in manifest["results"]}
+    allowed = needed | {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
+    if not needed <= set(arrays) <= allowed or any(_is_misshapen(array, sizes[0]) for array in arrays.values()):
+        raise RefusedError("its self-test has not the arguments and results of its manifest")
+    return SelfTest(tuple(sizes), arrays)
+
+
+def _is_misshapen(array: np.ndarray, size: int) -> bool:
+    return bool(array.ndim) and not (len(array) == size or 0 < len(array) <= size <= MOST_REPEATED)

@@ -1,0 +1,344 @@
+"""CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError
+from lrpfx.frontends.dequantize import dequantized
+from lrpfx.frontends.exported import capture_export, capture_program
+from lrpfx.frontends.symbolic import capture_symbolic, private_copy
+from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SizeCondition, is_constant, place_of
+from lrpfx.ir.node import Role, data_calls, node_info
+from lrpfx.layers.layer import layer_of_node
+from lrpfx.operators.table import module_classes
+from lrpfx.passes import (
+    Decompose,
+    FindGates,
+    NormalizeOperators,
+    PassResult,
+    Program,
+    RemoveDeadCode,
+    RemoveDropout,
+    RemoveInplace,
+    Verification,
+    record,
+    run_pass,
+)
+from lrpfx.passes.driver import NOT_VERIFIED, fresh, random_arguments, verified_after_all
+from lrpfx.rules.mapping import MappingContext, RuleMapping
+from lrpfx.support.torch_internals import pytree
+
+ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
+Model = nn.Module | ExportedProgram
+
+_GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
+DEQUANTIZED = "dequantize"  # the stage that tells of layers that stand for quantized ones
+FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
+
+
+def normal_form(
+    model: Model,
+    example_inputs: ExampleInputs = None,
+    composite: RuleMapping | None = None,
+    capture: str = AUTO,
+    constants: Collection[str] = (),
+) -> tuple[Program, Verification | None]:
+    """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
+
+    `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
+    and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls of unknown operators.
+    `constants`: names of inputs that are no signal.
+    """
+    if capture not in (AUTO, SYMBOLIC, EXPORT):
+        raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
+    if isinstance(model, ExportedProgram):
+        return _of_exported(model, example_inputs, constants)
+    refuse_scripts(model)
+    check_evaluation_mode(model)
+    unquantized, replaced = dequantized(model)
+    program, verification = _captured(unquantized, example_inputs, composite, capture, constants)
+    if replaced.matches:
+        record(program, "normalize", DEQUANTIZED, replaced)
+    return program, verification
+
+
+def _captured(
+    model: nn.Module, example_inputs: ExampleInputs, composite: RuleMapping | None, capture: str, constants: Collection[str]
+) -> tuple[Program, Verification | None]:
+    """The normalized graph of a module."""
+    args, names = positional(model, example_inputs)
+    opaque = _opaque_paths(model, composite)
+    if capture == EXPORT:
+        return _by_export(model, args, names, opaque, constants)
+    try:
+        program, verification = _by_trace(model, args, names, opaque, constants)
+    except (CaptureError, VerificationError) as error:
+        if capture == SYMBOLIC or args is None or opaque:
+            error.add_note(_other_front_end(capture, args, opaque))
+            raise
+        try:
+            return _by_export(model, args, names, opaque, constants)
+        except (CaptureError, VerificationError) as other:
+            error.add_note(f"torch.export, tried as well: {other}")
+            raise error from None
+    unknown = _unknown_calls(program, composite)
+    if capture == AUTO and args is not None and not opaque and unknown:
+        try:
+            return _by_export(model, args, names, opaque, constants)
+        except (CaptureError, VerificationError) as error:
+            record(program, "capture", "export", PassResult(reasons=[(unknown[0], f"kept the symbolic trace: {error}")]))
+    return program, verification
+
+
+def _other_front_end(capture: str, args: tuple[Any, ...] | None, opaque: set[str]) -> str:
+    if opaque:
+        return f"torch.export was not tried, since it would look inside {', '.join(sorted(opaque))}, mapped as a whole"
+    if args is None:
+        return "torch.export may follow this model: pass example_inputs to lrpfx.transform"
+    return 'torch.export may follow this model: use capture="auto" or capture="export"'
+
+
+def _by_trace(
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
+) -> tuple[Program, Verification | None]:
+    given = {} if args is None else dict(zip(names, args, strict=True))
+    program = capture_symbolic(model, opaque, given)
+    program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
+    program.guards += _fixed_defaults(model, names)
+    verification = None if args is None else Verification(args, _run_untouched(model, args, names))
+    return _normalized(program, SYMBOLIC, verification, constants), verification
+
+
+def _by_export(
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
+) -> tuple[Program, Verification | None]:
+    if args is None:
+        raise InputError('capture="export" runs the model on example inputs: pass example_inputs')
+    if opaque:
+        raise CaptureError(
+            f"the composite maps {', '.join(sorted(opaque))} as a whole, but torch.export looks inside modules; use "
+            'capture="symbolic", or map the layers inside.'
+        )
+    verification = Verification(args, _run_untouched(model, args, names))
+    try:
+        program = _normalized(capture_export(model, args, names), EXPORT, verification, constants)
+    except VerificationError:  # a batch of one, where the graph for larger ones is another
+        program = _normalized(capture_export(model, args, names, dynamic=False), EXPORT, verification, constants)
+    program.guards += _fixed_defaults(model, names)
+    program.guards += _smallest_batch(program, model, args, names)
+    return program, verification
+
+
+def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:
+    """Guards for the arguments that keep their default."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    optional = [one for one in parameters if one.default is not one.empty and one.name not in names]
+    return [FixedValue(Place(one.name), one.default, default=True) for one in optional]
+
+
+def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], names: list[str]) -> list[Guard]:
+    """A guard against a batch of one where the graph computes something else than the model there.
+
+    torch.export takes a size that may vary for one of at least two, and follows branches accordingly, without a condition.
+    """
+    varying = [
+        guard.place for guard in program.guards if isinstance(guard, FixedSizes) and guard.sizes and guard.sizes[0] is None
+    ]
+    if not varying:
+        return []
+    named = dict(zip(names, args, strict=True))
+    batches = {place.value_in(named).shape[0] for place in varying}
+    if batches == {1}:
+        return []  # the example itself
+    first = {id(place.value_in(named)) for place in varying}
+    single = pytree.tree_map(lambda value: value[:1] if id(value) in first else value, args)
+    try:
+        expected = _run_untouched(model, single, names)
+        Verification(single, expected, records=False).check(program, "capture")
+    except LrpfxError:
+        return [SizeCondition("sizes[0] >= 2", ((place, 0),)) for place in varying]
+    return []
+
+
+def _fixed_kinds(program: Program) -> list[Guard]:
+    """Guards for which inputs are signals, and which are integers or truth values."""
+    guards: list[Guard] = []
+    for node in program.graph.find_nodes(op="placeholder"):
+        role = node_info(node).role
+        is_read = any(user.op == "output" or node_info(user).role is Role.DATA for user in node.users)
+        if role is Role.DISCRETE or (role is Role.DATA and is_read):
+            guards.append(FixedKind(Place(str(node.target)), role is Role.DATA))
+    return guards
+
+
+def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
+    """Guards for the numbers of dimensions of the example inputs, where a pass relied on them."""
+    guards: list[Guard] = []
+    why = "batch norm was merged, or the weight of a layer norm, which relies on it"
+    for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            if isinstance(leaf, torch.Tensor):
+                guards.append(FixedSizes(place_of(str(node.target), path), (None,) * leaf.ndim, why))
+    return guards
+
+
+def refuse_scripts(model: nn.Module) -> None:
+    """`CaptureError` for what torch.jit made: its code is not Python that could be followed."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"the submodule {path!r} is" if path else "the model is"
+            raise CaptureError(
+                f"{what} a {type(module).__name__} of torch.jit, whose code the compiler cannot follow. Transform the Python "
+                "model that it was made from; its state_dict() fits that model."
+            )
+
+
+def _of_exported(
+    model: ExportedProgram, example_inputs: ExampleInputs, constants: Collection[str]
+) -> tuple[Program, Verification | None]:
+    program = capture_program(model)
+    names = [node.target for node in program.graph.nodes if node.op == "placeholder"]
+    if example_inputs is None:
+        args, keywords = model.example_inputs or ((), {})
+        given = [*args, *keywords.values()]
+    elif isinstance(example_inputs, Mapping):
+        given = [example_inputs[name] for name in names if name in example_inputs]
+    else:
+        given = [example_inputs] if isinstance(example_inputs, torch.Tensor) else list(example_inputs)
+    if len(given) != len(names):
+        if example_inputs is not None:
+            raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
+        return _normalized(program, EXPORT, None, constants), None
+    with torch.no_grad():
+        values = fx.Interpreter(program.root, graph=program.graph).run(*given)
+    verification = Verification(tuple(given), values)
+    return _normalized(program, EXPORT, verification, constants), verification
+
+
+def _normalized(program: Program, front_end: str, verification: Verification | None, constants: Collection[str]) -> Program:
+    inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
+    unknown = [name for name in constants if name not in inputs]
+    if isinstance(constants, str) or unknown:
+        raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
+    unverified = NOT_VERIFIED if verification is None else ""
+    record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
+    if program.frozen:
+        values = [(name, f"read as a number: the graph holds {value.tolist()}") for name, value in program.frozen.items()]
+        record(program, "capture", FROZEN, PassResult(len(values), values))
+    if verification is not None:
+        verification.check(program, "capture", overwrites=True)
+    for step in (
+        NormalizeOperators(constants),
+        RemoveInplace(),
+        RemoveDropout(),
+        Decompose(),
+        RemoveDeadCode(),
+        FindGates(),
+    ):
+        run_pass(program, step, verification)
+    if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
+        raise InputError(
+            f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
+            "no embedding looks them up. Pass floating-point example_inputs"
+        )
+    program.guards += _fixed_kinds(program)
+    return program
+
+
+def guessed_verification(program: Program, model: Model) -> Verification | None:
+    """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
+    if isinstance(model, ExportedProgram):
+        return None
+    model, _ = dequantized(model)
+    names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
+    for args in random_arguments(program):
+        try:
+            verification = Verification(args, _run_untouched(model, args, names), records=False)
+            verification.check(program, "normalize")
+        except InputError:  # the wrong size for this model or its graph: nothing is wrong with the model
+            continue
+        verified_after_all(program)
+        return verification
+    return None
+
+
+def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]:
+    """Names of the calls that the operator table does not list and that the composite has no rule for."""
+    unknown = []
+    for node in data_calls(program.graph):
+        info = node_info(node)
+        if info.operator is None and node.op == "call_function":
+            layer = layer_of_node(node, program.root)
+            if composite is None or composite.module_map(MappingContext(), layer.name, layer) is None:
+                unknown.append(info.name)
+    return unknown
+
+
+def check_evaluation_mode(model: nn.Module) -> None:
+    """`CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
+    names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
+    if names:
+        raise CaptureError(
+            f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
+            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first."
+        )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
+    power_iteration = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return power_iteration or isinstance(module, (*random, parametrizations._SpectralNorm))
+
+
+def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
+    """Modules that the composite maps as a whole: those that are not a single operation of the table anyway."""
+    if composite is None:
+        return set()
+    known = module_classes()
+    return {
+        path
+        for path, module in model.named_modules()
+        if path and not isinstance(module, known) and composite.maps_whole(path, module)
+    }
+
+
+def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
+    """Example inputs in the order of the graph's placeholders, and the names of the arguments that they give."""
+    if example_inputs is None:
+        return None, []
+    signature = inspect.signature(model.forward)
+    try:
+        if isinstance(example_inputs, torch.Tensor):
+            bound = signature.bind(example_inputs)
+        elif isinstance(example_inputs, Mapping):
+            bound = signature.bind(**example_inputs)
+        else:
+            bound = signature.bind(*example_inputs)
+    except TypeError as error:
+        raise InputError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
+    gathered = [name for name in bound.arguments if signature.parameters[name].kind in (_GATHERED, _GATHERED_BY_NAME)]
+    if gathered:
+        raise InputError(
+            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so that the inputs of the graph "
+            "have no names. Wrap the model in a module whose forward names them."
+        )
+    return tuple(bound.arguments.values()), list(bound.arguments)
+
+
+def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
+    """The model's output, from a copy: parameters, buffers, hooks and caches of the user's model stay as they are."""
+    copied = private_copy(model)
+    try:
+        with torch.no_grad():
+            return copied(**dict(zip(names, fresh(args), strict=True)))
+    except Exception as error:
+        name = type(model).__name__
+        raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error

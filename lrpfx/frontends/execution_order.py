@@ -1,0 +1,44 @@
+"""What tracing tells about a model that stays as it is: in which order its modules run, and what may be merged."""
+
+from torch import nn
+
+from lrpfx.errors import LrpfxError
+from lrpfx.frontends.symbolic import capture_copy, private_copy
+from lrpfx.ir.node import data_calls, node_info
+from lrpfx.passes import MergeBatchNorm, NormalizeOperators, Program, RemoveDropout, RemoveInplace
+
+
+def traced(model: nn.Module) -> Program | None:
+    """The normalized graph of `model` in evaluation mode, or None where it cannot be traced."""
+    try:
+        program = capture_copy(private_copy(model).eval())
+        for step in (NormalizeOperators(), RemoveInplace(), RemoveDropout()):
+            step.run(program)
+    except LrpfxError:
+        return None
+    return program
+
+
+def modules_in_order_of_execution(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """`model.named_modules()` with the layers that a trace finds in the order of their first call, in front of all others."""
+    modules = dict(model.named_modules())
+    program = traced(model)
+    if program is None:
+        return list(modules.items())
+    paths = [node_info(node).module_path for node in data_calls(program.graph)]
+    called = [path for path in dict.fromkeys(paths) if path is not None and path in modules]
+    return [(path, modules[path]) for path in called] + [item for item in modules.items() if item[0] not in set(called)]
+
+
+def mergeable_batch_norms(model: nn.Module) -> list[tuple[str, str]] | None:
+    """Pairs (linear layer, batch norm) that can be merged, by name; None where the model cannot be traced."""
+    program = traced(model)
+    if program is None:
+        return None
+    MergeBatchNorm().run(program)
+    pairs = []
+    for node in data_calls(program.graph):
+        info = node_info(node)
+        if info.module_path is not None:
+            pairs += [(info.module_path, merged) for merged in info.merged]
+    return pairs

@@ -1,0 +1,463 @@
+"""CAPTURE by torch.export: a model with example inputs, or an exported program, to the same form as the symbolic trace."""
+
+import dataclasses
+import logging
+import operator
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from lrpfx.errors import CaptureError, first_lines
+from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
+from lrpfx.frontends.read_buffers import ReadBuffers
+from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
+from lrpfx.ir.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
+from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
+from lrpfx.operators.functions import embedding_bag
+from lrpfx.operators.table import lookup, module_classes, spelling_of
+from lrpfx.passes.program import Program, refuse_state
+from lrpfx.runtime.explain_module import Scope, scope_at
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
+
+_GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
+_FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
+#: Operators of which the graph uses the first result alone, which is all that the table's row returns.
+_EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
+_FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
+
+
+_LP_POOL = (
+    "(Tensor input, float norm_type, int{dimensions} kernel_size, int{dimensions}? stride=None, bool ceil_mode=False) -> Tensor"
+)
+
+#: Functions that torch.export takes apart, and that are one operation of the table: name -> its schema for torch, spellings.
+_WHOLE: dict[str, tuple[str, tuple[Callable[..., Any], ...]]] = {
+    "softsign": ("(Tensor input) -> Tensor", (functional.softsign,)),
+    "tanhshrink": ("(Tensor input) -> Tensor", (functional.tanhshrink,)),
+    "softshrink": ("(Tensor input, float lambd=0.5) -> Tensor", (functional.softshrink,)),
+    "hardshrink": (
+        "(Tensor input, float lambd=0.5) -> Tensor",
+        (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink),
+    ),
+    "normalize": ("(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor", (functional.normalize,)),
+    "local_response_norm": (
+        "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor",
+        (functional.local_response_norm,),
+    ),
+    "lp_pool1d": (_LP_POOL.format(dimensions=""), (functional.lp_pool1d,)),
+    "lp_pool2d": (_LP_POOL.format(dimensions="[2]"), (functional.lp_pool2d,)),
+    "lp_pool3d": (_LP_POOL.format(dimensions="[3]"), (functional.lp_pool3d,)),
+}
+_library = torch.library.Library("lrpfx", "FRAGMENT")  # it lives as long as this module
+_kept_whole: dict[Any, Any] = {}
+_functions_kept: dict[Any, Any] = {}
+for _name, (_schema, _spellings) in _WHOLE.items():
+    _library.define(_name + _schema)
+    _library.impl(_name, _spellings[0], "CompositeExplicitAutograd")
+    _overload = getattr(torch.ops.lrpfx, _name).default
+    _kept_whole.update(dict.fromkeys(_spellings, _overload))
+    _functions_kept[_overload] = _spellings[0]
+
+
+class _KeepWhole(TorchFunctionMode):
+    """While it is entered, the functions of `_WHOLE` are one operator each to whoever traces."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = _kept_whole.get(func)
+        if whole is not None and _fits(whole, args, kwargs or {}):
+            return whole(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether an operator of `_WHOLE` takes these arguments, `out=` say is left to torch."""
+    names = [argument.name for argument in operator._schema.arguments]
+    return len(args) <= len(names) and set(keywords) <= set(names)
+
+
+def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str], dynamic: bool = True) -> Program:
+    """Export `model`, called with `args` for the arguments called `names`, without changing it.
+
+    With `dynamic` the batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model
+    fixes it; other sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
+    """
+    require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
+    root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
+    before = tensors_held(root)
+    errors: list[Exception] = []
+    for given, batch in _attempts(args) if dynamic else [(args, None)]:
+        keywords = dict(zip(names, given, strict=True))
+        shapes = pytree.tree_map(lambda value, size=batch: _dynamic_shape(value, size), keywords)
+        reads = ReadBuffers(root)
+        try:
+            with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole():
+                program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            errors.append(error)
+            continue
+        finally:
+            restore_tensors(root, before)  # what forward keeps of the export are fake tensors
+        captured = _to_program(program, root, type(model).__name__)
+        captured.frozen.update(reads.frozen)
+        return captured
+    raise CaptureError(
+        f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(errors[-1], 3)}. "
+        f"Write data-dependent branches with tensor operations such as torch.where, or map the "
+        'module around them to a rule as a whole with capture="symbolic".'
+    ) from errors[-1]
+
+
+def capture_program(program: ExportedProgram) -> Program:
+    """A program that the user exported."""
+    require("an exported program as a model", OLDEST_FOR_PROGRAMS, CaptureError)
+    root: nn.Module = Scope("ExportedProgram")
+    for name, value in program.state_dict.items():
+        *path, leaf = name.split(".")
+        holder = scope_at(root, path)
+        if isinstance(value, nn.Parameter):
+            holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), value.requires_grad))
+        else:
+            holder.register_buffer(leaf, value.detach().clone())
+    return _to_program(program, root.eval(), "ExportedProgram")
+
+
+def _attempts(args: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], int | None]]:
+    """Inputs to export with, and the size that stands for the batch: first with a variable batch, then as they are."""
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    batch = tensors[0].shape[0] if tensors else None
+    if batch == 1:  # torch.export takes a batch of one for fixed
+        doubled = pytree.tree_map(
+            lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (1,) else leaf, args
+        )
+        return [(doubled, 2), (args, None)]
+    return [(args, batch), (args, None)]
+
+
+def _dynamic_shape(value: Any, batch: int | None) -> Any:
+    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
+        return {0: Dim.AUTO}
+    return None
+
+
+def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Program:
+    guards = _guards(exported)
+    if _writes_into_views(exported.graph):
+        exported = exported.run_decompositions({})  # functional: slice assignments become operations
+    graph = _Reader(exported, root).graph
+    calls = _ModuleCalls(root, graph)
+    names = with_qualified_names(graph, names_in(root), calls.of_node.get, _source)
+    for node in names.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            update_info(node, dtype=value.dtype)
+        info, stack = node_info(node), node.meta.get("nn_module_stack")
+        node.meta.clear()  # holds fake tensors, and much else of the exporter's that cannot be pickled
+        set_info(node, info)
+        if stack is not None:
+            node.meta["nn_module_stack"] = stack
+    return Program(root, names, title, guards=guards)
+
+
+def _guards(exported: ExportedProgram) -> list[Guard]:
+    """What torch.export fixed: constants among the arguments, sizes, and the conditions that it found on others."""
+    spec = exported.call_spec.in_spec
+    assert spec is not None
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    specs = [item for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
+    args, keywords = pytree.tree_unflatten(list(range(len(specs))), spec)
+    named = dict(zip(_argument_names(exported, len(args)), args, strict=True)) | keywords
+    guards: list[Guard] = []
+    sizes: dict[Any, list[tuple[Place, int]]] = {}  # a varying size -> where it stands
+    sources: dict[str, Place] = {}  # as torch.export writes it -> the tensor
+    for name, structure in named.items():
+        for path, number in pytree.tree_flatten_with_path(structure)[0]:
+            place, item = place_of(name, path), specs[number].arg
+            if not isinstance(item, TensorArgument):
+                guards.append(FixedValue(place, getattr(item, "value", None)))
+                continue
+            shape = placeholders[item.name].meta["val"].shape
+            fixed = tuple(size if isinstance(size, int) else None for size in shape)
+            guards.append(FixedSizes(place, fixed, "torch.export fixes all sizes but the batch"))
+            sources[f"L[{name!r}]{pytree.keystr(path)}"] = place
+            for dimension, size in enumerate(shape):
+                if not isinstance(size, int):
+                    sizes.setdefault(size.node.expr, []).append((place, dimension))
+    for expression, places in sizes.items():
+        guards += [SizeCondition("sizes[0] == sizes[1]", (places[0], other)) for other in places[1:]]
+        limits = exported.range_constraints.get(expression)
+        if limits is not None and limits.lower.is_Integer and limits.lower > 2:  # it assumes 2, which it does not ask for
+            guards.append(SizeCondition(f"sizes[0] >= {limits.lower}", (places[0],)))
+        if limits is not None and limits.upper.is_Integer:
+            guards.append(SizeCondition(f"sizes[0] <= {limits.upper}", (places[0],)))
+    guards += [_condition(text, sources) for text in getattr(exported, "_guards_code", None) or ()]
+    return list(dict.fromkeys(guards))
+
+
+def _condition(text: str, sources: Mapping[str, Place]) -> Guard:
+    """A condition on sizes, as torch.export writes it."""
+    of: list[tuple[Place, int]] = []
+
+    def size(found: re.Match[str]) -> str:
+        where = (sources[found[1]], int(found[2]))
+        if where not in of:
+            of.append(where)
+        return f"sizes[{of.index(where)}]"
+
+    longest_first = "|".join(re.escape(source) for source in sorted(sources, key=len, reverse=True))
+    expression = re.sub(rf"({longest_first})\.size\(\)\[(\d+)\]", size, text.replace("\n", "")) if sources else text
+    if "L[" in expression:
+        raise CaptureError(f"torch.export found a condition on the inputs that cannot be checked in a call: {text}")
+    return SizeCondition(expression, tuple(of))
+
+
+# While torch.export runs, its report is kept from the log and from sys.stderr: for one model at a time.
+_EXPORTING = threading.Lock()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log and print of why it cannot export a model, which the error says; all else is written as ever."""
+    thread = threading.get_ident()
+
+    def from_elsewhere(entry: logging.LogRecord) -> bool:
+        return entry.thread != thread
+
+    known = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
+    loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
+    with _EXPORTING:
+        stream = sys.stderr
+        sys.stderr = stream and _WithoutPartialGraphs(stream)
+        for logger in loggers:
+            logger.addFilter(from_elsewhere)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(from_elsewhere)
+            sys.stderr = stream
+
+
+class _WithoutPartialGraphs:
+    """A stream without what torch.export prints to it, which are graphs that it could not complete."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_globals.get("__name__") == EXPORT_TRACER:
+            return len(text)
+        written: int = self.stream.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _writes_into_views(graph: fx.Graph) -> bool:
+    """Whether the graph has in-place operations other than listed ones on a value of their own, which has no views."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        spelling, overwritten = lookup(node.target), node.args[0]
+        if spelling is None or not spelling.inplace:
+            return True
+        if any(_is_view(other) for other in (overwritten, *overwritten.users)):
+            return True
+    return False
+
+
+def _is_view(node: fx.Node) -> bool:
+    spelling = spelling_of(node)
+    return spelling is not None and spelling.operator.view
+
+
+class _Reader:
+    """Copies an exported graph: parameters as attributes of `root`, and inputs and outputs in the form that the model has."""
+
+    def __init__(self, exported: ExportedProgram, root: nn.Module) -> None:
+        self.exported = exported
+        self.root = root
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.blocks: dict[Any, list[fx.Node]] = {}  # a call of a block -> its results
+        self.read()
+
+    def read(self) -> None:
+        signature = self.exported.graph_signature
+        kinds = {getattr(spec.arg, "name", None): spec for spec in signature.input_specs}
+        placeholders = {node.name: node for node in self.exported.graph.nodes if node.op == "placeholder"}
+        given = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        self._inputs([placeholders[name] for name in given])
+        for name, node in placeholders.items():
+            spec = kinds[name]
+            if spec.kind is InputKind.USER_INPUT:
+                continue
+            if spec.target is None or spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
+                raise CaptureError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
+            self.copies[node] = self._attribute(spec.target)
+        self._calls(self.exported.graph_module)
+        self.graph.output(self._outputs(output_node(self.exported.graph)))
+        written = {spec.target for spec in signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION}
+        for name, node in placeholders.items():
+            if kinds[name].target in written:
+                refuse_state(self.copies[node], str(kinds[name].target))
+
+    def _calls(self, module: fx.GraphModule) -> None:
+        """Copy the calls of a graph, and those of the blocks in it."""
+        for node in module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if any(argument.op == "get_attr" for argument in node.all_input_nodes):
+                self._block(module, node)
+            elif not (node.target is operator.getitem and node.args[0] in self.blocks):
+                self.copies[node] = self._call(node)
+            else:
+                self.copies[node] = self.blocks[node.args[0]][node.args[1]]
+
+    def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
+        """Copy a block in place: one with or without gradients, which does not concern relevance, or one without autocast."""
+        if node.target is _GRADIENT_MODE:
+            _, inner, *args = node.args
+        elif node.target is _AUTOCAST and not node.args[2]:
+            inner, args = node.args[4], list(node.args[5:])
+        else:
+            raise CaptureError(
+                f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such as "
+                "autocast or torch.cond inside forward. Move it out of forward."
+            )
+        assert isinstance(inner, fx.Node)
+        block = getattr(module, str(inner.target))
+        placeholders = [argument for argument in block.graph.nodes if argument.op == "placeholder"]
+        for placeholder, argument in zip(placeholders, args, strict=True):
+            if isinstance(argument, fx.Node):
+                self.copies[placeholder] = self.copies[argument]
+        self._calls(block)
+        self.blocks[node] = [self.copies[value] for value in pytree.tree_leaves(output_node(block.graph).args[0])]
+
+    def _call(self, node: fx.Node) -> fx.Node:
+        aten = torch.ops.aten
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and node.target is operator.getitem and source.target in _FIRST_OF_SEVERAL:
+            return self.copies[source]  # the result; the others are for training
+        copied = self.graph.node_copy(node, self.copies.__getitem__)
+        if node.target is aten.slice_scatter.default or node.target is aten.slice.Tensor:
+            copied.args = tuple(None if argument == sys.maxsize else argument for argument in copied.args)
+        copied.target = _functions_kept.get(copied.target, copied.target)
+        if node.target in _EMBEDDING_BAGS:
+            names = [argument.name for argument in node.target._schema.arguments]
+            bound = {**dict(zip(names, copied.args, strict=False)), **copied.kwargs}
+            copied.target, copied.args, copied.kwargs = embedding_bag, (bound.pop("indices"),), bound
+        if node.target is _FUNCTIONAL_BATCH_NORM:
+            *tensors, momentum, eps = copied.args
+            copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
+        if node.target is aten.slice_scatter.default and copied.args[4:5] == (sys.maxsize,):
+            copied.args = (*copied.args[:4], None, *copied.args[5:])  # torch.vmap fails for the derivative with a written end
+        return copied
+
+    def _attribute(self, name: str) -> fx.Node:
+        """A node for a parameter, a buffer, or a constant, which becomes a buffer that no state_dict holds."""
+        *path, leaf = name.split(".")
+        holder = scope_at(self.root, path)
+        if not isinstance(getattr(holder, leaf, None), torch.Tensor):
+            constant = self.exported.constants[name]
+            holder.register_buffer(leaf, constant.detach().clone(), persistent=False)
+        return self.graph.get_attr(name)
+
+    def _inputs(self, flat: Sequence[fx.Node]) -> None:
+        """Placeholders for the arguments of forward, and look-ups for the tensors in them."""
+        numbers = iter(range(len(flat)))
+        spec = self.exported.call_spec.in_spec
+        assert spec is not None
+        args, keywords = pytree.tree_unflatten(list(numbers), spec)
+        names = _argument_names(self.exported, len(args))
+        for name, structure in [*zip(names, args, strict=True), *keywords.items()]:
+            placeholder = self.graph.placeholder(name)
+            for path, number in pytree.tree_flatten_with_path(structure)[0]:
+                value = placeholder
+                for key in path:
+                    index = getattr(key, "idx", getattr(key, "key", None))
+                    value = self.graph.call_function(operator.getitem, (value, index))
+                value.meta["val"] = flat[number].meta.get("val")
+                self.copies[flat[number]] = value
+
+    def _outputs(self, node: fx.Node) -> Any:
+        specs = self.exported.graph_signature.output_specs
+        values: list[Any] = []
+        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+            if spec.kind is OutputKind.USER_OUTPUT:
+                values.append(self.copies[value] if isinstance(value, fx.Node) else value)
+        assert self.exported.call_spec.out_spec is not None
+        return self._rebuilt(pytree.tree_unflatten(values, self.exported.call_spec.out_spec))
+
+    def _rebuilt(self, value: Any) -> Any:
+        """An output in a form that a graph can hold: dataclasses become calls of their class."""
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return self.graph.call_function(type(value), (), {name: self._rebuilt(item) for name, item in fields.items()})
+        if isinstance(value, dict):
+            return {name: self._rebuilt(item) for name, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            items = [self._rebuilt(item) for item in value]
+            return like(value, items)
+        return value
+
+
+def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
+    """Names for the positional arguments: torch.export keeps them as prefixes of the placeholders'."""
+    names = []
+    spec = exported.call_spec.in_spec
+    assert spec is not None
+    flat = [item.arg.name for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
+    args, _ = pytree.tree_unflatten(flat, spec)
+    for number, argument in enumerate(args[:count]):
+        leaves = pytree.tree_leaves(argument)
+        single = len(leaves) == 1 and leaves[0] is argument
+        names.append(leaves[0] if single else f"argument_{number}")
+    return names
+
+
+class _ModuleCalls:
+    """Which call of which module made each node of an exported graph."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        self.root = root
+        self.calls: dict[str, ModuleCall] = {}
+        self.of_node: dict[fx.Node, ModuleCall] = {}
+        stacks = {node: node.meta.get("nn_module_stack") or {} for node in graph.nodes}
+        self.parents = {str(path).rpartition(".")[0] for stack in stacks.values() for path, _ in stack.values() if path}
+        for node, stack in stacks.items():
+            if node.op != "call_function" or not stack:
+                continue
+            key, (path, cls) = list(stack.items())[-1]
+            call = self.calls.setdefault(key, self._call(path, cls))
+            call.last_node = node
+            self.of_node[node] = call
+
+    def _call(self, path: str, cls: Any) -> ModuleCall:
+        path = re.sub(r"@\d+$", "", path)
+        module = scope_at(self.root, path.split(".")) if path else self.root
+        if not isinstance(module, Scope):
+            return ModuleCall(path, stands_for_call(module), describe_module(module))
+        name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"  # a program without its modules
+        known = {f"{known.__module__}.{known.__qualname__}" for known in module_classes()}
+        owns = name in known or (name.startswith("torch.nn.") and path not in self.parents)
+        return ModuleCall(path, owns, name.rpartition(".")[2])
+
+
+def _source(node: fx.Node) -> str:
+    """file:line of the innermost frame that is the user's."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f"{filename}:{line}" for filename, line in frames if is_user_file(filename)]
+    return own[-1] if own else ""

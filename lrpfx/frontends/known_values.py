@@ -1,0 +1,169 @@
+"""What is known of values while a model is traced, so that its Python code may read them.
+
+Known are the shapes of all that parameters and buffers alone give, the values of all that buffers alone give, and, where there
+are example inputs, the number of dimensions of everything. Nothing else is: an answer would hold for one input only.
+"""
+
+import operator
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx.ir.node import attribute_of, is_floating
+from lrpfx.support.torch_internals import FakeTensorMode
+
+_UNKNOWN = object()
+#: Whether these remove a dimension depends on sizes.
+_REMOVES_DIMENSIONS = frozenset({"squeeze", "squeeze_"})
+
+
+class _Evaluation:
+    """The values of the nodes of a growing graph, as far as its leaves have one; each node runs once, in order."""
+
+    def __init__(self, graph: fx.Graph, leaf: Callable[[fx.Node], Any], mode: AbstractContextManager[Any]) -> None:
+        self.graph = graph
+        self.leaf = leaf
+        self.mode = mode
+        self.values: dict[fx.Node, Any] = {}
+        self.spoiled = False  # something unknown was written into a value
+
+    def __call__(self, node: fx.Node) -> Any:
+        """The value of `node`, or `_UNKNOWN`."""
+        last = next(reversed(self.values), None)
+        pending = next(iter(self.graph.nodes)) if last is None else last.next
+        while node not in self.values:
+            self.values[pending] = self._run(pending)
+            pending = pending.next
+        return _UNKNOWN if self.spoiled else self.values[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op in ("get_attr", "placeholder"):
+            return self.leaf(node)
+        arguments = [self.values[argument] for argument in node.all_input_nodes]
+        if not arguments or node.op not in ("call_function", "call_method"):
+            return _UNKNOWN
+        if any(value is _UNKNOWN for value in arguments):
+            self.spoiled |= _writes(node) and self.values.get(node.all_input_nodes[0]) is not _UNKNOWN
+            return _UNKNOWN
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        try:
+            with self.mode, torch.no_grad():
+                if node.op == "call_method":
+                    return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                assert callable(node.target)
+                return node.target(*args, **kwargs)
+        except Exception:  # not computable without the input: nothing is wrong with the model
+            return _UNKNOWN
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call may overwrite one of its arguments."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    inplace = name.endswith("_") and not name.endswith("__")
+    return inplace or "out" in node.kwargs or node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
+
+class KnownValues:
+    """What is known of the nodes of `graph`, which is being traced from `root`, given example inputs by name."""
+
+    def __init__(self, graph: fx.Graph, root: nn.Module, examples: Mapping[str, Any]) -> None:
+        self.root = root
+        self.tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}  # getattr gives proxies during the trace
+        self.examples = examples
+        self.frozen: dict[str, torch.Tensor] = {}  # buffers that were read as numbers, by name
+        self.dimensions: dict[fx.Node, int] = {}  # inputs whose number of dimensions was read
+        self._fake_mode = FakeTensorMode()
+        self._structures = _Evaluation(graph, self._structure_of_leaf, self._fake_mode)
+        self._values = _Evaluation(graph, self._value_of_leaf, nullcontext())
+
+    def _structure_of_leaf(self, node: fx.Node) -> Any:
+        given = self.examples.get(str(node.target), _UNKNOWN) if node.op == "placeholder" else self._attribute(node)
+        return fx.node.map_aggregate(given, self._fake)
+
+    def _attribute(self, node: fx.Node) -> Any:
+        name = str(node.target)
+        return self.tensors[name] if name in self.tensors else attribute_of(node, self.root)
+
+    def _fake(self, leaf: Any) -> Any:
+        return self._fake_mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    def _value_of_leaf(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return _UNKNOWN
+        value = self._attribute(node)
+        return value.detach().clone() if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) else _UNKNOWN
+
+    def value(self, node: fx.Node) -> Any:
+        """The value of what depends on buffers alone, or None; the graph then holds for these buffers only."""
+        value = self._values(node)
+        leaves = [leaf for leaf in _ancestors(node) if leaf.op == "get_attr"]
+        counted = any(_writes(user) and user.all_input_nodes[0] is leaf for leaf in leaves for user in leaf.users)
+        if value is _UNKNOWN or counted:  # another value with every call
+            return None
+        for leaf in leaves:
+            name = str(leaf.target)
+            if name in self.tensors:  # and no constant that forward made
+                self.frozen[name] = self.tensors[name].detach().clone()
+        return value
+
+    def constant(self, node: fx.Node) -> torch.Tensor | None:
+        """A tensor of the shape of what depends on parameters and buffers alone, or None."""
+        if any(leaf.op == "placeholder" for leaf in _ancestors(node)):
+            return None
+        value = self._structures(node)
+        return value if isinstance(value, torch.Tensor) else None
+
+    def example(self, node: fx.Node) -> torch.Tensor | None:
+        """A tensor with as many dimensions as the value of `node`, or None; the graph then holds for such inputs only."""
+        value = self._structures(node)
+        return value if isinstance(value, torch.Tensor) and self._hold_dimensions(node) else None
+
+    def count_of_sizes(self, node: fx.Node) -> int | None:
+        """How many sizes a value lists, if it is a shape; the graph then holds for inputs of as many dimensions only."""
+        value = self._structures(node)
+        return len(value) if isinstance(value, torch.Size) and self._hold_dimensions(node) else None
+
+    def _hold_dimensions(self, node: fx.Node) -> bool:
+        """Take the numbers of dimensions of all inputs behind `node` for given, if they decide on that of `node`."""
+        ancestors = _ancestors(node)
+        inputs = {ancestor: value for ancestor in ancestors if is_floating(value := self._input(ancestor))}
+        known = all(_reads_tensors(ancestor, inputs, ancestors) for ancestor in ancestors if ancestor.op == "placeholder")
+        if not known or any(_name(ancestor) in _REMOVES_DIMENSIONS for ancestor in ancestors):
+            return False
+        self.dimensions.update({ancestor: value.ndim for ancestor, value in inputs.items()})
+        return True
+
+    def _input(self, node: fx.Node) -> Any:
+        """The example of an input, or of an entry of one, or None for other nodes."""
+        source = node
+        while source.target is operator.getitem and isinstance(source.args[0], fx.Node):
+            source = source.args[0]
+            if isinstance(self._structures(source), torch.Tensor):
+                return None  # a part of a tensor
+        return self._structures(node) if source.op == "placeholder" else None
+
+
+def _reads_tensors(node: fx.Node, inputs: Collection[fx.Node], ancestors: Collection[fx.Node]) -> bool:
+    """Whether an input is one of the tensors `inputs`, or all that is read of it are entries that are."""
+    users = [user for user in node.users if user in ancestors]
+    entries = all(user.target is operator.getitem and _reads_tensors(user, inputs, ancestors) for user in users)
+    return node in inputs or (bool(users) and entries)
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+
+
+def _ancestors(node: fx.Node) -> Collection[fx.Node]:
+    """`node` and all nodes that it depends on."""
+    found: dict[fx.Node, None] = {node: None}
+    pending = [node]
+    while pending:
+        for argument in pending.pop().all_input_nodes:
+            if argument not in found:
+                found[argument] = None
+                pending.append(argument)
+    return found.keys()

@@ -1,0 +1,115 @@
+"""Qualified names of nodes, the same from both front ends, and the source lines that they come from."""
+
+import inspect
+import os
+import sysconfig
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from lrpfx import errors
+from lrpfx.ir.node import NodeInfo, Role, map_arguments, set_info
+from lrpfx.operators.table import lookup, lookup_method, module_classes
+from lrpfx.passes import program
+
+_COMPILER = tuple(os.path.dirname(inspect.getfile(module)) + os.sep for module in (errors, program))
+_EXAMPLES = os.path.join(os.path.dirname(inspect.getfile(errors)), "demo", "")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether code belongs to the model's author: neither to torch, nor to the compiler, nor to Python itself."""
+    if filename.startswith(("<", _TORCH)) or (filename.startswith(_COMPILER) and not filename.startswith(_EXAMPLES)):
+        return False
+    return not filename.startswith(_STANDARD_LIBRARY) or "-packages" in filename
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module: where the module stands, whether the call's last operation goes by its name, and which that is."""
+
+    path: str
+    owns: bool
+    description: str
+    last_node: fx.Node | None = None
+
+
+def with_qualified_names(
+    traced: fx.Graph,
+    taken: Collection[str],
+    call_of_node: Callable[[fx.Node], ModuleCall | None],
+    source_of_node: Callable[[fx.Node], str],
+) -> fx.Graph:
+    """A copy of the traced graph in which every node has a qualified name and what else the compiler knows about it.
+
+    Names follow torchvision's feature extraction: the path of the module for the call that stands for it, the path of the
+    surrounding module and the operation otherwise, and `_1`, `_2` for repetitions of either. `taken` are the names of modules,
+    parameters and buffers.
+    """
+    used: set[str] = set()
+    counts: dict[str, int] = {}
+
+    def unique(base: str, owns: bool) -> str:
+        """`base`, or the first of `base_1`, `base_2`, ... that is free; `owns`: the module of that name is meant."""
+        name = base
+        while name in used or (name in taken and not (owns and name == base)):
+            counts[base] = counts.get(base, 0) + 1
+            name = f"{base}_{counts[base]}"
+        used.add(name)
+        return name
+
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in traced.nodes:
+        call, source = call_of_node(node), source_of_node(node)
+        info = NodeInfo(str(node.target), source=source)  # a placeholder's target is the argument's name
+        if node.op == "get_attr":
+            info = NodeInfo(str(node.target), source=source, role=Role.PARAMETER)
+        elif node.op.startswith("call"):
+            if call is not None and call.path and call.last_node is node and call.owns:
+                info = NodeInfo(unique(call.path, owns=True), call.path, source, description=call.description)
+            else:
+                operation = operation_name(node)
+                path = f"{call.path}.{operation}" if call is not None and call.path else operation
+                info = NodeInfo(unique(path, owns=False), source=source, description=operation)
+        args, kwargs = map_arguments((node.args, node.kwargs), lambda leaf: copies[leaf] if isinstance(leaf, fx.Node) else leaf)
+        name = node.name if node.op in ("placeholder", "output") else info.name.replace(".", "_")
+        copied = graph.create_node(node.op, node.target, args, kwargs, name)
+        copied.meta.update(node.meta)
+        set_info(copied, info)
+        copies[node] = copied
+    return graph
+
+
+def names_in(root: nn.Module) -> set[str]:
+    """Names of the modules, parameters and buffers in `root`."""
+    tensors = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
+    return {name for name, _ in [*root.named_modules(remove_duplicate=False), *tensors]}
+
+
+def stands_for_call(module: nn.Module) -> bool:
+    """Whether the last operation of a call of `module` goes by the module's name: layers of torch.nn without children."""
+    if isinstance(module, module_classes()):
+        return True
+    return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
+
+
+def describe_module(module: nn.Module) -> str:
+    lines = [line.strip() for line in repr(module).splitlines()]
+    return lines[0] if len(lines) == 1 else type(module).__name__
+
+
+def operation_name(node: fx.Node) -> str:
+    """The name of a node's operation, the same for all its spellings."""
+    spelling = lookup_method(str(node.target)) if node.op == "call_method" else lookup(node.target)  # type: ignore[arg-type]
+    if spelling is not None:
+        return spelling.operator.name
+    if node.op == "call_method":
+        name = str(node.target)
+    else:
+        overload = getattr(node.target, "_overloadpacket", node.target)  # aten.erf.default is called erf
+        name = getattr(overload, "__name__", type(node.target).__name__)
+    return name.strip("_") or "operation"

@@ -1,0 +1,410 @@
+"""CAPTURE by symbolic tracing: a model to a graph of functions, through torch.nn down to the functional calls."""
+
+import copy
+import inspect
+import operator
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from lrpfx.errors import CaptureError
+from lrpfx.frontends.known_values import KnownValues
+from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
+from lrpfx.frontends.traceable import make_traceable, traceable
+from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
+from lrpfx.ir.node import attribute_of
+from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
+from lrpfx.types import Recurrent
+
+# While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
+_TRACING = threading.Lock()
+
+
+def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
+    """Trace `model` without changing it.
+
+    `opaque`: paths of modules to keep as one node. `given`: examples of the arguments of `forward` by name, which are inputs
+    also where they have a default; flags and numbers among them are fixed, as are all other arguments with a default.
+    `CaptureError` where the model cannot be traced.
+    """
+    return capture_copy(private_copy(model), opaque, given)
+
+
+def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
+    """`capture_symbolic` of a model that is a private copy already, and is used up."""
+    if isinstance(root, Recurrent):
+        raise CaptureError(
+            f"the model is an {type(root).__name__} itself, so that a composite has no name for it. Make it a submodule of a "
+            "module that calls it."
+        )
+    make_traceable(root)
+    before = tensors_held(root)
+    tracer = _Tracer(set(opaque), {} if given is None else dict(given))
+    try:
+        try:
+            with undisturbed(), _TRACING, _unpatched(tracer), _RandomNumbers() as random:
+                traced = tracer.trace(root)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(_explain(error, root, tracer.failed)) from error
+        names = with_qualified_names(
+            traced, names_in(root), tracer.call_of_node.get, lambda node: tracer.source_of_node.get(node, "")
+        )
+        written = restore_tensors(root, before)
+        for node in names.nodes:
+            if node.op != "get_attr":
+                continue
+            if str(node.target) in written:
+                refuse_state(node, str(node.target))
+            drawn = random.drawn.get(id(attribute_of(node, root)))
+            if drawn is not None:
+                refuse_random(node, *drawn[1:])
+        program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen)
+        program.guards += [guard for node, number in tracer.known.dimensions.items() for guard in _guards(node, number)]
+        return program
+    finally:
+        tracer.release()
+
+
+class _RandomNumbers(TorchDispatchMode):
+    """Notes which values are drawn at random, or computed from such: as constants, they would be those of this one trace."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn: dict[int, tuple[torch.Tensor, str, str]] = {}  # by the id of the tensor: it, what drew it, and where
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [self.drawn[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.drawn]
+        if not given and torch.Tag.nondeterministic_seeded not in func.tags:
+            return result
+        _, name, source = given[0] if given else (None, str(func.overloadpacket), _user_source())
+        for leaf in pytree.tree_leaves(result):
+            if not isinstance(leaf, torch.Tensor):  # a number: nobody knows where it goes
+                raise random_error(name, source)
+            self.drawn[id(leaf)] = leaf, name, source
+        return result
+
+
+@contextmanager
+def _unpatched(tracer: fx.Tracer) -> Iterator[None]:
+    """What fx puts in the place of methods of `nn.Module` is gone afterwards, wherever an exception came from."""
+    before = {name: vars(nn.Module)[name] for name in ("__call__", "__getattr__")}
+    try:
+        yield
+    except BaseException:
+        for name, method in before.items():
+            cells = getattr(vars(nn.Module)[name], "__closure__", None) or ()
+            if any(cell.cell_contents is tracer for cell in cells):
+                setattr(nn.Module, name, method)
+        raise
+
+
+def _guards(node: fx.Node, dimensions: int) -> list[Guard]:
+    """Let calls refuse inputs of another form than the one that the trace relied on."""
+    place = _place(node)
+    return [FixedSizes(place, (None,) * dimensions, "forward reads that number"), FloatingPoint(place)]
+
+
+def _place(node: fx.Node) -> Place:
+    """Where an input, or an entry of one, stands among the arguments."""
+    if node.op == "placeholder":
+        return Place(str(node.target))
+    container, key = node.args
+    assert isinstance(container, fx.Node)
+    return Place(_place(container).argument, (*_place(container).keys, key))
+
+
+def tensors_held(root: nn.Module) -> dict[tuple[str, str, str], Any]:
+    """What stands in the tables of the modules: path, table, name -> the tensor."""
+    return {
+        (path, table, name): value
+        for path, module in root.named_modules()
+        for table in ("_parameters", "_buffers", "__dict__")
+        for name, value in getattr(module, table).items()
+        if isinstance(value, (torch.Tensor, fx.Proxy))
+    }
+
+
+def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) -> set[str]:
+    """Undo what forward assigned to attributes while it was captured; their qualified names. Constants that it made stay."""
+    written = set()
+    for (path, table, name), value in tensors_held(root).items():
+        holder, former = getattr(root.get_submodule(path), table), before.get((path, table, name))
+        if former is not None and value is not former:
+            holder[name] = former
+        elif former is None and isinstance(value, (fx.Proxy, FakeTensor)):
+            del holder[name]
+        else:
+            continue
+        written.add(f"{path}.{name}".lstrip("."))
+    for path, table, name in before.keys() - tensors_held(root).keys():
+        getattr(root.get_submodule(path), table)[name] = before[path, table, name]
+        written.add(f"{path}.{name}".lstrip("."))
+    return written
+
+
+def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
+    """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm).
+
+    With `share_parameters`, those are the model's own: for a copy that nothing runs.
+    """
+    memo: dict[int, Any] = {}
+    if share_parameters:
+        memo.update({id(parameter): parameter for parameter in model.parameters()})
+    for module in model.modules():
+        for value in module.__dict__.values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        root = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {error}") from error
+    return root
+
+
+def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") -> str:
+    """What went wrong, in which module and line, and what to do about it."""
+    name, place = type(model).__name__, _last_user_frame(error)
+    if failed is not None and failed.path:
+        kind = type(model.get_submodule(failed.path)).__name__
+        place = f"in {failed.path!r}, a {kind}" + (f", {place}" if place else "")
+    place = f" ({place})" if place else ""
+    whole = "map the module around it to a rule as a whole, by its name or its class: the compiler then does not look inside"
+    if "used as inputs to control flow" in str(error):
+        return (
+            f"the forward of {name} branches on a value that depends on the input, so it has no single graph{place}. "
+            f"Move the branch out of forward, write it with tensor operations such as torch.where, or {whole}."
+        )
+    return (
+        f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error}{place}. "
+        f"Write it with tensor operations, or {whole}."
+    )
+
+
+def _last_user_frame(error: BaseException) -> str:
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if is_user_file(trace.tb_frame.f_code.co_filename):
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def _user_source() -> str:
+    """file:line of the innermost frame that is neither torch's nor lrpfx's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if is_user_file(filename):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+#: What tells the number of dimensions of a tensor, and whether its numbers are floating-point numbers.
+_OF_ALL_INPUTS = frozenset({"ndim", "dim", "ndimension", "is_floating_point", "is_complex"})
+_OF_SHAPES = _OF_ALL_INPUTS | {"shape", "size", "numel", "nelement"}
+_OF_VALUES = frozenset({"item", "tolist", "numpy"})
+#: Attributes that code goes on to ask: `len(x.shape)`, `weight.T.shape`.
+_READ_AT_ONCE = frozenset({"shape", "T", "mT", "H", "mH", "data"})
+
+
+class _Proxy(fx.Proxy):
+    """A proxy that answers what is known of its value, and records `+=` as the in-place operation that it is."""
+
+    tracer: "_Tracer"
+
+    def __getattr__(self, name: str) -> Any:
+        known = None
+        if name in _OF_SHAPES:
+            known = self.tracer.known.constant(self.node)
+        if known is None and name in _OF_ALL_INPUTS:
+            known = self.tracer.known.example(self.node)
+        if known is None and name in _OF_VALUES:
+            known = self.tracer.known.value(self.node)
+        if known is not None:
+            return getattr(known, name)
+        if name in _READ_AT_ONCE:
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        constant = self.tracer.known.constant(self.node)
+        count = self.tracer.known.count_of_sizes(self.node) if constant is None else len(constant)
+        return super().__len__() if count is None else count
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __index__(self) -> int:
+        return operator.index(self._number())
+
+    def _number(self) -> Any:
+        value = self.tracer.known.value(self.node)
+        if value is None:
+            raise TypeError("a value that depends on the input, or on parameters, is read as a number")
+        return value
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise CaptureError(
+            f"x[...] = value writes into a tensor, which the compiler cannot express as an operation ({_user_source()}). "
+            "Use torch.where, torch.cat or torch.index_put, which return a new tensor."
+        )
+
+
+def _record_inplace(name: str) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    function = getattr(operator, name)
+
+    def inplace(self: fx.Proxy, other: Any) -> fx.Proxy:
+        result: fx.Proxy = self.tracer.create_proxy("call_function", function, (self, other), {})
+        return result
+
+    return inplace
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ipow"):
+    setattr(_Proxy, f"__{_name}__", _record_inplace(_name))
+
+
+class _Tracer(fx.Tracer):
+    """Traces through torch.nn, keeps parameters and buffers as nodes, and remembers which call made each node."""
+
+    proxy_buffer_attributes = True
+
+    known: KnownValues
+
+    def __init__(self, opaque: set[str], given: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.opaque = opaque
+        self.given = given
+        self.open_calls: list[ModuleCall] = []
+        self.failed: ModuleCall | None = None
+        self.call_of_node: dict[fx.Node, ModuleCall] = {}
+        self.source_of_node: dict[fx.Node, str] = {}
+        self.names_of_tensors: dict[int, str] = {}
+        self.thread = threading.get_ident()
+
+    def release(self) -> None:
+        """Let go of the model: fx leaves a cycle of references through the tracer, which would keep its memory."""
+        if "known" in vars(self):
+            vars(self.known).clear()
+        vars(self).clear()
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
+            self.names_of_tensors.setdefault(id(tensor), name)
+        return super().trace(root, concrete_args)
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Placeholders for the arguments without a default and for those given; the others keep their default."""
+        self.known = KnownValues(self.graph, self.root, self.given)
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for parameter in inspect.signature(self.root.forward).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            value = parameter.default
+            if value is parameter.empty:
+                value = self.create_proxy("placeholder", parameter.name, (), {})
+            elif parameter.name in self.given:
+                value = self.create_proxy("placeholder", parameter.name, (value,), {})
+            if parameter.name in self.given and is_constant(self.given[parameter.name]):
+                value = self.given[parameter.name]  # the placeholder stays, so that the argument can be passed
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                keywords[parameter.name] = value
+            else:
+                positional.append(value)
+        if not self.graph.nodes:
+            raise CaptureError(
+                f"the forward of {type(self.root).__name__} has no argument that could be an input. "
+                "Arguments with a default are fixed at it unless example_inputs passes them."
+            )
+
+        def run(*args: Any) -> Any:
+            return self.root(*args, **keywords)
+
+        return run, positional
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self.opaque or isinstance(m, Recurrent)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        value = self.known.value(obj.node)
+        return super().to_bool(obj) if value is None else bool(value)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        value = self.known.value(obj.node)
+        if value is not None:
+            return iter(value)
+        count = self.known.count_of_sizes(obj.node)
+        return super().iter(obj) if count is None else iter([obj[index] for index in range(count)])  # type: ignore[index]
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        try:
+            path = self.path_of_module(m)
+        except NameError as error:
+            if all(id(tensor) in self.names_of_tensors for tensor in [*m.parameters(), *m.buffers()]):
+                return traceable(m)._call_impl(*args, **kwargs)  # as if its code stood in the forward that made it
+            raise CaptureError(
+                f"forward calls a {type(m).__name__} with parameters of its own that is not a submodule of the model "
+                f"({_user_source()}). Create it in __init__ and keep it as an attribute, so that it has a name."
+            ) from error
+        opaque = self.is_leaf_module(m, path)
+        self.open_calls.append(ModuleCall(path, opaque or stands_for_call(m), describe_module(m)))
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or self.open_calls[-1]  # the innermost one comes first
+            raise
+        finally:
+            self.open_calls.pop()
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, np.generic):
+            a = a.item()
+        if isinstance(a, slice):
+            parts = (a.start, a.stop, a.step)
+            a = slice(*(operator.index(part) if isinstance(part, torch.Tensor) else part for part in parts))
+        return super().create_arg(a)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.source_of_node[node] = _user_source()
+        if self.open_calls and node.op.startswith("call"):
+            self.call_of_node[node] = self.open_calls[-1]
+            self.open_calls[-1].last_node = node
+        if self.module_stack:
+            node.meta["nn_module_stack"] = dict(self.module_stack)
+        return node
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        # fx looks the tensor up among all parameters at every access, which takes quadratic time over a deep model.
+        name = self.names_of_tensors.get(id(attr_val)) if isinstance(attr_val, torch.Tensor) else None
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]

@@ -1,0 +1,212 @@
+"""What the compiler fixed in the arguments of a model, to be held against the arguments of every call.
+
+A guard is plain data that can be pickled. It is cheap, and torch.compile can follow it.
+"""
+
+import ast
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+from lrpfx.errors import CaptureError
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value in the arguments of a call: the name of the argument, and the keys that lead to the value in it."""
+
+    argument: str
+    keys: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return self.argument + "".join(f"[{key!r}]" for key in self.keys)
+
+    def value_in(self, arguments: Mapping[str, Any]) -> Any:
+        """The value that stands here; `_ABSENT` where there is none."""
+        value = arguments.get(self.argument, _ABSENT)
+        for key in self.keys:
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                return _ABSENT
+        return value
+
+
+def place_of(argument: str, path: Sequence[Any]) -> Place:
+    """The place that torch's description of a path leads to."""
+    return Place(argument, tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path))
+
+
+def is_constant(value: Any) -> bool:
+    """Whether an example of an argument is a constant of the graph, and not an input."""
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+class Guard(ABC):
+    """One fact that the graph relies on."""
+
+    @abstractmethod
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        """What is wrong with the arguments of a call, by name; None where they are as the graph was made for."""
+
+
+@dataclass(frozen=True)
+class FixedValue(Guard):
+    """An argument that is a constant of the graph: a flag, a number, a text or None."""
+
+    place: Place
+    value: Any
+    default: bool = False  # whether it is fixed at the default of forward, since the example inputs did not give it
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if given is _ABSENT or _same(given, self.value):
+            return None
+        why = "its default, since example_inputs do not give it" if self.default else "the value in example_inputs"
+        shown = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
+        return (
+            f"the argument {str(self.place)!r} is {shown}, but the graph was made with {self.value!r}, {why}; for another "
+            "value transform the model with it among the example_inputs"
+        )
+
+
+def _same(given: Any, value: Any) -> bool:
+    if given is None or value is None or isinstance(given, torch.Tensor):
+        return given is value
+    return bool(given == value) or (isinstance(value, float) and math.isnan(value) and given != given)
+
+
+@dataclass(frozen=True)
+class FixedKind(Guard):
+    """A tensor that is a signal, of floating-point numbers, or one of integers or truth values, which are no signal."""
+
+    place: Place
+    signal: bool
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if not isinstance(given, torch.Tensor) or (given.is_floating_point() or given.is_complex()) is self.signal:
+            return None
+        if self.signal:
+            return (
+                f"the input {str(self.place)!r} has dtype {given.dtype}, which carries no relevance, but the compiler took it "
+                "for a signal. Pass a floating-point tensor, or transform the model with such example_inputs, or with "
+                f"constants=({self.place.argument!r},)"
+            )
+        return (
+            f"the input {str(self.place)!r} has dtype {given.dtype}, but the compiler took it for integers or truth values, "
+            "which are constants to relevance. Transform the model with example_inputs of this dtype"
+        )
+
+
+@dataclass(frozen=True)
+class FixedSizes(Guard):
+    """A tensor with this many dimensions, of these sizes; None for a size that may vary."""
+
+    place: Place
+    sizes: tuple[int | None, ...]
+    why: str
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if given is _ABSENT:
+            return None
+        if not isinstance(given, torch.Tensor):
+            return f"the argument {str(self.place)!r} is {given!r}, but the graph was made with a tensor"
+        if given.ndim != len(self.sizes):
+            return (
+                f"the input {str(self.place)!r} has {given.ndim} dimensions, but the graph was made for {len(self.sizes)}: "
+                f"{self.why}. Transform the model with such example_inputs"
+            )
+        for dimension, size in enumerate(self.sizes):
+            if size is not None and given.shape[dimension] != size:
+                return (
+                    f"the input {str(self.place)!r} has size {given.shape[dimension]} in dimension {dimension}, but the graph "
+                    f"was made for {size}: {self.why}. Transform the model with such example_inputs"
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class FloatingPoint(Guard):
+    """A tensor of floating-point numbers, where forward asks for that."""
+
+    place: Place
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if not isinstance(given, torch.Tensor) or given.is_floating_point():
+            return None
+        return f"the input {str(self.place)!r} has dtype {given.dtype}, but the graph was made for floating-point numbers"
+
+
+#: What an expression may name besides sizes: what torch.export writes conditions with.
+_NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf}
+_ARITHMETIC = (
+    *(ast.Expression, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.BinOp, ast.operator),
+    *(ast.UnaryOp, ast.unaryop, ast.IfExp, ast.Call, ast.Subscript, ast.Load),
+)
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    """Whether a part of an expression can do nothing but compute: it may come from a file."""
+    if isinstance(node, ast.Name):
+        return node.id == "sizes" or (node.id in _NAMES and not node.id.startswith("_"))
+    if isinstance(node, ast.Attribute):
+        library = node.value.id if isinstance(node.value, ast.Name) else ""
+        return (library == "math" and not node.attr.startswith("_")) or (library == "torch" and node.attr.startswith("sym_"))
+    return isinstance(node, _ARITHMETIC)
+
+
+@dataclass(frozen=True)
+class SizeCondition(Guard):
+    """A condition on sizes, under which the graph was made: on the other side of it the model may compute something else.
+
+    `expression` is Python, in which `sizes[0]`, `sizes[1]`, ... stand for the sizes in `of`: places and dimensions.
+    """
+
+    expression: str
+    of: tuple[tuple[Place, int], ...]
+    holds: Callable[[Sequence[int]], Any] = field(init=False, repr=False, compare=False)
+    readable: str = field(init=False, repr=False, compare=False)
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of the sizes
+
+    def __post_init__(self) -> None:
+        tree = ast.parse(self.expression, mode="eval")
+        if not all(_is_arithmetic(node) for node in ast.walk(tree)):
+            raise CaptureError(f"torch.export found a condition on sizes that is not arithmetic: {self.expression}")
+        object.__setattr__(self, "holds", eval(f"lambda sizes: {self.expression}", dict(_NAMES)))
+        readable = ast.unparse(tree)
+        for number, (place, dimension) in enumerate(self.of):
+            readable = readable.replace(f"sizes[{number}]", f"{place}.shape[{dimension}]")
+        object.__setattr__(self, "readable", readable)
+        names_of_sizes = tuple(f"dimension {dimension} of the input {str(place)!r}" for place, dimension in self.of)
+        object.__setattr__(self, "names", names_of_sizes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SizeCondition, (self.expression, self.of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SizeCondition":
+        return self
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        sizes = []
+        for place, dimension in self.of:
+            value = place.value_in(arguments)
+            if not isinstance(value, torch.Tensor) or value.ndim <= dimension:
+                return None  # which another guard says
+            sizes.append(value.shape[dimension])
+        if self.holds(sizes):
+            return None
+        found = "; ".join([f"{name} has size {size}" for name, size in zip(self.names, sizes, strict=True)])
+        return (
+            f"{found}, but the graph was made under the condition {self.readable}: forward branches on it, or needs it. "
+            "Transform the model with example_inputs on this side of it"
+        )

@@ -1,0 +1,1 @@
+"""The layer, as rules and composites see it."""

@@ -1,0 +1,297 @@
+"""The layer: what rules and composites see, whether it stands for a node of a graph or for a module alone.
+
+A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx import types
+from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
+from lrpfx.operators.table import Operator, all_operators, operator_named
+from lrpfx.support.callables import dotted_path, resolve_path
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of the value number `index` in an operation's arguments."""
+
+    index: int
+
+
+class Operation:
+    """A pure function of values: a callable with constant arguments, and slots for what varies.
+
+    Values come in the order data inputs, then parameters, then whatever else the arguments hold (buffers, sizes).
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: int,
+        parameters: tuple[str, ...],
+        operator: Operator | None = None,
+        row: Operator | None = None,
+        kind: type[types.Kind] = types.Unknown,
+    ) -> None:
+        """`operator`: the row of the table that the function and its arguments spell.
+
+        `row`: the row whose facts hold, by default the operator; `kind`: what the operation is where there is no row.
+        """
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.inputs = inputs
+        self.parameters = parameters
+        self.operator = operator
+        self.row = operator or row
+        self.kind = kind if self.row is None else self.row.kind
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["function"] = dotted_path(self.function) or self.function
+        state["operator"], state["row"] = self.operator and self.operator.name, self.row and self.row.name
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        function, operator = state["function"], state["operator"]
+        self.__dict__.update(state)
+        self.function = resolve_path(function) if isinstance(function, str) else function
+        self.operator, self.row = operator_named(operator), operator_named(state["row"])
+
+    def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def fill(argument: Any) -> Any:
+            return values[argument.index] if isinstance(argument, Slot) else argument
+
+        args, kwargs = map_arguments((self.args, self.kwargs), fill)
+        return args, kwargs
+
+    def __call__(self, values: Sequence[Any]) -> Any:
+        args, kwargs = self._fill(values)
+        return self.function(*args, **kwargs)
+
+    @property
+    def has_adjoint(self) -> bool:
+        """Whether the operation is linear in its data up to a bias, with a known transposed map."""
+        return self.operator is not None and self.operator.adjoint is not None
+
+    def adjoint(self, gradient: torch.Tensor, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...] | None:
+        """The transposed map applied to `gradient`, one result for each data input; None where there is none."""
+        operator = self.operator
+        if operator is None or operator.adjoint is None:
+            return None
+        return operator.adjoint(gradient, values[: self.inputs], self.arguments(values))
+
+    def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The arguments of the operator by name, defaults included."""
+        assert self.operator is not None
+        args, kwargs = self._fill(values)
+        return {**self.operator.arguments, **dict(zip(self.operator.arguments, args, strict=False)), **kwargs}
+
+
+class Layer:
+    """One call of an operation as rules and composites see it, or a module before any call.
+
+    `isinstance(layer, X)` holds for the kinds of `lrpfx.types` and for the torch.nn class that the call stands for, so that
+    maps written for modules also work on graphs: the call `F.relu(x)` is a `torch.nn.ReLU` and an `Activation`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        operation: Operation,
+        inputs: Sequence[Any] | None,
+        parameters: dict[str, Any],
+        extras: Sequence[Any] = (),
+        module: nn.Module | None = None,
+        module_path: str | None = None,
+        description: str = "",
+    ) -> None:
+        """`inputs`: None for a module whose inputs are not known before it is called."""
+        self.name = name
+        self.operation = operation
+        self.inputs = tuple(inputs or ())
+        self.input_count = None if inputs is None else len(inputs)
+        self.parameters = parameters
+        self.extras = tuple(extras)
+        self.module = module
+        self.module_path = module_path
+        self.description = description
+
+    @property
+    def kind(self) -> type[types.Kind]:
+        """What the layer computes."""
+        return self.operation.kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The torch.nn class that the layer stands for, otherwise its kind: what `isinstance` looks at."""
+        operator = self.operation.operator
+        if self.module is not None and (operator is None or isinstance(self.module, operator.modules)):
+            return type(self.module)
+        if operator is not None and len(operator.modules) == 1:
+            return operator.modules[0]
+        return self.kind
+
+    def __repr__(self) -> str:
+        return f"<layer {self.name}: {self.description}>"
+
+
+class FunctionalModule:
+    """A module as a pure function of its parameters and buffers, called with them by name.
+
+    It holds a copy of the module whose own tensors are never read (they live on the meta device).
+    """
+
+    def __init__(self, module: nn.Module, tensors: Sequence[str]) -> None:
+        self.module = module
+        self.tensors = tuple(tensors)
+
+    def __call__(self, inputs: tuple[Any, ...], keywords: dict[str, Any], values: tuple[Any, ...]) -> Any:
+        state = dict(zip(self.tensors, values, strict=True))
+        return torch.func.functional_call(self.module, state, inputs, keywords)
+
+
+def _with_slots(arguments: Any, slots: dict[fx.Node, int]) -> Any:
+    """`arguments` with a slot for each node."""
+    return map_arguments(arguments, lambda leaf: Slot(slots[leaf]) if isinstance(leaf, fx.Node) else leaf)
+
+
+def _distinct_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes that `node` reads, in order, each once."""
+    return list(dict.fromkeys(nodes_in((node.args, node.kwargs))))
+
+
+def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
+    """The arguments of a normalized call by name, without those left at their defaults."""
+    bound = dict(zip(operator.arguments, node.args, strict=False))
+    bound.update(node.kwargs)
+    return bound
+
+
+def carries_relevance(argument: Any) -> bool:
+    """Whether an argument is a node that can receive relevance: data, or a parameter that takes a share."""
+    return isinstance(argument, fx.Node) and node_info(argument).role in (Role.DATA, Role.PARAMETER)
+
+
+def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
+    """The layer that `node`, of a normalized graph over the modules of `root`, stands for."""
+    info = node_info(node)
+    operator = operator_named(info.operator)
+    if node.op == "call_module":
+        return _opaque_layer(node, root)
+    parameters: dict[str, Any] = {}
+    by_name = operator is not None and bool(operator.arguments)
+    if operator is not None and by_name:
+        bound = bound_arguments(node, operator)
+        takes_share = carries_relevance if operator.shares_with_constants else is_data
+        inputs = [bound[name] for name in operator.data if takes_share(bound.get(name))]
+        parameters = {name: bound.get(name) for name in operator.parameters}
+    else:
+        inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if node_info(argument).role is Role.DATA]
+    present = [value for value in parameters.values() if isinstance(value, fx.Node)]
+    extras = [n for n in _distinct_nodes(node) if n not in inputs and n not in present]
+    slots: dict[fx.Node, int] = {}
+    for index, value in enumerate([*inputs, *present, *extras]):
+        slots.setdefault(value, index)
+    args, kwargs = _with_slots((node.args, node.kwargs), slots)
+    if len(set(inputs)) < len(inputs):  # x + x: two data inputs although it is one node
+        if by_name:
+            args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
+        else:
+            numbers = itertools.count()
+            args, kwargs = map_arguments(
+                (args, kwargs),
+                lambda leaf: Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf,
+            )
+    assert callable(node.target)
+    operation = Operation(
+        node.target,
+        tuple(args),
+        dict(kwargs),
+        len(inputs),
+        tuple(name for name, value in parameters.items() if isinstance(value, fx.Node)),
+        operator,
+    )
+    module = None if info.module_path is None else root.get_submodule(info.module_path)
+    return Layer(info.name, operation, inputs, parameters, extras, module, info.module_path, info.description)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows_of_class(module_class: type) -> tuple[Operator, ...]:
+    return tuple(row for row in all_operators() if issubclass(module_class, row.modules))
+
+
+def rows_of(module: nn.Module) -> tuple[Operator, ...]:
+    """The rows of the table that the class of a module spells."""
+    return _rows_of_class(type(module))  # type: ignore[arg-type]  # classes can be hashed
+
+
+def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:
+    """The rows that say what `forward` of a module computes: none where somebody has given it a forward of its own."""
+    return tuple(row for row in rows_of(module) if any(getattr(cls, "forward", None) is forward for cls in row.modules))
+
+
+def kind_of(module: nn.Module) -> type[types.Kind]:
+    """The kind of a module by its class."""
+    rows = rows_of(module)
+    return rows[0].kind if rows else types.Opaque
+
+
+def layer_of_module(module: nn.Module) -> Layer:
+    """The layer that a module stands for before it is called. Its inputs are known by number at most."""
+    rows = () if "forward" in vars(module) else spelled_rows(module, type(module).forward)
+    counts = {len(row.data) for row in rows}
+    parameters = own_tensors(module)
+    parameters.update((name, getattr(module, name, None)) for row in rows for name in row.parameters)
+    operator = rows[0] if len(counts) == 1 else None
+    operation = Operation(module, (), {}, 0, tuple(parameters), operator, kind=kind_of(module))
+    inputs = [None] * counts.pop() if operator is not None else None
+    return Layer(type(module).__name__, operation, inputs, parameters, module=module, description=repr(module))
+
+
+def own_tensors(module: nn.Module) -> dict[str, Any]:
+    """A module's own parameters, None where it has none of a name, and the tensors that are set as its attributes."""
+    attributes = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+    return {**module._parameters, **attributes}
+
+
+def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
+    """The layer that a module kept as a whole stands for. Its parameters and buffers are given by their names."""
+    info = node_info(node)
+    assert isinstance(node.target, str)
+    module = root.get_submodule(node.target)
+    learned = [name for name, _ in module.named_parameters()]
+    tensors = [*learned, *(name for name, _ in module.named_buffers())]
+    inputs = [argument for argument in _distinct_nodes(node) if carries_relevance(argument)]
+    others = [argument for argument in _distinct_nodes(node) if argument not in inputs]
+    slots = {argument: index for index, argument in enumerate(inputs)}
+    slots.update({argument: len(inputs) + len(tensors) + index for index, argument in enumerate(others)})
+    values = tuple(Slot(len(inputs) + index) for index in range(len(tensors)))
+    operation = Operation(
+        FunctionalModule(module, tensors),
+        (_with_slots(node.args, slots), _with_slots(node.kwargs, slots), values),
+        {},
+        len(inputs),
+        tuple(learned),
+        kind=types.Opaque,
+    )
+    paths = {name: f"{node.target}.{name}" for name in tensors}
+    return Layer(
+        info.name,
+        operation,
+        inputs,
+        {name: paths[name] for name in learned},
+        [*(paths[name] for name in tensors[len(learned) :]), *others],
+        module,
+        node.target,
+        info.description,
+    )

@@ -1,0 +1,1 @@
+"""Rules on single modules, without a graph."""

@@ -1,0 +1,332 @@
+"""What operators compute where torch has no function of that name, and what rules need of them besides the forward."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lrpfx.errors import InputError
+from lrpfx.support.torch_internals import pytree
+
+Function = Callable[..., Any]
+Adjoint = Callable[[torch.Tensor, Sequence[Any], dict[str, Any]], tuple[torch.Tensor | None, ...] | None]
+Uniform = Callable[[Sequence[int], "torch.Tensor | None", dict[str, Any]], torch.Tensor]
+Detached = Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]
+
+# --- adjoints: the transposed maps of operators that are linear in their data ---------------------------------------------
+
+
+def linear_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]) -> tuple[torch.Tensor | None, ...]:
+    return (torch.matmul(gradient, arguments["weight"]),)
+
+
+def _per_dimension(value: Any, dimensions: int) -> list[int]:
+    return [value] * dimensions if isinstance(value, int) else list(value) * (dimensions // len(value))
+
+
+def convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
+    def adjoint(
+        gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
+    ) -> tuple[torch.Tensor | None, ...] | None:
+        (input,) = inputs
+        padding = arguments["padding"]
+        if padding == "valid":
+            padding = 0
+        elif padding == "same":
+            kernel, dilation = arguments["weight"].shape[2:], _per_dimension(arguments["dilation"], dimensions)
+            total = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
+            if any(amount % 2 for amount in total):
+                return None  # uneven padding: the general route differentiates the forward
+            padding = [amount // 2 for amount in total]
+        batched = input.ndim == dimensions + 2
+        result = torch.ops.aten.convolution_backward(
+            gradient if batched else gradient.unsqueeze(0),
+            input if batched else input.unsqueeze(0),
+            arguments["weight"],
+            None,
+            _per_dimension(arguments["stride"], dimensions),
+            _per_dimension(padding, dimensions),
+            _per_dimension(arguments["dilation"], dimensions),
+            transposed,
+            _per_dimension(arguments.get("output_padding", 0), dimensions),
+            arguments["groups"],
+            [True, False, False],
+        )[0]
+        return (result if batched else result.squeeze(0),)
+
+    return adjoint
+
+
+def addition_adjoint(
+    gradient: torch.Tensor, inputs: Sequence[Any], arguments: dict[str, Any]
+) -> tuple[torch.Tensor | None, ...] | None:
+    if arguments["alpha"] != 1:
+        return None
+    return tuple(gradient.sum_to_size(value.shape) for value in inputs)
+
+
+# --- the output of a linear operator for an input that is the same everywhere ---------------------------------------------
+
+
+def linear_uniform(shape: Sequence[int], values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
+    weight, bias = arguments["weight"], arguments["bias"]
+    result: torch.Tensor = (weight if values is None else weight * values).sum(1)
+    return result if bias is None else result + bias
+
+
+def convolution_uniform(dimensions: int, transposed: bool, function: Function) -> Uniform:
+    """Since all channels are alike, their kernels are added up, and one channel of ones is convolved."""
+
+    def uniform(shape: Sequence[int], values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
+        weight, groups = arguments["weight"], arguments["groups"]
+        spatial = [1] * dimensions
+        if transposed:  # weight: (inputs, outputs of a group, ...)
+            weight = weight if values is None else weight * values.reshape(-1, 1, *spatial)
+            kernel = weight.unflatten(0, (groups, -1)).sum(1).flatten(0, 1).unsqueeze(0)
+        else:  # weight: (outputs, inputs of a group, ...)
+            if values is not None:
+                of_groups = values.reshape(groups, 1, -1, *spatial)
+                weight = (weight.unflatten(0, (groups, -1)) * of_groups).flatten(0, 1)
+            kernel = weight.sum(1, keepdim=True)
+        ones = weight.new_ones((1, 1, *shape[-dimensions:]))
+        result: torch.Tensor = function(**{**arguments, "input": ones, "weight": kernel, "groups": 1})
+        return result if len(shape) == dimensions + 2 else result.squeeze(0)
+
+    return uniform
+
+
+# --- normalization with its scale held constant ---------------------------------------------------------------------------
+
+
+def detached_layer_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
+    variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
+    result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, arguments["weight"], arguments["bias"])
+
+
+def detached_group_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
+    variance = grouped.var(2, unbiased=False, keepdim=True).detach()
+    result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    weight, bias = _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input)
+    return _affine(result.reshape(input.shape), weight, bias)
+
+
+def detached_instance_norm(input: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    if arguments["use_input_stats"]:
+        mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
+        shape = (*mean.shape, *[1] * (input.ndim - 2))
+        mean, variance = mean.reshape(shape), variance.reshape(shape)
+    else:
+        shape = (1, -1, *[1] * (input.ndim - 2))
+        mean, variance = arguments["running_mean"].reshape(shape), arguments["running_var"].reshape(shape)
+    result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
+
+
+def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    result = input if weight is None else input * weight
+    return result if bias is None else result + bias
+
+
+def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
+
+
+# --- forwards --------------------------------------------------------------------------------------------------------------
+
+
+def _with_bias_map(convolution: Function) -> Function:
+    def convolve(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        result: torch.Tensor = convolution(input, weight, None, **options)
+        return result if bias is None else result + bias
+
+    convolve.__name__ = convolve.__qualname__ = f"{convolution.__name__}_with_bias_map"
+    convolve.__doc__ = "A convolution whose bias depends on the position. Shape (1, channels, ...)."
+    return convolve
+
+
+conv1d_with_bias_map = _with_bias_map(torch.conv1d)
+conv2d_with_bias_map = _with_bias_map(torch.conv2d)
+conv3d_with_bias_map = _with_bias_map(torch.conv3d)
+
+
+def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The input where scale * input + shift > 0, and otherwise the value at which that is zero.
+
+    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. A scale of 0 gives 0.
+    """
+    shape = (1, -1, *[1] * (input.ndim - 2))
+    factor, offset = scale.reshape(shape), shift.reshape(shape)
+    threshold = -offset / torch.where(factor == 0, torch.ones_like(factor), factor)
+    result = torch.where(factor * input + offset > 0, input, threshold)
+    return torch.where(factor == 0, torch.zeros_like(result), result)
+
+
+def divided_by(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """`other` / `input`."""
+    result: torch.Tensor = other / input
+    return result
+
+
+def exponential(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """`other` to the power of `input`."""
+    return torch.pow(other, input)
+
+
+def floor_divided(input: Any, other: Any) -> torch.Tensor:
+    """`input` / `other`, rounded down."""
+    return torch.div(input, other, rounding_mode="floor")
+
+
+def floor_divides(input: torch.Tensor, other: Any) -> torch.Tensor:
+    """`other` / `input`, rounded down."""
+    return torch.div(other, input, rounding_mode="floor")
+
+
+def heaviside(input: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The step function, which has no gradient in torch."""
+    return torch.heaviside(input.detach(), values.detach())
+
+
+def histogram(input: torch.Tensor, bins: int, min: float, max: float) -> torch.Tensor:
+    """`torch.histc`, which has no gradient in torch."""
+    return torch.histc(input.detach(), bins, min, max)
+
+
+def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` * `other`, where `other` scales the signal `input`."""
+    return input * other
+
+
+def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` / `other`, where both depend on the model's input."""
+    return input / other
+
+
+def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
+    """Softmax over `dim` that is 0 where all entries are -inf, as in fused attention."""
+    empty = (input == -torch.inf).all(dim, keepdim=True)
+    return torch.softmax(input.masked_fill(empty, 0.0), dim).masked_fill(empty, 0.0)
+
+
+def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of attention as what is added to the scores: -inf where a boolean mask is False."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+    return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
+
+
+def copied(input: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`source` in the shape and dtype of `input`, which it overwrites."""
+    return source.to(input.dtype).expand_as(input)
+
+
+def scattered(input: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> torch.Tensor:
+    """`input` with entries replaced by those of a tensor, or by a number."""
+    return torch.scatter(input, dim, index, source)
+
+
+def pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two results of one operator."""
+    return first, second
+
+
+def scatter_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """`input` with the entries of `source` added to those that `index` names."""
+    return torch.scatter_add(input, dim, index, source)
+
+
+def index_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, alpha: float = 1) -> torch.Tensor:
+    """`input` with `alpha` times the slices of `source` added to those that `index` names."""
+    return torch.index_add(input, dim, index, source, alpha=alpha)
+
+
+def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: Any) -> torch.Tensor:
+    """`input` with `values` added to the entries that `indices` name."""
+    result: torch.Tensor = torch.ops.aten.index_put.default(input, indices, values, True)
+    return result
+
+
+def grid_sampled(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str | int = "bilinear",
+    padding_mode: str | int = "zeros",
+    align_corners: bool | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.grid_sample`, which takes the numbers that ATen uses for the modes as well."""
+    named = ("bilinear", "nearest", "bicubic")[mode] if isinstance(mode, int) else mode
+    padding = ("zeros", "border", "reflection")[padding_mode] if isinstance(padding_mode, int) else padding_mode
+    return torch.nn.functional.grid_sample(input, grid, named, padding, bool(align_corners))
+
+
+def embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str | int = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.embedding_bag`, which takes the numbers that ATen uses for the modes as well."""
+    named = ("sum", "mean", "max")[mode] if isinstance(mode, int) else mode
+    return torch.nn.functional.embedding_bag(
+        input,
+        weight,
+        offsets,
+        max_norm,
+        norm_type,
+        scale_grad_by_freq,
+        named,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+
+
+def require_matrix(input: torch.Tensor) -> torch.Tensor:
+    """`input`, which must have two dimensions: where the compiler could not prove what it relied on."""
+    if input.ndim != 2:
+        raise InputError(
+            f"a batch norm was merged into a dense layer on the assumption that its input has shape (batch, features), but it "
+            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform, so that the compiler knows the shapes."
+        )
+    return input
+
+
+def require_dimensions(input: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """`input`, which must have so many dimensions: where the compiler could not prove what it relied on."""
+    if input.ndim != dimensions:
+        raise InputError(
+            f"a batch norm was merged into a convolution on the assumption that its input has {dimensions} dimensions, the "
+            f"batch first, but it has {input.ndim}. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes."
+        )
+    return input
+
+
+def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tensor:
+    """`input`, which must have so many dimensions, the batch first: where the trace did not know whether there is a batch."""
+    if input.ndim != dimensions:
+        raise InputError(
+            f"an input of {name} has {input.ndim} dimensions, but without example_inputs the graph is made for a batch, which "
+            f"has {dimensions}. Pass example_inputs of the form that is to be explained to lrpfx.transform."
+        )
+    return input
+
+
+def detached(value: Any) -> Any:
+    """A tensor without its history; anything else as it is."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def without_gradient(value: Any) -> Any:
+    """The same tensors, in whatever containers, through which no gradient flows."""
+    return pytree.tree_map(detached, value)

@@ -1,0 +1,1 @@
+"""What lrpfx tells about a model and its relevance."""

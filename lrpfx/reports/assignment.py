@@ -1,0 +1,102 @@
+"""What an explainable module says about itself: the rule of every node, and the stages it was compiled in."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+from torch import nn
+
+from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
+from lrpfx.operators.table import is_neutral
+from lrpfx.passes.program import Stage
+from lrpfx.reports.table import format_table
+from lrpfx.runtime.explain_module import explainable
+
+NEUTRAL = "neutral"
+GRADIENT = "gradient"
+INPUT = "input"
+OUTPUT = "output"
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """One node: what it is, which rule it has, and why."""
+
+    name: str
+    kind: str
+    rule: str  # the rule, or "neutral", "gradient" (no rule, allowed), "input"
+    chosen_by: str  # the entry of the composite that chose the rule
+    description: str
+    merged: tuple[str, ...]
+    source: str
+    sign: str = ""  # what is known of its values: "≥ 0", "≤ 0" or nothing
+    support: str = ""  # "> 0" where relevance is known to be zero wherever the value is not positive
+
+
+class Assignment(Sequence[Assigned]):
+    """The table node → kind → rule → why, in the order of execution. Prints as a table."""
+
+    columns = ("name", "kind", "rule", "sign", "support", "chosen by", "merged")
+
+    def __init__(self, rows: Sequence[Assigned]) -> None:
+        self.rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Assigned: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Assigned, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Assigned | tuple[Assigned, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def rule_of(self, name: str) -> str:
+        """The rule of the node called `name`; KeyError where there is no such node."""
+        return {row.name: row.rule for row in self.rows}[name]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The rows as plain dictionaries."""
+        return [asdict(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        rows = [
+            (row.name, row.kind, row.rule, row.sign, row.support, row.chosen_by, ", ".join(row.merged)) for row in self.rows
+        ]
+        return format_table(self.columns, rows)
+
+
+def assignment(explain_model: nn.Module) -> Assignment:
+    """Which rule every node of `explain_model` has, and which entry of the composite chose it."""
+    module = explainable(explain_model, "assignment")
+    return Assignment(
+        [
+            Assigned(
+                name,
+                info.kind or INPUT,
+                rule_label(node_info(node)) if node.op != "placeholder" else INPUT,
+                info.chosen_by,
+                info.description,
+                info.merged,
+                info.source,
+                info.sign.value,
+                support_label(info),
+            )
+            for name, node in named_nodes(module.graph)
+            for info in [node_info(node)]
+        ]
+    )
+
+
+def rule_label(info: NodeInfo) -> str:
+    """The rule of a call, or how it does without one."""
+    if info.rule is not None:
+        return str(info.rule)
+    return NEUTRAL if is_neutral(info.operator) and not info.keeps_gradient else GRADIENT
+
+
+def history(explain_model: nn.Module) -> tuple[Stage, ...]:
+    """The stages that `explain_model` was compiled in; each prints as Python code with what the pass did."""
+    return explainable(explain_model, "history").history

@@ -1,0 +1,214 @@
+"""The report before take-off: what the compiler would make of a model, without compiling it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from lrpfx.attribution.plausibility import advice, saturates
+from lrpfx.composites import Composite
+from lrpfx.errors import InputTypeError, LrpfxError
+from lrpfx.frontends.capture import (
+    DEQUANTIZED,
+    EXPORT,
+    FROZEN,
+    SYMBOLIC,
+    Model,
+    check_evaluation_mode,
+    guessed_verification,
+    normal_form,
+)
+from lrpfx.ir.node import data_calls, node_info, output_node
+from lrpfx.operators.table import is_neutral
+from lrpfx.passes import Assign, Program, Verification, final_softmax, run_pass
+from lrpfx.passes.driver import NOT_VERIFIED
+from lrpfx.passes.validate import complaint, misfit
+from lrpfx.pipeline import canonization
+from lrpfx.reports.assignment import NEUTRAL
+from lrpfx.reports.table import format_table
+
+MERGED = "merged into"  # how the passes say where a batch norm went
+
+
+@dataclass(frozen=True)
+class OperatorUse:
+    """One operator of the model: how often it occurs, and which rules its calls have."""
+
+    operator: str
+    kind: str
+    count: int
+    rules: tuple[str, ...]  # the rules of its calls, "neutral" where it needs none
+    uncovered: tuple[str, ...]  # the names of its calls that need a rule and have none
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `lrpfx.check` found. Prints as a table."""
+
+    model: str
+    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or why it does not
+    operators: tuple[OperatorUse, ...]
+    coverage: float  # share of the operations that have a rule or need none
+    batch_norms: tuple[tuple[str, str], ...]  # name -> where it was merged, or why it was not
+    problems: tuple[str, ...]  # what transform would refuse
+    warnings: tuple[str, ...]
+    next_steps: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether `lrpfx.transform` would succeed."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {'ready' if self.ok else 'not ready'}, {self.coverage:.0%} of the operations covered", ""]
+        lines += [f"front end {name}: {text}" for name, text in self.front_ends.items()]
+        if self.operators:
+            rows = [
+                (use.operator, use.kind, str(use.count), ", ".join(use.rules) or "-", ", ".join(use.uncovered) or "-")
+                for use in self.operators
+            ]
+            lines += ["", format_table(("operator", "kind", "calls", "rules", "without a rule"), rows, ("calls",))]
+        for title, texts in (
+            ("batch norms", self._batch_norm_lines()),
+            ("problems", self.problems),
+            ("warnings", self.warnings),
+            ("next", self.next_steps),
+        ):
+            lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
+        return "\n".join(lines)
+
+    def _batch_norm_lines(self) -> list[str]:
+        merged = [name for name, text in self.batch_norms if text.startswith(MERGED)]
+        left = [f"{name}: {text}" for name, text in self.batch_norms if name not in merged]
+        return ([f"{len(merged)} merged"] if merged else []) + left
+
+
+def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
+    """Look at a model before compiling it: front ends that work, operators found, rules and gaps, and what to do next.
+
+    `inputs` and `keywords` are example arguments of the model; without them torch.export cannot be tried. Raises
+    `InputTypeError` for arguments of the wrong type; what is wrong with the model stands in the report.
+    """
+    if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
+        raise InputTypeError(
+            f"check takes a torch.nn.Module and a composite, not {type(model).__name__} and {type(composite).__name__}"
+        )
+    example = keywords or (inputs if inputs else None)
+    if inputs and keywords:
+        raise InputTypeError("give example inputs by position or by name, not both")
+    title = type(model).__name__
+    front_ends: dict[str, str] = {}
+    found: dict[str, tuple[Program, Verification | None]] = {}
+    if isinstance(model, nn.Module):
+        try:
+            check_evaluation_mode(model)
+        except LrpfxError as error:
+            return _hopeless(title, {}, str(error), "call model.eval()")
+    for front_end in (SYMBOLIC, EXPORT):
+        if isinstance(model, ExportedProgram) and front_end == SYMBOLIC:
+            front_ends[front_end] = "not for an exported program"
+        elif front_end == EXPORT and example is None and isinstance(model, nn.Module):
+            front_ends[front_end] = "not tried: it needs example inputs"
+        else:
+            try:
+                program, verification = normal_form(model, example, composite, front_end)
+                found[front_end] = program, verification or guessed_verification(program, model)
+                front_ends[front_end] = "works"
+            except LrpfxError as error:
+                front_ends[front_end] = str(error).splitlines()[0]
+    if not found:
+        step = (
+            "pass example inputs to lrpfx.check, so that torch.export can be tried"
+            if example is None
+            else ("follow what the front ends say, or map the module that they name to a rule as a whole")
+        )
+        return _hopeless(title, front_ends, "no front end can follow the model", step)
+    reports = [_report(title, front_ends, *found[front_end], composite) for front_end in found]
+    return next((report for report in reports if report.ok), reports[0])
+
+
+def _hopeless(title: str, front_ends: Mapping[str, str], problem: str, step: str) -> Report:
+    return Report(title, dict(front_ends), (), 0.0, (), (problem,), (), (step,))
+
+
+def _report(
+    title: str, front_ends: Mapping[str, str], program: Program, verification: Verification | None, composite: Composite
+) -> Report:
+    """The report on one graph."""
+    problems: list[str] = []
+    batch_norms: dict[str, str] = {}
+    told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
+    warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
+    try:
+        for step in canonization(program, composite):
+            result = run_pass(program, step, verification)
+            batch_norms.update(result.reasons)
+            batch_norms.update(result.details)
+        warnings += run_pass(program, Assign(composite), verification).warnings
+        softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
+        warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
+    except LrpfxError as error:
+        problems.append(str(error))
+    if verification is None:
+        warnings.append(f"the graph is not verified: {NOT_VERIFIED}")
+    uses: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    uncovered = 0
+    keeps_gradient = composite.unassigned == "gradient"
+    nodes = list(data_calls(program.graph))
+    for node in nodes:
+        info = node_info(node)
+        rule = str(info.rule) if info.rule is not None else NEUTRAL if is_neutral(info.operator) else ""
+        if not rule:
+            uncovered += 1
+            if not keeps_gradient:
+                problems.append(complaint(node).strip())
+        elif info.rule is not None:
+            problem = misfit(program, node)
+            problems += [] if problem is None else [problem.strip()]
+        name = str(info.operator or getattr(node.target, "__name__", str(node.target)))
+        uses.setdefault((name, info.kind), []).append((info.name, rule))
+    operators = tuple(
+        OperatorUse(
+            name,
+            kind,
+            len(calls),
+            tuple(dict.fromkeys(rule for _, rule in calls if rule)),
+            tuple(call for call, rule in calls if not rule),
+        )
+        for (name, kind), calls in uses.items()
+    )
+    covered = 1.0 if not nodes else 1.0 - uncovered / len(nodes)
+    return Report(
+        title,
+        dict(front_ends),
+        operators,
+        covered,
+        tuple(batch_norms.items()),
+        tuple(problems),
+        tuple(warnings),
+        _next_steps(front_ends, problems, uncovered, verification),
+    )
+
+
+def _next_steps(
+    front_ends: Mapping[str, str], problems: list[str], uncovered: int, verification: Verification | None
+) -> tuple[str, ...]:
+    steps = []
+    if uncovered and problems:
+        steps.append('give the operations listed a rule by name or by kind, or allow their gradient with unassigned="gradient"')
+    elif problems:
+        steps.append("change the entries of the composite that do not fit")
+    given = verification is not None and verification.records
+    if not given:
+        steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
+    if not problems:
+        capture = "" if front_ends.get(SYMBOLIC) == "works" else ', capture="export"'
+        example = ", example_inputs=..." if given else ""
+        steps.append(f"lrpfx.transform(model, composite{example}{capture}), then lrpfx.ledger to see where relevance goes")
+    return tuple(steps)

@@ -1,0 +1,400 @@
+"""The ledger: for every node the relevance that it gets and passes on, and where the difference went.
+
+Each node is run by itself, and the relevance of its output is sent back through it alone; what a rule absorbs is computed apart
+from that, from the rule's own formula. What is left is unexplained: rounding, or an error.
+"""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, overload
+
+import torch
+from torch import fx, nn
+
+from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
+from lrpfx.attribution.plausibility import EXCESS
+from lrpfx.errors import LrpfxWarning, RuleError
+from lrpfx.ir.node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
+from lrpfx.operators.functions import detached
+from lrpfx.operators.table import is_neutral
+from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
+from lrpfx.reports.table import format_table
+from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
+from lrpfx.runtime.propagation import LayerCall
+from lrpfx.types import Embedding
+
+#: What takes relevance that is not passed on.
+PARTS = ("bias", "expansion", "stabilizer", "absent", "constants", "stopped")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The account of one node: sums over the whole batch."""
+
+    name: str
+    kind: str
+    rule: str
+    relevance_in: float  # of the node's output
+    relevance_out: float  # of its inputs that depend on the model's inputs
+    bias: float = 0.0
+    expansion: float = 0.0  # the constant term of the linear expansion of a layer that is not linear
+    stabilizer: float = 0.0
+    absent: float = 0.0  # relevance of outputs to which nothing contributes, or nothing of the sign that the rule asks for
+    constants: float = 0.0  # parameters, buffers and numbers that received relevance
+    stopped: float = 0.0  # by the rule
+    unexplained: float = 0.0
+
+    @property
+    def leak(self) -> float:
+        """How much the node does not pass on."""
+        return abs(self.relevance_in - self.relevance_out)
+
+
+class Ledger(Sequence[Entry]):
+    """All accounts in the order of execution, and the balance: seed = inputs + the totals of `PARTS`.
+
+    `inputs` is the relevance of the model's inputs by name; what an embedding's output gets counts as its input's, under the
+    name of the embedding.
+    """
+
+    columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        seed: float,
+        seed_magnitude: float,
+        inputs: dict[str, float],
+        flows: dict[tuple[str, str], float],
+    ) -> None:
+        self.entries = tuple(entries)
+        self.flows = flows  # (node, node that reads it) -> relevance that goes back along this edge
+        self.seed = seed
+        self.seed_magnitude = seed_magnitude  # the sum of the seed's absolute values
+        self.inputs = inputs
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
+        return self.entries[index]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def entry(self, name: str) -> Entry:
+        """The account of the node called `name`; KeyError where there is none."""
+        return {entry.name: entry for entry in self.entries}[name]
+
+    def total(self, part: str) -> float:
+        """The sum of one column: one of `PARTS`, or "unexplained"."""
+        return float(sum(getattr(entry, part) for entry in self.entries))
+
+    @property
+    def unexplained(self) -> float:
+        """The largest unexplained amount of any node, as a fraction of the seed's absolute sum."""
+        amounts = [abs(entry.unexplained) for entry in self.entries]
+        largest = math.nan if any(map(math.isnan, amounts)) else max(amounts, default=0.0)
+        return largest / self.seed_magnitude if self.seed_magnitude else largest
+
+    @property
+    def balance(self) -> float:
+        """What is missing of the seed after all accounts: zero to rounding, or a bug."""
+        return self.seed - sum(self.inputs.values()) - sum(self.total(part) for part in PARTS)
+
+    def by_leak(self) -> list[Entry]:
+        """The accounts, those first that pass on least."""
+        return sorted(self.entries, key=lambda entry: entry.leak, reverse=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain data."""
+        return {
+            "seed": self.seed,
+            "inputs": dict(self.inputs),
+            "totals": {part: self.total(part) for part in (*PARTS, "unexplained")},
+            "balance": self.balance,
+            "entries": [asdict(entry) for entry in self.entries],
+        }
+
+    def __str__(self) -> str:
+        figures = ("relevance_in", "relevance_out", *PARTS, "unexplained")
+        negligible = 1e-9 * self.seed_magnitude
+
+        def shown(value: float, digits: int = 4) -> str:
+            return "0" if abs(value) <= negligible else f"{value:.{digits}g}"
+
+        rows = [
+            (entry.name, entry.kind, entry.rule, *(shown(getattr(entry, part)) for part in figures)) for entry in self.entries
+        ]
+        totals = [f"{shown(value, 6)} {name}" for name, value in self.inputs.items()]
+        totals += [f"{shown(self.total(part), 6)} {part}" for part in PARTS]
+        unexplained = "nothing" if self.unexplained <= 1e-9 else f"up to {self.unexplained:.2g} of the seed"
+        missing = "" if abs(self.balance) <= 1e-6 * self.seed_magnitude else f"; {self.balance:.4g} is missing in the end"
+        summary = f"seed {self.seed:.6g} = {' + '.join(totals)}; {unexplained} unexplained at any node{missing}"
+        return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
+
+
+def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *, output: OutputSelector = None) -> Ledger:
+    """Account for every unit of relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
+
+    The split is exact for every built-in rule. A rule of one's own says what it absorbs by a method `absorbed`; otherwise that
+    is unexplained, as is what a plain gradient changes. An `LrpfxWarning` says where amounts of more than a thousand times the
+    seed cancel: what is a small difference of large numbers is not determined.
+    """
+    module = explainable(explain_model, "ledger")
+    with torch.inference_mode(False), torch.enable_grad():
+        arguments = Arguments(inputs)
+        arguments.admit(module)
+        sweep = _Sweep(module)
+        result = arguments.call(sweep.forward)
+        outputs: dict[int, torch.Tensor] = {}
+
+        def leaf(value: Any) -> Any:
+            return outputs.setdefault(id(value), value.detach().requires_grad_()) if is_floating(value) else value
+
+        explained = select_output(_map_result(result, leaf), output)
+        seed = relevance_of_output(explained, target)
+        gradients = torch.autograd.grad(explained, list(outputs.values()), seed, allow_unused=True)
+        for key, gradient in zip(outputs, gradients, strict=True):
+            sweep.seed(key, gradient)
+        entries = sweep.backward()
+    accounts = Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
+    message = _objection(accounts)
+    if message is not None:
+        warnings.warn(message, LrpfxWarning, stacklevel=2)
+    return accounts
+
+
+def _objection(accounts: Ledger) -> str | None:
+    """Why the ledger says that the map is not determined, or None: amounts far larger than the seed cancel."""
+    figures = PARTS if any(entry.rule == GRADIENT for entry in accounts) else (*PARTS, "relevance_in", "relevance_out")
+    amounts = [(abs(getattr(entry, figure)), figure, entry) for entry in accounts for figure in figures]
+    beyond = [item for item in amounts if not item[0] <= EXCESS * accounts.seed_magnitude]
+    if not beyond:
+        return None
+    largest, figure, entry = max(beyond, key=lambda item: math.inf if math.isnan(item[0]) else item[0])
+    return (
+        f"the map is not determined: amounts of up to {largest:.1e} cancel to a seed of {accounts.seed:.3g}; the largest is "
+        f"{figure.replace('_', ' ')} at {entry.name} ({entry.rule}). docs/rules.md says which choices of rules do this"
+    )
+
+
+def _total(value: torch.Tensor) -> float:
+    return float(value.detach().double().sum())
+
+
+def _map_result(value: Any, change: Any) -> Any:
+    """A model's result with its tensors changed; a dataclass keeps its class."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(
+            **{field.name: _map_result(getattr(value, field.name), change) for field in dataclasses.fields(value)}
+        )
+    return map_arguments(value, change)
+
+
+class _Call:
+    """One executed node: what it read as leaves, and what it returned."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+        self.leaves: list[tuple[fx.Node, int, torch.Tensor]] = []  # argument, which of its tensors, the leaf
+        self.args: tuple[Any, ...] = ()
+        self.outputs: list[torch.Tensor] = []
+
+
+class _Sweep:
+    """Runs the nodes of an explainable module one by one, forward and back."""
+
+    def __init__(self, module: ExplainModule) -> None:
+        self.module = module
+        self.values: dict[fx.Node, Any] = {}
+        self.calls: list[_Call] = []
+        self.relevance: dict[tuple[fx.Node, int], torch.Tensor] = {}
+        self.origins: dict[int, tuple[fx.Node, int]] = {}
+        self.inputs: dict[str, float] = {}
+        self.flows: dict[tuple[str, str], float] = {}
+        self.constant_outputs: list[Entry] = []
+
+    # --- forward
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        given = iter(args)
+        result = None
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                default = node.args[0] if node.args else None
+                value = keywords.get(str(node.target), default) if keywords else next(given, default)
+                self._keep(node, map_arguments(value, detached))
+            elif node.op == "get_attr":
+                self.values[node] = attribute_of(node, self.module)
+            elif node.op == "output":
+                result = map_arguments(node.args[0], self._value)
+            else:
+                self._run(node)
+        return result
+
+    def _value(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, fx.Node) else argument
+
+    def _keep(self, node: fx.Node, value: Any) -> None:
+        """Store a node's result, each tensor as an object of its own, so that outputs can be told apart."""
+        self.values[node] = value
+        for number, tensor in enumerate(floating_tensors(value)):
+            self.origins[id(tensor)] = (node, number)
+
+    def _run(self, node: fx.Node) -> None:
+        call = _Call(node)
+        function = self.module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        assert callable(function)
+        if node_info(node).role is not Role.DATA:
+            with torch.no_grad():
+                self.values[node] = function(*map_arguments(node.args, self._value), **map_arguments(node.kwargs, self._value))
+            return
+        places = len(node.args)
+        if isinstance(function, RuleModule):
+            places = function.ruled.operation.inputs  # the others are parameters and what else the rule reads
+        shared: dict[fx.Node, Any] = {}
+
+        def leaves_of(argument: Any) -> Any:
+            if not isinstance(argument, fx.Node):
+                return argument
+            if node_info(node).keeps_gradient and node_info(argument).role is not Role.DATA:
+                return self.values[argument]  # statistics of a batch norm have no gradient
+            if argument not in shared:
+                numbers = iter(range(len(floating_tensors(self.values[argument]))))
+
+                def leaf(value: Any) -> Any:
+                    if not is_floating(value):
+                        return value
+                    made = value.detach().requires_grad_()
+                    call.leaves.append((argument, next(numbers), made))
+                    return made
+
+                shared[argument] = map_arguments(self.values[argument], leaf)
+            return shared[argument]
+
+        args = [
+            map_arguments(argument, leaves_of if place < places else self._value) for place, argument in enumerate(node.args)
+        ]
+        call.args = tuple(args)
+        result = function(*args, **map_arguments(node.kwargs, leaves_of))
+        call.outputs = floating_tensors(result)
+        self._keep(node, _map_result(result, detached))
+        self.calls.append(call)
+
+    # --- backward
+
+    def seed(self, key: int, gradient: torch.Tensor | None) -> None:
+        """Relevance of an output of the model, given by the identity of its tensor."""
+        if gradient is None:
+            return
+        if key in self.origins:
+            node, number = self.origins[key]
+            self._add(node, number, gradient)
+            self._flow(node, OUTPUT, _total(gradient))
+        else:  # an output that no signal reaches
+            total = _total(gradient)
+            self.constant_outputs.append(Entry(OUTPUT, OUTPUT, "constant", total, 0.0, constants=total))
+
+    def _flow(self, source: fx.Node, target: str, relevance: float) -> None:
+        edge = (node_info(source).name, target)
+        self.flows[edge] = self.flows.get(edge, 0.0) + relevance
+
+    def _add(self, node: fx.Node, number: int, relevance: torch.Tensor) -> None:
+        key = (node, number)
+        self.relevance[key] = self.relevance[key] + relevance if key in self.relevance else relevance
+
+    def backward(self) -> list[Entry]:
+        entries = []
+        while self.calls:
+            call = self.calls.pop()
+            entries.append(self._account(call))
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                tensors = floating_tensors(self.values[node])
+                if tensors:
+                    found = [self.relevance.get((node, number)) for number in range(len(tensors))]
+                    self.inputs[node_info(node).name] = sum(_total(value) for value in found if value is not None)
+        entries.reverse()
+        return [*entries, *self.constant_outputs]
+
+    def _account(self, call: _Call) -> Entry:
+        node, info = call.node, node_info(call.node)
+        relevances = [self.relevance.pop((node, number), None) for number in range(len(call.outputs))]
+        pairs = [
+            (output, relevance) for output, relevance in zip(call.outputs, relevances, strict=True) if relevance is not None
+        ]
+        incoming = sum(_total(relevance) for _, relevance in pairs)
+        outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
+        if info.kind == Embedding.__name__:
+            self.inputs[info.name] = outgoing = incoming
+            return Entry(info.name, info.kind, rule_label(info), incoming, outgoing)
+        passing = [(output, relevance) for output, relevance in pairs if output.requires_grad]
+        gradients: Sequence[torch.Tensor | None] = [None] * len(call.leaves)
+        if passing and call.leaves:
+            outputs, seeds = zip(*passing, strict=True)
+            gradients = torch.autograd.grad(
+                outputs, [leaf for _, _, leaf in call.leaves], seeds, allow_unused=True, retain_graph=True
+            )
+        for (argument, number, leaf), gradient in zip(call.leaves, gradients, strict=True):
+            if gradient is None:
+                continue
+            gradient = torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient)  # a mask of -inf takes nothing
+            if node_info(argument).role is Role.DATA:
+                passed = _total(gradient)
+                outgoing += passed
+                self._add(argument, number, gradient)
+                self._flow(argument, info.name, passed)
+            else:
+                parts["constants"] += _total(gradient)
+        if pairs:
+            for part, amount in self._absorbed(call, pairs).items():
+                parts[part] += amount
+        unexplained = incoming - outgoing - sum(parts.values())
+        return Entry(info.name, info.kind, rule_label(info), incoming, outgoing, **parts, unexplained=unexplained)
+
+    def _absorbed(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+        """What a rule or a neutral operation keeps from its inputs, by the formula of either."""
+        node, info = call.node, node_info(call.node)
+        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, RuleModule):
+            rule: Any = module.rule
+            if rule.has_code:
+                return {}
+            values = tuple(map(detached, call.args))
+            inputs, parameters, branches, extras = module.ruled.split(values)
+            output, relevance = pairs[0]
+            layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
+            found = rule.absorbed(layer_call, relevance) or {}
+            unknown = [part for part in found if part not in PARTS]
+            if unknown:
+                raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
+            return {part: float(amount) for part, amount in found.items()}
+        if is_neutral(info.operator) and not info.keeps_gradient:
+            return {"constants": self._taken_by_numbers(call, pairs)}
+        return {}
+
+    def _taken_by_numbers(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """Relevance of entries that a neutral operation fills with a number, such as padding: they come from no tensor."""
+        leaves = [leaf for _, _, leaf in call.leaves]
+        if not leaves:
+            return sum(_total(relevance) for _, relevance in pairs)
+        taken = 0.0
+        for output, relevance in pairs:
+            if not output.requires_grad:
+                taken += _total(relevance)
+                continue
+            # What each entry moves by when all tensors move by one: the transposed map, transposed again.
+            weights = torch.zeros_like(output, requires_grad=True)
+            pulled = torch.autograd.grad(output, leaves, weights, create_graph=True, allow_unused=True)
+            reached = [gradient for gradient in pulled if gradient is not None and gradient.requires_grad]
+            ones = [torch.ones_like(gradient) for gradient in reached]
+            (moved,) = torch.autograd.grad(reached, weights, ones, allow_unused=True) if reached else (None,)
+            taken += _total(relevance * (1 - moved)) if moved is not None else _total(relevance)
+        return taken

@@ -1,0 +1,53 @@
+"""The rules, under Zennit's names."""
+
+from lrpfx.rules.formulas import (
+    AbsoluteRatio,
+    AlphaBeta,
+    Epsilon,
+    Flat,
+    Gamma,
+    Norm,
+    NormalizationEpsilon,
+    Only,
+    Pass,
+    ReLUBetaSmooth,
+    ReLUDeconvNet,
+    ReLUGuidedBackprop,
+    SoftmaxTaylor,
+    Uniform,
+    UniformEpsilon,
+    ValueOnly,
+    WSquare,
+    ZBox,
+    ZPlus,
+)
+from lrpfx.rules.modifiers import ClampMod, GammaMod, NoMod, zero_bias
+from lrpfx.rules.template import BasicHook, Hook
+
+__all__ = [
+    "AbsoluteRatio",
+    "AlphaBeta",
+    "BasicHook",
+    "ClampMod",
+    "Epsilon",
+    "Flat",
+    "Gamma",
+    "GammaMod",
+    "Hook",
+    "NoMod",
+    "Norm",
+    "NormalizationEpsilon",
+    "Only",
+    "Pass",
+    "ReLUBetaSmooth",
+    "ReLUDeconvNet",
+    "ReLUGuidedBackprop",
+    "SoftmaxTaylor",
+    "Uniform",
+    "UniformEpsilon",
+    "ValueOnly",
+    "WSquare",
+    "ZBox",
+    "ZPlus",
+    "zero_bias",
+]

@@ -1,0 +1,747 @@
+"""The rules of Layer-wise Relevance Propagation.
+
+Notation: x input, W weight, b bias, z = Wx + b output, R its relevance, R' the input's; a⁺ and a⁻ are the positive and
+negative parts of a, st a stabilizer, and products with R and x are element-wise. For a layer that is not linear, W and its
+transpose stand for the layer and for its vector-Jacobian product at x.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from lrpfx.errors import InputError, InputTypeError, RuleError
+from lrpfx.layers.layer import Layer, Operation
+from lrpfx.operators.table import lookup
+from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
+from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
+from lrpfx.rules.template import (
+    Absorbed,
+    BasicHook,
+    ConservingRatios,
+    FirstGradient,
+    Hook,
+    SharedRatios,
+    Tensors,
+    WeightedProducts,
+    added,
+    held_back,
+    sum_of,
+    where_finite,
+)
+from lrpfx.runtime.propagation import LayerCall
+from lrpfx.types import (
+    AvgPool,
+    Gate,
+    Kind,
+    LayerNorm,
+    MatMul,
+    Neutral,
+    Opaque,
+    Product,
+    RMSNorm,
+    Softmax,
+    Statistic,
+    Sum,
+    Unknown,
+)
+
+Names = str | Sequence[str] | None
+Stabilization = float | StabilizerFunction
+
+
+class Epsilon(BasicHook):
+    """R' = x Wᵀ (R / st(z)) (Bach et al. 2015, eq. 58)."""
+
+    shown = ("epsilon", "zero_params")
+
+    def __init__(self, epsilon: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        self.epsilon = Stabilizer.ensure(epsilon)
+        self.zero_params = zero_params
+        super().__init__(
+            param_modifiers=[NoMod(zero_params=zero_params)],
+            gradient_mapper=SharedRatios(self.epsilon, [{0: 1}]),
+        )
+
+
+class Norm(BasicHook):
+    """Epsilon for layers whose parameters, if there are any, stay as they are: sums and average pooling."""
+
+    shown = ("stabilizer",)
+
+    def __init__(self, stabilizer: Stabilization = 1e-6) -> None:
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        super().__init__(
+            param_modifiers=[NoMod(param_keys=[])],
+            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
+        )
+
+
+def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
+    """Modifiers of inputs and parameters for the positive contributions, x⁺ W⁺ and x⁻ W⁻, and the negative, x⁺ W⁻ and x⁻ W⁺."""
+    without_bias = zero_bias(zero_params)
+    return [Clamp(min=0.0), Clamp(max=0.0), Clamp(min=0.0), Clamp(max=0.0)], [
+        ClampMod(min=0.0, zero_params=zero_params),
+        ClampMod(max=0.0, zero_params=without_bias),
+        ClampMod(max=0.0, zero_params=zero_params),
+        ClampMod(min=0.0, zero_params=without_bias),
+    ]
+
+
+class ZPlus(BasicHook):
+    """R' = x⁺ W⁺ᵀ s + x⁻ W⁻ᵀ s with s = R / st(z⁺), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺ (Montavon et al. 2017,
+    https://doi.org/10.1016/j.patcog.2016.11.008).
+
+    Where z⁺ = 0, nothing is positive that could take the relevance of the output, and it is lost. With `conserve`, negative
+    contributions take it there: R' = x⁺ W⁻ᵀ t + x⁻ W⁺ᵀ t with t = R / st(z⁻), z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻.
+    """
+
+    shown = ("stabilizer", "zero_params", "conserve")
+
+    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None, conserve: bool = False) -> None:
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        self.conserve = conserve
+        inputs, parameters = _parts_by_sign(zero_params)
+        used = 4 if conserve else 2
+        super().__init__(
+            input_modifiers=inputs[:used],
+            param_modifiers=parameters[:used],
+            gradient_mapper=(
+                ConservingRatios(self.stabilizer, 1.0, 0.0) if conserve else SharedRatios(self.stabilizer, [{0: 1, 1: 1}])
+            ),
+        )
+
+
+class AlphaBeta(BasicHook):
+    """Positive contributions weighted by alpha, negative ones by beta, with alpha - beta = 1 (Bach et al. 2015, eq. 60).
+
+    R' = alpha (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ) R / st(z⁺) - beta (x⁺ W⁻ᵀ + x⁻ W⁺ᵀ) R / st(z⁻), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺, z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻
+
+    Where z⁻ = 0, nothing is negative that could take -beta R: alpha R arrives for R, as it does behind a depthwise kernel of
+    one sign; where z⁺ = 0, -beta R. With `conserve`, outputs with z⁻ = 0 are treated with alpha = 1 and beta = 0, and those
+    with z⁺ = 0 with alpha = 0 and beta = -1, so that the contributions that there are take R.
+    """
+
+    shown = ("alpha", "beta", "stabilizer", "zero_params", "conserve")
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 1.0,
+        stabilizer: Stabilization = 1e-6,
+        zero_params: Names = None,
+        conserve: bool = False,
+    ) -> None:
+        if min(alpha, beta) < 0:
+            raise InputError(f"alpha and beta must not be negative, got alpha={alpha} and beta={beta}")
+        if alpha - beta != 1.0:
+            raise InputError(f"alpha - beta must be 1, got {alpha} - {beta} = {alpha - beta}")
+        self.alpha = alpha
+        self.beta = beta
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        self.conserve = conserve
+        inputs, parameters = _parts_by_sign(zero_params)
+        super().__init__(
+            input_modifiers=inputs,
+            param_modifiers=parameters,
+            gradient_mapper=(
+                ConservingRatios(self.stabilizer, alpha, beta)
+                if conserve
+                else SharedRatios(self.stabilizer, [{0: 1, 1: 1}, {2: 1, 3: 1}])
+            ),
+            reducer=WeightedProducts(None if conserve else [alpha, alpha, -beta, -beta]),
+        )
+
+
+class GammaRatios:
+    """Relevance of positive outputs to the first two branches, of negative ones to the next two, decided by the fifth."""
+
+    def __init__(self, stabilizer: StabilizerFunction) -> None:
+        self.stabilizer = stabilizer
+
+    def __call__(self, relevance: torch.Tensor, outputs: Tensors) -> list[torch.Tensor | None]:
+        output = outputs[4]
+        positive = (output > 0) * relevance / self.stabilizer(outputs[0] + outputs[1])
+        negative = (output < 0) * relevance / self.stabilizer(outputs[2] + outputs[3])
+        return [positive, positive, negative, negative, None]
+
+    def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
+        """What the denominators keep, and relevance of outputs that have no sign."""
+        output = outputs[4]
+        positive = held_back((output > 0) * relevance, outputs[0] + outputs[1], self.stabilizer)
+        negative = held_back((output < 0) * relevance, outputs[2] + outputs[3], self.stabilizer)
+        return added([positive, negative, {"absent": ((output == 0) * relevance).sum()}])
+
+
+class Gamma(BasicHook):
+    """Contributions of the output's own sign are favoured by gamma (Montavon et al. 2019, here for inputs of either sign:
+    Andéol et al. 2021, https://arxiv.org/abs/2106.16102).
+
+    With P = W + gamma W⁺, N = W + gamma W⁻, and p, n the same for the bias:
+    R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻ (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and
+    s₋ = [z < 0] R / st(N x⁺ + P x⁻ + n).
+    """
+
+    shown = ("gamma", "stabilizer", "zero_params")
+
+    def __init__(self, gamma: float = 0.25, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        if not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
+            raise InputTypeError(f"gamma is a finite number, not {gamma!r}")
+        self.gamma = gamma
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        without_bias = zero_bias(zero_params)
+        super().__init__(
+            input_modifiers=[Clamp(min=0.0), Clamp(max=0.0), Clamp(min=0.0), Clamp(max=0.0), Unchanged()],
+            param_modifiers=[
+                GammaMod(gamma, min=0.0, zero_params=zero_params),
+                GammaMod(gamma, max=0.0, zero_params=without_bias),
+                GammaMod(gamma, max=0.0, zero_params=zero_params),
+                GammaMod(gamma, min=0.0, zero_params=without_bias),
+                NoMod(),
+            ],
+            gradient_mapper=GammaRatios(self.stabilizer),
+        )
+
+
+class _OtherInputs(BasicHook):
+    """Base of the rules that run a layer on other inputs than its own, which tells of layers alone that are linear in them."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if issubclass(layer.kind, (LayerNorm, RMSNorm, Softmax, Statistic)):
+            raise RuleError(f"it is for layers that are linear in their input, but this is of the kind {layer.kind.__name__}")
+
+
+class _OnesAsInput(_OtherInputs):
+    """Base of the rules that run a layer on ones, which cancel each other where a layer subtracts."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count is not None:
+            self._check_count(layer.input_count)
+        row = layer.operation.row
+        if row is not None and issubclass(row.kind, Sum) and len(row.data) == 1 and not row.adds_up:
+            raise RuleError(f"it runs the layer on ones, which {row.name} subtracts from each other")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        self._check_count(len(inputs))
+
+    @staticmethod
+    def _check_count(inputs: int) -> None:
+        if inputs > 1:
+            raise RuleError(f"it takes a layer with one input, but this one has {inputs}; Uniform gives them equal shares")
+
+
+class ZBox(_OtherInputs):
+    """For inputs known to lie in [low, high], such as pixels (Montavon et al. 2017, eq. 13).
+
+    R' = x Wᵀ s - low W⁺ᵀ s - high W⁻ᵀ s with s = R / st(Wx - W⁺ low - W⁻ high). `low` and `high` are numbers or tensors that
+    expand to the input's shape.
+    """
+
+    shown = ("low", "high", "stabilizer", "zero_params")
+
+    def __init__(
+        self,
+        low: float | torch.Tensor,
+        high: float | torch.Tensor,
+        stabilizer: Stabilization = 1e-6,
+        zero_params: Names = None,
+    ) -> None:
+        if all(isinstance(bound, (int, float)) for bound in (low, high)) and not low <= high:
+            raise InputError(f"low is at most high, but low={low} and high={high}")
+        self.low = low
+        self.high = high
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        super().__init__(
+            input_modifiers=[Unchanged(), Bound(low), Bound(high)],
+            param_modifiers=[
+                NoMod(zero_params=zero_params),
+                ClampMod(min=0.0, zero_params=zero_params),
+                ClampMod(max=0.0, zero_params=zero_params),
+            ],
+            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1, 1: -1, 2: -1}]),
+            reducer=WeightedProducts([1.0, -1.0, -1.0]),
+        )
+
+
+class WSquare(_OnesAsInput):
+    """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values (Montavon et al. 2017, eq. 12)."""
+
+    shown = ("stabilizer", "zero_params")
+
+    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        super().__init__(
+            input_modifiers=[Ones()],
+            param_modifiers=[SquareMod(zero_params=zero_params)],
+            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
+            reducer=FirstGradient(),
+        )
+
+
+class Flat(_OnesAsInput):
+    """Relevance spread evenly over the inputs that an output sees: W taken as 1 and b as 0 (Lapuschkin et al. 2019,
+    https://doi.org/10.1038/s41467-019-08987-4).
+    """
+
+    shown = ("stabilizer", "zero_params")
+
+    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        super().__init__(
+            input_modifiers=[Ones()],
+            param_modifiers=[OnesMod(zero_params=zero_bias(zero_params), require_params=False)],
+            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
+            reducer=FirstGradient(),
+        )
+
+
+def _fit(relevance: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """Relevance in the shape of an input that was broadcast: the shares of its copies, summed."""
+    return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape has the other after it was repeated along dimensions of size 1."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(have == want or have == 1 for have, want in pairs)
+
+
+# Where a layer is called, its kind is compared and not asked for: torch.compile does not follow the metaclass of kinds.
+
+
+def _is_gated_unit(kind: type[Kind], inputs: int) -> bool:
+    """Whether a layer's operands are the halves of its one input."""
+    return inputs == 1 and kind is Gate
+
+
+def _adds_up(operation: Operation) -> bool:
+    """Whether a layer is known to add up entries of its one input."""
+    return operation.row is not None and operation.row.adds_up
+
+
+class _SharingRule(Hook):
+    """Base of the rules that divide the relevance of an entry of the output among the entries of the inputs that meet there."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if issubclass(layer.kind, (MatMul, Neutral)):
+            raise RuleError(f"it is for sums and element-wise products, but this is of the kind {layer.kind.__name__}")
+        if layer.kind is Gate and layer.operation.row is None:
+            raise RuleError("it is for sums and element-wise products, and a subclass of such a layer may compute anything")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        if _is_gated_unit(operation.kind, len(inputs)) or self.divides(operation, inputs, output):
+            return
+        row = operation.row
+        if row is not None and len(row.data) > 1 and not row.elementwise:
+            raise RuleError(
+                f"it divides relevance entry by entry, but {row.name} does not combine entries at the same place; "
+                "lrpfx.transform gives each step of a module its own rule"
+            )
+        misfit = next((shape for shape in inputs if not _broadcasts(shape, output)), None)
+        if misfit is not None:
+            raise RuleError(
+                f"it is for sums and element-wise products, but this layer makes an output of shape {tuple(output)} from an "
+                f"input of shape {tuple(misfit)}. Norm and Epsilon fit layers that change the shape; lrpfx.transform gives "
+                "each step of a module its own rule"
+            )
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        """Whether the rule divides relevance among the entries of one input that a reduction combines."""
+        return False
+
+
+class Uniform(_SharingRule):
+    """Relevance in equal parts: R / n for each of n operands, or for each of n entries of one input that a layer combines.
+
+    For products, and for sums and means where one wants equal shares.
+    """
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation))
+
+    @staticmethod
+    def _multiplies_up(operation: Operation) -> bool:
+        """Whether an entry of a layer's output is a product of entries of its input."""
+        return operation.row is not None and operation.row.multiplies_up
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        first = call.inputs[0]
+        if _is_gated_unit(call.operation.kind, len(call.inputs)):
+            return (torch.cat([relevance / 2.0] * 2, call.arguments()["dim"]),)
+        if _adds_up(call.operation):
+            weights = self._weights(call)
+            return call.pull_back(torch.where(weights == 0, torch.zeros_like(relevance), relevance / weights))
+        if self._multiplies_up(call.operation):
+            # Where all factors are 1, the derivative is 1 for each factor of a product, and 0 for other entries.
+            ones = torch.ones_like(first)
+            pulled = torch.func.vjp(call.run, ones)[1]
+            counts = torch.func.vjp(lambda share: pulled(share)[0], torch.zeros_like(relevance))[1](ones)[0]
+            shares: tuple[torch.Tensor, ...] = pulled(relevance / counts)
+            return shares
+        share = relevance / len(call.inputs)
+        return tuple(_fit(share, input) for input in call.inputs)
+
+    @staticmethod
+    def _weights(call: LayerCall) -> torch.Tensor:
+        """The sum of the weights of each output; 0 where nothing was added up, as between the patches of a fold."""
+        return call.run(torch.ones_like(call.inputs[0]))
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stopped": ((self._weights(call) == 0) * relevance).sum()} if _adds_up(call.operation) else {}
+
+
+class Only(_SharingRule):
+    """All relevance for one input, none for the others: the skip connection or the block of a sum, the signal of a gate."""
+
+    shown = ("input",)
+
+    def __init__(self, input: int = 0) -> None:
+        super().__init__()
+        self.input = input
+
+    def copy(self) -> Self:
+        return type(self)(self.input)
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count is not None:
+            self._check_index(layer.kind, layer.input_count)
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        self._check_index(operation.kind, len(inputs))
+        super().check_call(operation, inputs, output)
+
+    def _check_index(self, kind: type[Kind], inputs: int) -> None:
+        if not 0 <= self.input < (2 if _is_gated_unit(kind, inputs) else inputs):
+            raise RuleError(f"it sends relevance to input {self.input}, but the layer has {inputs}")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if _is_gated_unit(call.operation.kind, len(call.inputs)):
+            halves = [relevance if half == self.input else torch.zeros_like(relevance) for half in range(2)]
+            return (torch.cat(halves, call.arguments()["dim"]),)
+        return tuple(
+            _fit(relevance, input) if index == self.input else torch.zeros_like(input)
+            for index, input in enumerate(call.inputs)
+        )
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {}
+
+
+class AbsoluteRatio(_SharingRule):
+    """For sums and means: R_a = |a| R / st(Σ |a|) for each term a, which never exceeds R."""
+
+    shown = ("stabilizer",)
+
+    def __init__(self, stabilizer: Stabilization = 1e-6) -> None:
+        super().__init__()
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+
+    def copy(self) -> Self:
+        return type(self)(self.stabilizer)
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if not issubclass(layer.kind, (Sum, AvgPool, Opaque, Unknown)):
+            raise RuleError(f"it is for sums and means, but this is of the kind {layer.kind.__name__}")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        if len(inputs) == 1 and operation.row is None:
+            raise RuleError("it is for sums and means, and a module with one input is not known to be one")
+
+    def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        return len(inputs) == 1 and _adds_up(operation)
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sizes = self._sizes(call)
+        ratio = relevance / self.stabilizer(sum_of(sizes))
+        if _adds_up(call.operation):
+            (gradient,) = call.pull_back(ratio)
+            assert gradient is not None
+            return (call.inputs[0].abs() * gradient,)
+        return tuple(_fit(size * ratio, input) for size, input in zip(sizes, call.inputs, strict=True))
+
+    def _sizes(self, call: LayerCall) -> list[torch.Tensor]:
+        """The magnitude of what each input contributes, or of all that is added up of one input."""
+        if _adds_up(call.operation):
+            return [call.run(call.inputs[0].abs())]
+        if len(call.inputs) == 1 or call.operation.kind is not Sum:
+            return [input.abs() for input in call.inputs]
+        alone = (
+            [input if at == place else torch.zeros_like(input) for at, input in enumerate(call.inputs)]
+            for place in range(len(call.inputs))
+        )
+        return [call.run(*inputs).abs() for inputs in alone]
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return held_back(relevance, sum_of(self._sizes(call)), self.stabilizer)
+
+
+class _EpsilonRule(Hook):
+    """Base of the rules that divide by the layer's own stabilized output."""
+
+    shown = ("epsilon",)
+
+    def __init__(self, epsilon: Stabilization = 1e-6) -> None:
+        super().__init__()
+        self.epsilon = Stabilizer.ensure(epsilon)
+
+    def copy(self) -> Self:
+        return type(self)(self.epsilon)
+
+    @property
+    def saves_output(self) -> bool:
+        return True
+
+
+class _ProductRule(_EpsilonRule):
+    """Base of the rules for products of matrices."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count is not None:
+            self._check_product(layer.operation, layer.input_count)
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        super().check_call(operation, inputs, output)
+        self._check_product(operation, len(inputs))
+
+    @staticmethod
+    def _check_product(operation: Operation, inputs: int) -> None:
+        kind, row = operation.kind, operation.row
+        of_entries = kind is Product and row is not None and not row.elementwise
+        if kind is Gate or of_entries or (inputs > 1 and kind is not MatMul and kind is not Product):
+            raise RuleError(
+                f"it is for products of matrices, but this layer has {inputs} input(s) and is of the kind {kind.__name__}; "
+                "Uniform gives what a layer combines equal shares, Only(0) gives the first of several inputs all relevance"
+            )
+
+    def _absorbed_by(self, relevance: torch.Tensor, total: torch.Tensor, remainders: dict[str, torch.Tensor]) -> Absorbed:
+        """What the denominator keeps of a total, and what of it comes from no input."""
+        ratio = relevance / self.epsilon(total)
+        taken = {part: where_finite(total, ratio * value).sum() for part, value in remainders.items()}
+        return added([held_back(relevance, total, self.epsilon), taken])
+
+
+class UniformEpsilon(_ProductRule):
+    """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
+    https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
+    """
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ratio = relevance / self.epsilon(len(call.inputs) * call.own_output())
+        return call.times_inputs(call.pull_back(ratio))
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        factors = len(call.inputs)
+        output, remainders = call.with_remainders(call.run_with, call.inputs, call.parameters, factors)
+        return self._absorbed_by(relevance, factors * output, remainders)
+
+
+class ValueOnly(_ProductRule):
+    """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and
+    so none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
+    """
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = call.pull_back(relevance / self.epsilon(call.own_output()))
+        *others, last = call.times_inputs(gradients)
+        return (*(other if other is None else torch.zeros_like(other) for other in others), last)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        *others, last = call.inputs
+        output, remainders = call.with_remainders(
+            lambda inputs, parameters: call.run_with((*others, *inputs), parameters), (last,), call.parameters
+        )
+        return self._absorbed_by(relevance, output, remainders)
+
+
+class SoftmaxTaylor(Hook):
+    """R' = x (R - s Σ R) with s = softmax(x), the sum over the softmax's dimension; 0 where x is -inf (Achtibat et al. 2024,
+    https://arxiv.org/abs/2402.05602, eq. 10).
+    """
+
+    @property
+    def saves_output(self) -> bool:
+        return True
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax) or layer.operation.operator is None:
+            raise RuleError("it is for a softmax alone")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, output, dimension = _scores(call), call.own_output(), _softmax_dimension(call)
+        result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
+        return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        """The softmax is not linear: the constant term of its Taylor expansion at x takes the rest."""
+        scores = _scores(call)
+        input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
+        output, dimension = call.own_output(), _softmax_dimension(call)
+        weighted = (output * input).sum(dimension, keepdim=True)
+        return {"expansion": (relevance * (1.0 - input + weighted)).sum()}
+
+
+def _scores(call: LayerCall) -> torch.Tensor:
+    """What the softmax is of: in a softmin, as a module has it, the input with its sign turned."""
+    operator = call.operation.operator
+    return -call.inputs[0] if operator is not None and operator.name == "softmin" else call.inputs[0]
+
+
+def _softmax_dimension(call: LayerCall) -> int:
+    dimension = call.arguments()["dim"]
+    if dimension is None:  # what torch takes where a softmax is not told
+        return 0 if _scores(call).ndim in (0, 1, 3) else 1
+    return int(dimension)
+
+
+class _ConstantScales(TorchFunctionMode):
+    """While it is entered, normalization operators have a constant scale."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        spelling = lookup(func)
+        if spelling is None or spelling.operator.detached is None:
+            return func(*args, **(kwargs or {}))
+        given = {**dict(zip(spelling.arguments, args, strict=False)), **(kwargs or {})}
+        return spelling.operator.detached(given["input"], {**spelling.operator.arguments, **given})
+
+
+class NormalizationEpsilon(_EpsilonRule):
+    """For layer, group and instance norm: Epsilon with the scale held constant, so that what is left is linear.
+
+    R' = x Jᵀ (R / st(y)), J being the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,
+    https://proceedings.mlr.press/v162/ali22a.html, section 3.2; here with the bias and the mean in the denominator).
+    """
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        operator = layer.operation.operator
+        whole = operator is None and issubclass(layer.kind, (LayerNorm, Opaque))  # a module that normalizes somewhere inside
+        if not whole and (operator is None or operator.detached is None):
+            raise RuleError("it is for layer, group and instance norm alone")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        if len(inputs) != 1:
+            raise RuleError(f"it is for a layer with one input, but this one has {len(inputs)}")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
+        return (call.inputs[0] * pull(relevance / self.epsilon(call.own_output()))[0],)
+
+    @staticmethod
+    def _with_constant_scale(call: LayerCall) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The layer as a function of its input whose derivative takes the scale for a constant."""
+        operator = call.operation.operator
+        if operator is not None and operator.detached is not None:
+            detached, arguments = operator.detached, call.arguments()
+            return lambda input: detached(input, arguments)
+
+        def run(input: torch.Tensor) -> torch.Tensor:  # a module that normalizes somewhere inside
+            with _ConstantScales():
+                result: torch.Tensor = call.operation(call.values((input, *call.inputs[1:]), call.parameters))
+            return result
+
+        return run
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        output = call.own_output()
+        pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
+        linear = torch.func.vjp(pull, torch.zeros_like(output))[1]((call.inputs[0],))[0]
+        bias = (relevance / self.epsilon(output) * (output - linear)).sum()
+        return added([held_back(relevance, output, self.epsilon), {"bias": bias}])
+
+
+class _ElementWiseRule(Hook):
+    """Base of the rules for layers with one input and an output of its shape."""
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.input_count is not None:
+            self._check_count(layer.input_count)
+        row = layer.operation.row
+        if issubclass(layer.kind, Neutral) and not (row is not None and row.elementwise):
+            raise RuleError("it acts entry by entry, but this layer moves values; it needs no rule")
+
+    def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
+        self._check_count(len(inputs))
+        if inputs[0] != output:
+            raise RuleError(
+                f"it acts entry by entry, but this layer makes an output of shape {tuple(output)} from an input of shape "
+                f"{tuple(inputs[0])}; give it a rule that fits a layer which changes the shape"
+            )
+
+    def _check_count(self, inputs: int) -> None:
+        if inputs != 1:
+            raise RuleError(f"{type(self).__name__} takes a layer with one input, but this one has {inputs}")
+
+
+class Pass(_ElementWiseRule):
+    """R' = R: for layers that act element by element."""
+
+    saves_inputs = False
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (relevance,)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {}
+
+
+class ReLUDeconvNet(_ElementWiseRule):
+    """R' = R⁺ (Zeiler and Fergus 2014, https://doi.org/10.1007/978-3-319-10590-1_53)."""
+
+    saves_inputs = False
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (relevance.clamp(min=0.0),)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stopped": relevance.clamp(max=0.0).sum()}
+
+
+class ReLUGuidedBackprop(_ElementWiseRule):
+    """The gradient where the incoming one is positive (Springenberg et al. 2015, https://arxiv.org/abs/1412.6806)."""
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (gradient,) = call.pull_back(relevance)
+        assert gradient is not None
+        return (gradient * (relevance > 0.0),)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        (gradient,) = call.pull_back(relevance)
+        assert gradient is not None
+        return {"stopped": relevance.clamp(max=0.0).sum() + ((relevance - gradient) * (relevance > 0.0)).sum()}
+
+
+class ReLUBetaSmooth(_ElementWiseRule):
+    """R' = sigmoid(beta_smooth x) R: the gradient of a smoothed ReLU (Dombrowski et al. 2019, https://arxiv.org/abs/1906.07983)."""
+
+    shown = ("beta_smooth",)
+
+    def __init__(self, beta_smooth: float = 10.0) -> None:
+        super().__init__()
+        self.beta_smooth = beta_smooth
+
+    def copy(self) -> Self:
+        return type(self)(self.beta_smooth)
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (torch.sigmoid(self.beta_smooth * call.inputs[0]) * relevance,)
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        return {"stopped": (torch.sigmoid(-self.beta_smooth * call.inputs[0]) * relevance).sum()}

@@ -1,0 +1,291 @@
+"""Modifiers: how a rule changes inputs and parameters before it runs a layer again.
+
+The modifiers that lrpfx ships are small named objects that passes can recognize and compare. A user's function is accepted in
+every place and treated as opaque: it is always executed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrpfx.errors import InputError, InputTypeError, RuleError
+
+# --- inputs ----------------------------------------------------------------------------------------------------------------
+
+
+class InputModifier:
+    """Base of the input modifiers that passes know; equal settings make equal objects."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it modifies an input")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *sorted(self.__dict__.items())))
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.__dict__.items() if value is not None)
+        return f"{type(self).__name__}({settings})"
+
+
+class Unchanged(InputModifier):
+    """The input as it is."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        return input
+
+
+class Clamp(InputModifier):
+    """The input limited to [min, max]."""
+
+    def __init__(self, min: float | None = None, max: float | None = None) -> None:
+        self.min = min
+        self.max = max
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        return input.clamp(min=self.min, max=self.max)
+
+
+class Ones(InputModifier):
+    """Ones in the shape of the input."""
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(input)
+
+
+class Bound(InputModifier):
+    """A bound of the input domain, expanded to the input's shape (see `expand`)."""
+
+    def __init__(self, bound: float | torch.Tensor) -> None:
+        self.bound = bound
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        bound = self.bound
+        if isinstance(bound, torch.Tensor):
+            bound = bound.to(dtype=input.dtype, device=input.device)
+            return expand(bound, input.shape, cut_batch_dim=True)
+        return torch.full_like(input, bound)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bound) and self.bound is other.bound
+
+    def __hash__(self) -> int:
+        return hash((Bound, id(self.bound)))
+
+    def __repr__(self) -> str:
+        return f"Bound({describe_value(self.bound)})"
+
+
+def describe_value(value: Any) -> str:
+    """A short text for a rule's argument: tensors by their shape."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.item():g}" if value.numel() == 1 else f"Tensor{tuple(value.shape)}"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> torch.Tensor:
+    """Expand a scalar or tensor to `shape`, aligned at the leading dimensions where it has fewer.
+
+    With `cut_batch_dim`, a tensor with more entries than `shape` in dimension 0 is cut to it. `InputError` where the shapes do
+    not fit.
+    """
+    value: torch.Tensor = tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor)
+    shape = tuple(shape)
+    if 0 < value.ndim < len(shape) and all(have in (1, want) for have, want in zip(value.shape, shape, strict=False)):
+        value = value[(...,) + (None,) * (len(shape) - value.ndim)]
+    fits = [have in (1, want) for have, want in zip(value.shape, shape, strict=False)]
+    if cut_batch_dim and 0 < value.ndim == len(shape) and all(fits[1:]) and value.shape[0] > shape[0]:
+        value = value[: shape[0]]
+        fits[0] = True
+    if value.ndim in (0, len(shape)) and all(fits):
+        return torch.broadcast_to(value, shape)
+    raise ShapeError(f"a tensor of shape {tuple(value.shape)} does not expand to the shape {shape}")
+
+
+class ShapeError(InputError, RuntimeError):
+    """A tensor does not expand to the shape that is needed."""
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------------
+
+ParameterFunction = Callable[[torch.Tensor, str], torch.Tensor]
+
+
+class ParamMod:
+    """A change of a layer's parameters inside a rule: `modifier(parameter, name)`.
+
+    `param_keys`: names of the parameters to change (default: all of the layer's own). `zero_params`: names of parameters that
+    become zero instead. `require_params`: whether a missing name in `param_keys` is an error.
+    """
+
+    #: Whether the modifier may be traced into arithmetic of the graph; a user's function is opaque.
+    arithmetic = False
+    #: What modified parameters are called: weight_modified, for example.
+    label = "modified"
+
+    def __init__(
+        self,
+        modifier: ParameterFunction,
+        param_keys: Sequence[str] | None = None,
+        zero_params: str | Sequence[str] | None = None,
+        require_params: bool = True,
+    ) -> None:
+        self.modifier = modifier
+        self.param_keys = param_keys
+        self.zero_params = zero_params
+        self.require_params = require_params
+
+    @staticmethod
+    def ensure(modifier: "ParamMod | ParameterFunction") -> "ParamMod":
+        """`modifier` itself, or a `ParamMod` around a function; `InputTypeError` for anything else."""
+        if isinstance(modifier, ParamMod):
+            return modifier
+        if callable(modifier):
+            return ParamMod(modifier)
+        raise InputTypeError(f"a parameter modifier is a ParamMod or a callable, not {modifier!r}")
+
+    def zeroes(self, name: str) -> bool:
+        """Whether the parameter `name` becomes zero."""
+        return bool(self.zero_params) and name in (self.zero_params or ())
+
+    def selects(self, name: str) -> bool:
+        """Whether the parameter `name` is changed at all: by default each that is the layer's own, not a submodule's."""
+        return "." not in name if self.param_keys is None else name in self.param_keys
+
+    def check(self, names: Sequence[str]) -> None:
+        """`RuleError` if a required parameter is not among `names`."""
+        missing = [name for name in self.param_keys or () if name not in names]
+        if missing and self.require_params:
+            raise RuleError(f"the rule modifies the parameter {missing[0]!r}, but the layer has {list(names) or 'none'}")
+
+    def apply(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """The changed parameter; zeros where `zero_params` says so, the parameter itself where it is not selected."""
+        if not self.selects(name):
+            return parameter
+        return torch.zeros_like(parameter) if self.zeroes(name) else self.modifier(parameter, name)
+
+    def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """A module's parameters as they are, and as they become. `RuleError` if a required one is missing."""
+        own = dict(module.named_parameters(recurse=False))
+        keys = list(own) if self.param_keys is None else list(self.param_keys)
+        self.check([key for key in keys if key in own or hasattr(module, key)])
+        original = {key: value.detach() for key in keys if (value := getattr(module, key, None)) is not None}
+        return original, {key: self.apply(value, key).detach() for key, value in original.items()}
+
+    @contextmanager
+    def __call__(self, module: nn.Module) -> Iterator[nn.Module]:
+        """A context in which `module` computes with the changed parameters; its Parameter objects stay the same."""
+        original, modified = self.state_dicts(module)
+        parameters = {key: getattr(module, key) for key in original}
+        try:
+            for key, parameter in parameters.items():
+                parameter.data = modified[key]
+            yield module
+        finally:
+            for key, parameter in parameters.items():
+                parameter.data = original[key]
+
+    def keeps(self, name: str) -> bool:
+        """Whether the parameter `name` is known to stay as it is."""
+        return not self.selects(name)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells two modifiers apart."""
+        return (id(self),)
+
+
+class _NamedMod(ParamMod):
+    """Base of the parameter modifiers that passes know."""
+
+    arithmetic = True
+
+    def __init__(
+        self,
+        param_keys: Sequence[str] | None = None,
+        zero_params: str | Sequence[str] | None = None,
+        require_params: bool = True,
+    ) -> None:
+        super().__init__(self.modify, param_keys, zero_params, require_params)
+
+    def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it modifies a parameter")
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        settings = {key: value for key, value in self.__dict__.items() if key not in ("modifier", "require_params")}
+        return (type(self), *((name, repr(value)) for name, value in sorted(settings.items())))
+
+
+class NoMod(_NamedMod):
+    """Parameters as they are, except those in `zero_params`."""
+
+    label = "unchanged"
+
+    def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return parameter
+
+    def keeps(self, name: str) -> bool:
+        return not self.selects(name) or not self.zeroes(name)
+
+
+class ClampMod(_NamedMod):
+    """Parameters limited to [min, max]."""
+
+    def __init__(self, min: float | None = None, max: float | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.min = min
+        self.max = max
+        self.label = _label_of_range(min, max)
+
+    def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.clamp(parameter, min=self.min, max=self.max)
+
+
+class GammaMod(_NamedMod):
+    """Parameters plus `gamma` times themselves limited to [min, max]."""
+
+    def __init__(self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.gamma = gamma
+        self.min = min
+        self.max = max
+        self.label = f"gamma_{_label_of_range(min, max)}"
+
+    def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return parameter + self.gamma * torch.clamp(parameter, min=self.min, max=self.max)
+
+
+class SquareMod(_NamedMod):
+    """Squared parameters."""
+
+    label = "squared"
+
+    def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.square(parameter)
+
+
+class OnesMod(_NamedMod):
+    """Ones in place of the parameters."""
+
+    label = "ones"
+
+    def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.ones_like(parameter)
+
+
+def _label_of_range(min: float | None, max: float | None) -> str:
+    return {(0.0, None): "positive", (None, 0.0): "negative"}.get((min, max), "clamped")
+
+
+def zero_bias(zero_params: str | Sequence[str] | None = None) -> list[str]:
+    """`zero_params` as a list that includes `"bias"`."""
+    if zero_params is None:
+        return ["bias"]
+    names = [zero_params] if isinstance(zero_params, str) else list(zero_params)
+    return names if "bias" in names else [*names, "bias"]

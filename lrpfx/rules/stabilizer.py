@@ -1,0 +1,85 @@
+"""Stabilizers: keep denominators away from zero without changing their sign."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lrpfx.errors import InputError, InputTypeError
+
+StabilizerFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+def stabilize(
+    input: torch.Tensor,
+    epsilon: float = 1e-6,
+    clip: bool = False,
+    norm_scale: bool = False,
+    dim: int | Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Move `input` away from zero by `epsilon`; zero counts as positive.
+
+    With `clip`, magnitudes below `epsilon` are raised to it and the others stay. With `norm_scale`, `epsilon` is a fraction
+    of the root mean square of `input` over `dim`, one dimension or several (default: all but the first).
+    """
+    epsilon = effective_epsilon(epsilon, input.dtype)
+    if norm_scale:
+        dims = range(1, input.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+        scale = epsilon * input.square().mean(dim=tuple(dims), keepdim=True).sqrt()
+    else:
+        scale = torch.full((), epsilon, dtype=input.dtype, device=input.device)
+    if clip:
+        sign = torch.where(input >= 0, 1.0, -1.0).to(input)
+        return sign * torch.clamp(input.abs(), min=scale)
+    return input + torch.where(input >= 0, scale, -scale)
+
+
+def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
+    """`epsilon`, in float16 at least 9.8e-4: what a relevance of 64 can be divided by without overflow."""
+    return max(epsilon, 64.0 / torch.finfo(dtype).max) if dtype == torch.float16 else epsilon
+
+
+class Stabilizer:
+    """`stabilize` with fixed settings."""
+
+    def __init__(
+        self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
+    ) -> None:
+        if not (math.isfinite(epsilon) and epsilon >= 0):
+            raise InputError(f"the epsilon of a stabilizer is a finite number that is not negative, not {epsilon}")
+        self.epsilon = epsilon
+        self.clip = clip
+        self.norm_scale = norm_scale
+        self.dim = dim
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        return stabilize(input, self.epsilon, self.clip, self.norm_scale, self.dim)
+
+    def of_sign(self, input: torch.Tensor, positive: bool) -> torch.Tensor:
+        """The stabilized `input`, whose values are known not to be below zero, or, unless `positive`, not above it.
+
+        Written over `input` where no gradient is recorded. Values of the other sign are rounding errors and count as zero.
+        """
+        if self.clip or self.norm_scale:
+            return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))
+        epsilon = effective_epsilon(self.epsilon, input.dtype)
+        if torch.is_grad_enabled():
+            return input.clamp(min=0.0) + epsilon if positive else input.clamp(max=0.0) - epsilon
+        return input.clamp_(min=0.0).add_(epsilon) if positive else input.clamp_(max=0.0).sub_(epsilon)
+
+    @staticmethod
+    def ensure(value: Any) -> StabilizerFunction:
+        """A stabilizer from a number (its epsilon) or a callable (returned as it is); `InputTypeError` otherwise."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return Stabilizer(epsilon=float(value))
+        if callable(value):
+            stabilizer: StabilizerFunction = value
+            return stabilizer
+        raise InputTypeError(f"a stabilizer is a number or a callable, not {value!r} of type {type(value).__name__}")
+
+    def __repr__(self) -> str:
+        settings = [f"{self.epsilon:g}"]
+        settings += [name for name in ("clip", "norm_scale") if getattr(self, name)]
+        settings += [] if self.dim is None else [f"dim={self.dim if isinstance(self.dim, int) else tuple(self.dim)}"]
+        return settings[0] if len(settings) == 1 else f"Stabilizer({', '.join(settings)})"

@@ -1,0 +1,1 @@
+"""What runs: autograd functions that carry relevance, and the explainable module."""

@@ -1,0 +1,365 @@
+"""The explainable GraphModule and the modules in it."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import fx, nn
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.guards import FixedValue, Guard
+from lrpfx.ir.node import map_arguments
+from lrpfx.runtime.propagation import Rule, RuledOperation, propagate_relevance
+from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
+
+
+class Scope(nn.Module):
+    """A place in the tree of the source model that holds its parameters, buffers and children, and computes nothing."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    def _get_name(self) -> str:
+        return self.title
+
+
+class RuleModule(Scope):
+    """A layer with a rule: the layer's forward, and the rule in place of its gradient.
+
+    It is called with all that it reads: data, parameters (merged, modified or as they are) and other values.
+    """
+
+    def __init__(self, ruled: RuledOperation, description: str, merged: tuple[str, ...]) -> None:
+        super().__init__(ruled.rule.title)
+        self.ruled = ruled
+        self.description = description
+        self.merged = merged
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that this layer has."""
+        return self.ruled.rule
+
+    def forward(self, *values: Any) -> Any:
+        return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)
+
+    def extra_repr(self) -> str:
+        return self.description + "".join(f" + {name}" for name in self.merged)
+
+
+class ParameterModifier(nn.Module):
+    """A user's function of a parameter, as a node of the graph; opaque to the compiler."""
+
+    def __init__(self, modify: Callable[[torch.Tensor, str], torch.Tensor], parameter: str) -> None:
+        super().__init__()
+        self.modify = modify
+        self.parameter = parameter
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return self.modify(value, self.parameter)
+
+
+def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) -> Scope:
+    """A tree of scopes with the names, parameters and buffers of `module`; shared modules and tensors stay shared.
+
+    `made` are the scopes that exist already for other parts of the same model.
+    """
+    made = {} if made is None else made
+    if module in made:
+        return made[module]
+    scope = made[module] = Scope(module._get_name())
+    scope.training = module.training
+    scope._parameters.update(module._parameters)
+    scope._buffers.update(module._buffers)
+    scope._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
+    for name, child in module._modules.items():
+        scope._modules[name] = None if child is None else scope_tree(child, made)
+    # Tensors that the model keeps as plain attributes, and constants that tracing found.
+    for name, value in module.__dict__.items():
+        if isinstance(value, torch.Tensor) and not hasattr(scope, name):
+            scope.register_buffer(name, value, persistent=False)
+    return scope
+
+
+#: Where torch.nn keeps what a module holds.
+TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+def share_tables(source: nn.Module, target: nn.Module) -> None:
+    """Let `target` hold what `source` holds, now and later: by the same tables."""
+    for table in TABLES:
+        setattr(target, table, getattr(source, table))
+
+
+class TreeGraphModule(fx.GraphModule):
+    """A graph that runs on the modules and tensors of `tree`: on the same tables, so that what happens there happens here."""
+
+    def __init__(self, tree: nn.Module, graph: fx.Graph, title: str) -> None:
+        empty = fx.Graph()
+        super().__init__(nn.Module(), empty, class_name=title)
+        self.title = title
+        share_tables(tree, self)
+        self.training = False
+        self.graph = graph
+        # Without cycles of references, deleting the module frees its tensors at once.
+        empty.owning_module = graph.owning_module = None
+
+    def _get_name(self) -> str:
+        return self.title
+
+    def __str__(self) -> str:
+        """The tree of modules; `code` is the forward."""
+        return nn.Module.__repr__(self)
+
+
+class ExplainModule(TreeGraphModule):
+    """A network whose gradient is relevance: what `lrpfx.transform` returns.
+
+    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
+    were merged or modified are derived buffers: they follow the parameters after `load_state_dict`, after a change of dtype or
+    device, and, from the next call on, after changes in place such as an optimizer's step. Where the module was compiled by
+    torch.compile and is called directly, and after changes through `.data`, call `refold()`. Buffers that the model reads as
+    numbers are constants of the graph: `load_state_dict` raises `InputError` where their values are others.
+
+    A call with other values of what the compiler fixed (flags, sizes, conditions on sizes) is an `InputError`.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        graph: fx.Graph,
+        title: str,
+        history: tuple[Any, ...],
+        fold_graph: fx.Graph | None,
+        derived: tuple[str, ...],
+        composite: str,
+        guards: tuple[Guard, ...],
+        frozen: dict[str, torch.Tensor],
+    ) -> None:
+        super().__init__(root, graph, title)
+        self.composite = composite
+        self.frozen = frozen
+        self.history = history
+        self.fold_graph = fold_graph
+        self.derived = derived
+        self.guards = guards
+        self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
+        self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
+        self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
+        self._sources = self._folded_tensors()
+        self._versions = self._current_versions()
+        self.register_forward_pre_hook(_admit, with_kwargs=True)
+        self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
+
+    def refold(self) -> None:
+        """Derive the merged and modified weights anew from the parameters."""
+        if self.fold_graph is None:
+            return
+        with undisturbed(), torch.inference_mode(False), torch.no_grad():
+            values = fx.Interpreter(self, graph=self.fold_graph).run()
+        for name, value in zip(self.derived, values, strict=True):
+            set_derived_buffer(self, name, value)
+        self._sources = self._folded_tensors()
+        self._versions = self._current_versions()
+
+    def _folded_tensors(self) -> list[tuple[dict[str, Any], str]]:
+        """Where the tensors stand that derived buffers are computed from: tables, and keys in them."""
+        found = []
+        for node in [] if self.fold_graph is None else self.fold_graph.find_nodes(op="get_attr"):
+            path, _, leaf = str(node.target).rpartition(".")
+            holder = self.get_submodule(path)
+            table = holder._parameters if leaf in holder._parameters else holder._buffers
+            found.append((table, leaf))
+        return found
+
+    def _current_versions(self) -> list[tuple[torch.Tensor, int | None]]:
+        """Those tensors, and how often each was changed in place; None where torch does not count."""
+        tensors = [table[leaf] for table, leaf in self._sources]
+        return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
+
+    def _refold_if_changed(self) -> None:
+        pairs = zip(self._versions, self._current_versions(), strict=True)
+        if any(old is not new or version != current for (old, version), (new, current) in pairs):
+            self.refold()
+
+    def admit(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords of a call, without those that are fixed; `InputError` for arguments that the graph was not made for.
+
+        Derived buffers follow parameters that were changed in place.
+        """
+        if len(args) > len(self._inputs):
+            fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
+            remedy = " Pass such an argument in example_inputs, with the value that it is to have." if fixed else ""
+            raise InputTypeError(
+                f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}"
+            )
+        arguments = {name: default[0] for name, default in self._inputs.items() if default}
+        arguments.update(zip(self._inputs, args, strict=False))
+        arguments.update(keywords)
+        unknown = [name for name in keywords if name not in self._inputs and name not in self._fixed]
+        missing = [name for name in self._inputs if name not in arguments]
+        if unknown or missing:
+            what = f"there is no input {unknown[0]!r}" if unknown else f"the input {missing[0]!r} is missing"
+            raise InputTypeError(f"{what}; the inputs are {', '.join(self._inputs)}")
+        for guard in self.guards:
+            problem = guard.problem(arguments)
+            if problem is not None:
+                fixed_default = isinstance(guard, FixedValue) and guard.default
+                raise InputTypeError(problem) if fixed_default else InputError(problem)
+        if self._sources and not torch.compiler.is_compiling():
+            self._refold_if_changed()
+        return {name: value for name, value in keywords.items() if name not in self._fixed}
+
+    @contextmanager
+    def inactive(self) -> Iterator[Self]:
+        """A context in which gradients are ordinary ones, for derivatives of relevance; needs `transform(..., fold=False)`."""
+        ruled = [module.ruled for module in self.modules() if isinstance(module, RuleModule)]
+        gates = {id(one.gate): one.gate for one in ruled if one.gate is not None}
+        if ruled and not gates:
+            raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
+        before = [gate.open for gate in gates.values()]
+        try:
+            for gate in gates.values():
+                gate.open = False
+            yield self
+        finally:
+            for gate, is_open in zip(gates.values(), before, strict=True):
+                gate.open = is_open
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.refold()
+        return self
+
+    def _tree(self) -> Scope:
+        """The module's parameters, buffers and children as a tree that can be copied and pickled."""
+        root = Scope(self.title)
+        share_tables(self, root)
+        return root
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
+        self._refold_if_changed()
+        fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
+        root = copy.deepcopy(self._tree(), memo)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen)
+        copied = ExplainModule(root, copy_graph(self.graph), *state)
+        copied._copy_hooks(self)
+        return copied
+
+    def _copy_hooks(self, source: nn.Module) -> None:
+        own = {key for key, hook in source._forward_pre_hooks.items() if hook is _admit}  # which the copy has already
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
+            hooks = getattr(source, name)
+            getattr(self, name).update({key: hook for key, hook in hooks.items() if key not in own})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._refold_if_changed()
+        fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen)
+        return (_rebuild, (self._tree(), graph_state(self.graph), *state))
+
+
+def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    assert isinstance(module, ExplainModule)
+    return args, module.admit(args, keywords)
+
+
+def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
+    """Put `value` at the qualified name `name` as a buffer, by default one that no state_dict holds."""
+    *path, leaf = name.split(".")
+    scope_at(root, path).register_buffer(leaf, value, persistent=persistent)
+
+
+def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
+    """The module at `path` below `root`; scopes are made where there is none."""
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, Scope("Scope"))
+        child = root._modules[part]
+        assert child is not None
+        root = child
+    return root
+
+
+def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
+    assert isinstance(module, ExplainModule)
+    for name, value in module.frozen.items():
+        if not torch.equal(module.get_buffer(name).to(value), value):
+            raise InputError(
+                f"the loaded value of {name} differs from the one that forward read as a number when {module.title} was "
+                "transformed, and that the graph holds. Load the state into the source model, and transform it anew."
+            )
+    module.refold()
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy of `graph` with the same names and metadata."""
+    return restore_graph(graph_state(graph))
+
+
+class _Reference:
+    """A node by its name, in the picklable form of a graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain data that can be pickled."""
+    records = []
+    for node in graph.nodes:
+        args, kwargs = map_arguments(
+            (node.args, node.kwargs), lambda leaf: _Reference(leaf.name) if isinstance(leaf, fx.Node) else leaf
+        )
+        target = node.target
+        if not isinstance(target, str):
+            target = (dotted_path(target) or target,)
+        records.append((node.op, node.name, target, args, kwargs, dict(node.meta)))
+    return records
+
+
+def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
+    """The graph that `graph_state` described."""
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    for op, name, target, args, kwargs, meta in records:
+        if isinstance(target, tuple):
+            target = resolve_path(target[0]) if isinstance(target[0], str) else target[0]
+        args, kwargs = map_arguments((args, kwargs), lambda leaf: nodes[leaf.name] if isinstance(leaf, _Reference) else leaf)
+        node = graph.create_node(op, target, args, kwargs, name=name)
+        node.meta.update(meta)
+        nodes[name] = node
+    return graph
+
+
+def _rebuild(
+    root: Scope,
+    graph: list[tuple[Any, ...]],
+    title: str,
+    history: tuple[Any, ...],
+    fold_graph: list[tuple[Any, ...]] | None,
+    derived: tuple[str, ...],
+    composite: str,
+    guards: tuple[Guard, ...],
+    frozen: dict[str, torch.Tensor],
+) -> ExplainModule:
+    folded = None if fold_graph is None else restore_graph(fold_graph)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen)
+
+
+def explainable(module: Any, caller: str) -> ExplainModule:
+    """`module` if `lrpfx.transform` made it; `InputTypeError` otherwise."""
+    if isinstance(module, ExplainModule):
+        return module
+    inner = getattr(module, "_orig_mod", None)  # what torch.compile wraps
+    if isinstance(inner, ExplainModule):
+        require("an explainable module that torch.compile compiled", OLDEST_FOR_PROGRAMS, InputError)
+        return inner
+    raise InputTypeError(
+        f"{caller} takes the module that lrpfx.transform(model, composite) returns, not {type(module).__name__}"
+    )

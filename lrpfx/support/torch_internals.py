@@ -1,0 +1,108 @@
+"""The names of torch that lrpfx uses and that torch does not document, and the release that each part of lrpfx needs.
+
+torch changes them without notice, so that they are all here: modules, functions and classes. Members with an underscore of
+public classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) are used where they are needed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+from lrpfx.errors import LrpfxError
+
+__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "disable_current_modes", "make_fx", "pytree"]
+
+#: The oldest torch whose programs are known here: those of torch.export, which older ones give without the conditions on sizes
+#: that they hold for, and what is compiled, lowered, saved and loaded. Models that are traced symbolically, or explained as
+#: modules, need torch 2.4.
+OLDEST_FOR_PROGRAMS = (2, 13)
+
+#: The module of torch that prints what torch.export could not complete.
+EXPORT_TRACER = "torch.export._trace"
+
+DisableTorchFunction = torch._C.DisableTorchFunction
+
+
+def release() -> tuple[int, int]:
+    """The torch that runs: its major and minor version."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None:
+    """An error of this kind where torch is older than `part` of lrpfx needs."""
+    if release() < oldest:
+        raise error(f"{part} needs torch {oldest[0]}.{oldest[1]} or newer; this is torch {torch.__version__}")
+
+
+def aten(name: str) -> OpOverload | None:
+    """An operator such as "softmax.int", or None where it came with a torch that is newer than this one."""
+    packet, _, overload = name.partition(".")
+    found: OpOverload | None = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    if found is None and release() >= OLDEST_FOR_PROGRAMS:
+        raise AttributeError(f"torch has no operator {name}")
+    return found
+
+
+def higher_order(name: str) -> Any:
+    """An operator that takes a graph, or None where this torch does not have it."""
+    return getattr(torch.ops.higher_order, name, None)
+
+
+# --- programs -----------------------------------------------------------------------------------------------------------------
+
+
+def constant_source(name: str) -> Any:
+    """Where a symbolic size comes from."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
+def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
+    """Torch's form of an operator in others."""
+    found: Callable[..., Any] = torch._decomp.decomposition_table[operator]
+    return found
+
+
+def decompositions_of_backwards() -> dict[Any, Callable[..., Any]]:
+    """Torch's forms of the operators that stand for the backward of others."""
+    return {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
+
+
+def load_archive(file: Any) -> Any:
+    """What torch's present format of programs holds; older formats are refused."""
+    from torch.export.pt2_archive._package import load_pt2
+
+    return load_pt2(file)
+
+
+def compile_program(program: Any, path: str, configs: dict[str, Any]) -> None:
+    """Compile a program with AOTInductor into the file `path`."""
+    torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+
+
+def load_compiled(path: str) -> Callable[..., Any]:
+    """The function of a compiled program."""
+    loaded: Callable[..., Any] = torch._inductor.aoti_load_package(path)
+    return loaded
+
+
+def untranslated(program: Any, opset: int) -> list[torch.fx.Node]:
+    """The nodes of a program, as torch.onnx decomposes it, whose operators it has no form of."""
+    from torch.onnx._internal.exporter import _fx_passes, _registration
+
+    registry = _registration.ONNXRegistry.from_torchlib(opset)
+    decomposed = _fx_passes.decompose_with_registry(program, registry)
+    return [
+        node
+        for node in decomposed.graph.nodes
+        if isinstance(node.target, OpOverload) and not registry.is_registered(node.target)
+    ]

@@ -1,0 +1,1 @@
+"""ANALYZE: facts that make rules cheaper."""

@@ -1,0 +1,60 @@
+"""ANALYZE: where relevance is provably zero because the value is not positive.
+
+It runs against the flow. Rules that give an input its value times something give nothing where the value is 0; behind a ReLU
+that is wherever the value before it was not positive. The claim holds for relevance that enters at the model's output.
+"""
+
+from torch import fx
+
+from lrpfx.ir.node import Role, Sign, node_info, update_info
+from lrpfx.operators.signs import of_input
+from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import Pass as GraphPass
+from lrpfx.passes.program import PassResult, Program
+from lrpfx.rules.formulas import AbsoluteRatio, NormalizationEpsilon, Pass, SoftmaxTaylor, UniformEpsilon, ValueOnly
+from lrpfx.rules.template import BasicHook, Hook
+from lrpfx.types import Activation
+
+
+class AnalyzeSupport(GraphPass):
+    """Write into the metadata for which values relevance is zero wherever the value is not positive. Needs rules and signs."""
+
+    name = "analyze_support"
+    stage = "analyze"
+    edits = False
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in reversed(program.graph.nodes):
+            if node.op == "output" or node_info(node).role is not Role.DATA:
+                continue
+            if all(_gives_nothing_where_not_positive(user, node) for user in node.users):
+                update_info(node, relevant_where_positive=True)
+                result.matches += 1
+                result.details.append((node_info(node).name, "relevance only where the value is > 0"))
+        result.details.reverse()
+        return result
+
+
+def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
+    """Whether what `node` gets from one of its users is zero wherever the value of `node` is not positive."""
+    if user.op == "output":
+        return False
+    info = node_info(user)
+    if info.role is not Role.DATA:  # sizes
+        return True
+    operator = operator_named(info.operator)
+    if info.rule is not None and type(info.rule) is not Pass:
+        return _is_proportional(info.rule) and node_info(node).sign is Sign.NONNEGATIVE
+    if operator is None or info.keeps_gradient or not info.relevant_where_positive:
+        return False
+    if info.rule is None:
+        return operator.moves
+    return operator.kind is Activation and (operator.sign is of_input or operator.name in ("relu", "relu6"))
+
+
+def _is_proportional(rule: Hook) -> bool:
+    """Whether the relevance of an input is the input times something."""
+    if isinstance(rule, BasicHook):
+        return rule.is_proportional
+    return type(rule) in (AbsoluteRatio, NormalizationEpsilon, SoftmaxTaylor, UniformEpsilon, ValueOnly)

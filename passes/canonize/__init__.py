@@ -1,0 +1,1 @@
+"""CANONIZE: the same function, better to explain."""

@@ -1,0 +1,112 @@
+"""CANONIZE: logits in the place of the probabilities that a network ends in.
+
+A softmax passes on next to nothing of a class that it is sure of: what the class had above the others is gone from p near 1.
+"""
+
+from torch import fx
+
+from lrpfx.errors import InputError
+from lrpfx.ir.node import Role, node_info, nodes_in, update_info
+from lrpfx.operators.table import is_neutral, operator_named
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.types import Softmax
+
+#: What makes a probability, or its logarithm, of one logit alone, and so loses nothing.
+_ELEMENT_WISE = ("sigmoid", "logsigmoid")
+
+
+class ExplainLogits(Pass):
+    """Let the network return what goes into its final softmax or sigmoid. `InputError` where it ends in neither."""
+
+    name = "explain_logits"
+    stage = "canonize"
+    changes_outputs = True
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        graph = program.graph
+        (output,) = graph.find_nodes(op="output")
+        replaced: dict[fx.Node, fx.Node] = {}
+        left: set[fx.Node] = set()
+        copies: dict[fx.Node, fx.Node] = {}  # of what moves entries behind the probabilities
+        for leaf in dict.fromkeys(nodes_in(output.args)):
+            path = _path_to_probabilities(leaf)
+            if not path or _is_read_inside(path):
+                continue
+            *behind, probabilities = path
+            (value,) = _data_of(probabilities)
+            for node in reversed(behind):
+                if is_neutral(node_info(node).operator):
+                    with graph.inserting_before(output):
+                        value = copies[node] = _copy_that_reads(value, node, path)
+            replaced[leaf] = value
+            left.update(path)
+            result.matches += 1
+            result.details.append((node_info(probabilities).name, "taken off: its input is the output"))
+        if not replaced:
+            ends = [f"{node_info(leaf).name} ({node_info(leaf).operator})" for leaf in nodes_in(output.args)]
+            raise InputError(
+                f'explain="logits" is for a model that ends in a softmax or a sigmoid, but {program.title} ends in '
+                + ", ".join(ends)
+            )
+        output.args = fx.node.map_arg(output.args, lambda leaf: replaced.get(leaf, leaf))
+        for node in reversed(graph.nodes):
+            if node in left and not node.users:
+                graph.erase_node(node)
+        kept = set(graph.nodes)
+        for node, copied in copies.items():
+            if node in kept:
+                update_info(copied, name=f"{node_info(node).name}_of_logits")
+        return result
+
+
+def final_softmax(leaf: fx.Node) -> fx.Node | None:
+    """The softmax of which an output of the network is the result, or the logarithm; None where it is not of one."""
+    path = _path_to_probabilities(leaf)
+    if not path or node_info(path[-1]).operator in _ELEMENT_WISE or _is_read_inside(path):
+        return None
+    return path[-1]
+
+
+def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:
+    """The nodes from an output back to the softmax or sigmoid that it is the result of; none where it is not."""
+    path: list[fx.Node] = []
+    node = leaf
+    while node.op in ("call_function", "call_module"):
+        path.append(node)
+        row = operator_named(node_info(node).operator)
+        if row is None:
+            return []
+        if issubclass(row.kind, Softmax) or row.name in ("log_softmax", *_ELEMENT_WISE):
+            return path
+        sources = _data_of(node)
+        if len(sources) != 1 or not (is_neutral(row.name) or row.name == "log"):
+            return []
+        (node,) = sources
+    return []
+
+
+def _data_of(node: fx.Node) -> list[fx.Node]:
+    """What a node reads that depends on the input."""
+    read = dict.fromkeys(nodes_in((node.args, node.kwargs)))
+    return [source for source in read if node_info(source).role is Role.DATA]
+
+
+def _copy_that_reads(value: fx.Node, node: fx.Node, path: list[fx.Node]) -> fx.Node:
+    """A copy of a node of the path that reads `value` in the place of what precedes it there."""
+    return node.graph.node_copy(node, lambda source: value if source in path else source)
+
+
+def _is_read_inside(path: list[fx.Node]) -> bool:
+    """Whether the network computes with the probabilities, as with those of attention."""
+    pending = [user for node in path for user in node.users if user not in path]
+    seen: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen or node.op == "output" or node_info(node).role is not Role.DATA:
+            continue
+        if not is_neutral(node_info(node).operator):
+            return True
+        seen.add(node)
+        pending += node.users
+    return False

@@ -1,0 +1,235 @@
+"""CANONIZE: batch norm merged into the layer before it, as arithmetic on parameters.
+
+With a = gamma / sqrt(var + eps): W' = a W along the output channels and b' = a (b - mean) + beta. The merge is valid where the
+batch norm alone reads the layer's output, so that nobody sees that it changed.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx.ir.node import NodeInfo, Role, calls, node_info, update_info
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.functions import require_dimensions, require_matrix
+from lrpfx.operators.table import Operator, operator_named
+from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
+
+
+def batch_norm_scale(running_var: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """Factor of each channel. Shape (channels,)."""
+    scale = torch.rsqrt(running_var + eps)
+    return scale if weight is None else weight * scale
+
+
+def scale_output_channels(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A dense or convolution weight (out, in, ...) with each output channel scaled."""
+    return weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+
+
+def scale_output_channels_transposed(weight: torch.Tensor, scale: torch.Tensor, groups: int) -> torch.Tensor:
+    """The weight (in, out / groups, ...) of a transposed convolution with each output channel scaled."""
+    grouped = weight.unflatten(0, (groups, -1))
+    factors = scale.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))
+    return torch.flatten(grouped * factors, 0, 1)
+
+
+def merged_bias(
+    bias: torch.Tensor | None, running_mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None
+) -> torch.Tensor:
+    """The bias of layer and batch norm together. Shape (channels,)."""
+    centred = -running_mean if bias is None else bias - running_mean
+    return centred * scale if shift is None else centred * scale + shift
+
+
+class MergeBatchNorm(Pass):
+    """Merge each batch norm into the convolution, transposed convolution or dense layer whose output it alone reads."""
+
+    name = "merge_batch_norm"
+    stage = "canonize"
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            operator = operator_named(node_info(node).operator)
+            if operator is None or not issubclass(operator.kind, BatchNorm):
+                continue
+            reason = _why_not(program, node)
+            if reason is None:
+                result.details.append((node_info(node).name, f"merged into {_merge(program, node)}"))
+                result.matches += 1
+            else:
+                result.reasons.append((node_info(node).name, reason))
+        return result
+
+
+def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
+    """Why a batch norm cannot be merged into its producer, or None if it can."""
+    producer = batch_norm.args[0]
+    if not isinstance(producer, fx.Node) or producer.op != "call_function":
+        return "its input is an input of the model"
+    info = node_info(producer)
+    operator = operator_named(info.operator)
+    if operator is None or not issubclass(operator.kind, Linear):
+        return f"its input comes from {info.name} ({info.operator or info.kind}), which is not a linear layer"
+    others = [user for user in producer.users if user is not batch_norm]
+    if others:
+        names = ", ".join(node_info(user).name for user in others)
+        return f"the output of {info.name} has a second consumer: {names}"
+    weights = [*producer.args[1:], *batch_norm.args[1:]]
+    if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
+        return "a weight or statistic depends on the model's input"
+    dimensions, expected = dimensions_of(program, batch_norm), batched_dimensions(operator)
+    if dimensions is not None and operator.name == "linear" and dimensions != 2:
+        where = "its channels are the last, but batch norm acts on the second"
+        return f"the output of {info.name} has {dimensions} dimensions: {where}"
+    if dimensions is not None and dimensions != expected:
+        return (
+            f"{info.name} takes a sample without a batch: its channels come first, but batch norm acts on the second dimension"
+        )
+    return None
+
+
+def batched_dimensions(operator: Operator) -> int:
+    """How many dimensions the data of a dense layer, convolution or pooling has, when its channels are the second of them."""
+    return next((int(digit) + 2 for digit in "123" if f"{digit}d" in operator.name), 2)
+
+
+def dimensions_of(program: Program, value: Any) -> int | None:
+    """How many dimensions a value has: proven by the operations that made it, or as on the example inputs; None if unknown."""
+    node = value
+    while isinstance(node, fx.Node):
+        operator = operator_named(node_info(node).operator)
+        proven = None if operator is None else _made_with(program, node, operator)
+        if proven is not None:
+            return proven
+        if operator is None or not _keeps_dimensions(node, operator):
+            break
+        node = node.args[0]
+    shape = node_info(value).shape if isinstance(value, fx.Node) else None
+    if shape is None or _depends_on_sizes(value):
+        return None
+    program.fixed_dimensions = True
+    return len(shape)
+
+
+def _made_with(program: Program, node: fx.Node, operator: Operator) -> int | None:
+    """How many dimensions the result of an operation always has."""
+    if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:
+        return 2
+    if operator.name == "require_matrix":
+        return 2
+    if operator.name == "require_dimensions":
+        dimensions = node.args[1]
+        assert isinstance(dimensions, int)
+        return dimensions
+    path = node_info(node).module_path
+    if operator.name == "batch_norm" and path is not None:  # these two refuse all else themselves
+        known: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+        return known.get(type(program.root.get_submodule(path)))
+    return None
+
+
+def _keeps_dimensions(node: fx.Node, operator: Operator) -> bool:
+    """Whether the result of an operation has as many dimensions as its first argument."""
+    if issubclass(operator.kind, Activation):
+        tensors = [argument for argument in node.all_input_nodes if argument is not node.args[0]]
+        return not tensors or operator.name in ("prelu", "thresholded_relu")
+    pools = operator.name.startswith(("avg_pool", "adaptive_avg_pool", "max_pool"))
+    return pools or issubclass(operator.kind, (BatchNorm, Linear))
+
+
+def _depends_on_sizes(value: fx.Node) -> bool:
+    """Whether a value is computed from the result of `squeeze`, which has more dimensions for some sizes than for others."""
+    pending, seen = [value], {value}
+    while pending:
+        node = pending.pop()
+        if node_info(node).operator == "squeeze" and not _removes_an_added_dimension(node):
+            return True
+        found = [argument for argument in node.all_input_nodes if argument not in seen]
+        seen.update(found)
+        pending += found
+    return False
+
+
+def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
+    """Whether the dimension that `squeeze` removes was added by `unsqueeze`, so that it always has the size 1."""
+    node: Any = squeeze.args[0]
+    place: Any = squeeze.kwargs.get("dim", squeeze.args[-1])
+    while isinstance(node, fx.Node) and isinstance(place, int):
+        operator, shape = node_info(node).operator, node_info(node).shape
+        given: list[Any] = [*node.args[1:], *node.kwargs.values()]
+        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        if shape is None or operator not in ("squeeze", "unsqueeze", "transpose", "permute") or not dims:
+            return False
+        rank = len(shape) + (operator == "squeeze")
+        place, positions = place % len(shape), [dim % rank for dim in dims]
+        if operator == "unsqueeze" and place == positions[0]:
+            return True
+        if operator == "unsqueeze":
+            place -= place > positions[0]
+        elif operator == "squeeze":
+            place += place >= positions[0]
+        elif operator == "transpose":
+            place = dict(zip(positions, reversed(positions), strict=True)).get(place, place)
+        else:
+            place = positions[place]
+        node = node.args[0]
+    return False
+
+
+def _merge(program: Program, batch_norm: fx.Node) -> str:
+    """Merge `batch_norm` into its producer; the producer's name."""
+    graph = program.graph
+    linear = batch_norm.args[0]
+    assert isinstance(linear, fx.Node)
+    operator, norm = operator_named(node_info(linear).operator), operator_named("batch_norm")
+    assert operator is not None and norm is not None
+    own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
+    info = node_info(linear)
+    if dimensions_of(program, batch_norm) is None:
+        _require(graph, linear, operator)
+
+    def derive(function: Any, what: str, *args: Any) -> fx.Node:
+        derived = NodeInfo(f"{info.name}.{what}", source=node_info(batch_norm).source, role=Role.PARAMETER)
+        return insert_call(graph, linear, function, args, derived)
+
+    # The statistics may be read after the layer in the graph; they depend on nothing, so they can move up.
+    for value in batch_norm.args[1:]:
+        if isinstance(value, fx.Node):
+            move_up(value, linear)
+    eps = statistics.get("eps", norm.arguments["eps"])
+    scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
+    if issubclass(operator.kind, ConvolutionTranspose):
+        groups = own.get("groups", 1)
+        weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
+    else:
+        weight = derive(scale_output_channels, "merged_weight", own["weight"], scale)
+    bias = derive(merged_bias, "merged_bias", own.get("bias"), statistics["running_mean"], scale, statistics.get("bias"))
+    linear.args = (linear.args[0], weight, bias)
+    linear.kwargs = {name: value for name, value in linear.kwargs.items() if name not in operator.tensors}
+    merged = (*info.merged, node_info(batch_norm).name)
+    update_info(linear, merged=merged)
+    batch_norm.replace_all_uses_with(linear)
+    graph.erase_node(batch_norm)
+    return info.name
+
+
+def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
+    """Let the call fail for inputs whose channels are not the second dimension, on which batch norm acts."""
+    info = node_info(linear)
+    dense = operator.name == "linear"
+    function = require_matrix if dense else require_dimensions
+    row, further = function.__name__, () if dense else (batched_dimensions(operator),)
+    guard = NodeInfo(f"{info.name}.{row}", source=info.source, operator=row, kind="Neutral", description=row)
+    linear.args = (insert_call(graph, linear, function, (linear.args[0], *further), guard), *linear.args[1:])
+
+
+def move_up(value: fx.Node, target: fx.Node) -> None:
+    """Move a parameter's node, and what it is computed from, in front of `target` if they stand behind it."""
+    if value < target:
+        return
+    for argument in value.all_input_nodes:
+        move_up(argument, target)
+    target.prepend(value)

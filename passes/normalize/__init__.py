@@ -1,0 +1,1 @@
+"""NORMALIZE: one spelling for every operation."""

@@ -1,0 +1,33 @@
+"""NORMALIZE: nodes that nothing reads are gone, with the checks that tracing leaves behind."""
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import Role, calls, node_info
+from lrpfx.operators.table import writes_in_place
+from lrpfx.passes.program import Pass, PassResult, Program
+
+
+class RemoveDeadCode(Pass):
+    """Remove assertions on shapes and every call whose result is not used."""
+
+    name = "remove_dead_code"
+    stage = "normalize"
+
+    def run(self, program: Program) -> PassResult:
+        before = len(program.graph.nodes)
+        for node in list(calls(program.graph)):
+            if node.target is torch._assert:
+                program.graph.erase_node(node)
+        # as Graph.eliminate_dead_code, which cannot be told in older torch what has an effect
+        for node in reversed(list(program.graph.nodes)):
+            if not node.users and not _has_effect(node):
+                program.graph.erase_node(node)
+        return PassResult(before - len(program.graph.nodes))
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node does something else than compute its value: a tensor made of shapes may be written to after it is made."""
+    if node.op in ("placeholder", "output"):
+        return True
+    return node.op == "call_function" and node_info(node).role is Role.METADATA and bool(node.args) and writes_in_place(node)

@@ -1,0 +1,44 @@
+"""NORMALIZE: dropout is the identity in evaluation mode; what only works in training mode is refused."""
+
+from torch import fx
+
+from lrpfx.errors import CaptureError
+from lrpfx.ir.node import Role, calls, node_info
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.types import Dropout
+
+
+class RemoveDropout(Pass):
+    """Remove dropout. `CaptureError` for dropout, randomized activations and batch norm that behave as in training."""
+
+    name = "remove_dropout"
+    stage = "normalize"
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            operator = operator_named(node_info(node).operator)
+            if operator is None or "training" not in operator.arguments:
+                continue
+            if node_info(node).role is Role.PARAMETER:  # the statistics of a weight, as in weight standardization
+                continue
+            if bound_arguments(node, operator).get("training", operator.arguments["training"]):
+                raise CaptureError(_complaint(node))
+            if issubclass(operator.kind, Dropout):
+                assert isinstance(node.args[0], fx.Node)
+                node.replace_all_uses_with(node.args[0])
+                program.graph.erase_node(node)
+                result.matches += 1
+        return result
+
+
+def _complaint(node: fx.Node) -> str:
+    info = node_info(node)
+    if info.operator == "batch_norm" and not any(isinstance(argument, fx.Node) for argument in node.args[1:3]):
+        return (
+            f"{info.name} ({info.source}) normalizes with the statistics of the batch, so that one sample's explanation "
+            "would depend on the others. Use a batch norm with running statistics (track_running_stats=True)."
+        )
+    return f"{info.name} ({info.source}): {info.operator} is in training mode. Call model.eval() before lrpfx.transform."

@@ -1,0 +1,141 @@
+"""NORMALIZE: no value is overwritten; who read the overwritten value later reads the new one."""
+
+from dataclasses import replace
+
+from torch import fx
+
+from lrpfx.errors import CaptureError
+from lrpfx.ir.node import Role, calls, node_info, set_info
+from lrpfx.operators.table import spelling_of
+from lrpfx.passes.normalize.operators import INPLACE
+from lrpfx.passes.program import Pass, PassResult, Program, refuse_state
+
+#: Operators whose result is always a view, never a copy.
+_VIEWS = frozenset(
+    {"view", "permute", "transpose", "movedim", "squeeze", "unsqueeze", "expand", "select", "narrow", "slice", "chunk", "split"}
+    | {"tensor_split", "unbind", "diagonal", "unflatten", "broadcast_to", "detach", "alias"}
+)
+
+
+class RemoveInplace(Pass):
+    """Give the effect of in-place operations to their later readers.
+
+    `NormalizeOperators` has made every listed operation out of place. In the source model the old value was gone afterwards, so
+    later uses of it now use the result, and a view of it that is read later is taken anew, of the result. Where the operation
+    overwrites only a part of what is read later, or where a copy may have been made, the effect cannot be expressed so, and
+    the pass raises `CaptureError`.
+    """
+
+    name = "remove_inplace"
+    stage = "normalize"
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        order: dict[fx.Node, float] = {node: index for index, node in enumerate(program.graph.nodes)}
+        memory = _Memory(program.graph)
+        for node in list(calls(program.graph)):
+            if not node.meta.pop(INPLACE, False):
+                continue
+            info = node_info(node)
+            if info.operator is None:
+                raise CaptureError(
+                    f"{info.name}: the in-place operation {getattr(node.target, '__name__', node.target)} ({info.source}) is "
+                    "not in the operator table, so its effect on other readers is unknown. Use the form that is not in place."
+                )
+            overwritten = node.args[0]
+            if not isinstance(overwritten, fx.Node):
+                continue
+            aliases = memory.sharing(overwritten)
+            for state in aliases:
+                if state.op == "get_attr":
+                    refuse_state(state, str(state.target))
+            for alias in aliases:
+                later = [user for user in alias.users if order[user] > order[node]]
+                if alias in (overwritten, node) or order[alias] > order[node] or not later:
+                    continue
+                views = _views_between(alias, overwritten)
+                if views is None:
+                    raise CaptureError(
+                        f"{info.name} ({info.source}) overwrites memory that {node_info(alias).name} shares and that "
+                        f"{node_info(later[0]).name} reads later. Use the form that is not in place."
+                    )
+                value = node
+                for view in reversed(views):
+                    value = _taken_anew(program.graph, view, value, node)
+                    order[value] = order[node] + 0.5
+                memory.join(value, overwritten)
+                for user in later:
+                    user.replace_input_with(alias, value)
+            for user in list(overwritten.users):
+                if order[user] > order[node]:
+                    user.replace_input_with(overwritten, node)
+            result.matches += 1
+        return result
+
+
+def _views_between(alias: fx.Node, origin: fx.Node) -> list[fx.Node] | None:
+    """The views, the last first, by which `alias` was made of `origin`; None where it was made otherwise."""
+    views = []
+    while alias is not origin:
+        operator = node_info(alias).operator
+        source = alias.args[0] if alias.args else None
+        if not isinstance(source, fx.Node) or not (operator in _VIEWS or (operator == "getitem" and _is_basic(alias, source))):
+            return None
+        views.append(alias)
+        alias = source
+    return views
+
+
+def _is_basic(node: fx.Node, source: fx.Node) -> bool:
+    """Whether an item is a view: one of several results, or indexed by numbers and slices alone."""
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    several = node_info(source).operator in ("chunk", "split", "tensor_split", "unbind")
+    return several or all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in index)
+
+
+def _taken_anew(graph: fx.Graph, view: fx.Node, value: fx.Node, after: fx.Node) -> fx.Node:
+    """A view like `view`, of `value`, for what comes after an operation in place."""
+    info = node_info(view)
+    info = replace(info, name=f"{info.name}.after.{node_info(after).name}")
+    with graph.inserting_after(value):
+        made = graph.create_node(view.op, view.target, (value, *view.args[1:]), view.kwargs, name=info.name.replace(".", "_"))
+    set_info(made, info)
+    return made
+
+
+class _Memory:
+    """Which values may share memory."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.groups: dict[fx.Node, list[fx.Node]] = {}  # the same list for all that share
+        for node in graph.nodes:
+            self.groups[node] = [node]
+            for source in _may_share_with(node):
+                self.join(node, source)
+
+    def join(self, first: fx.Node, second: fx.Node) -> None:
+        group, other = self.groups.setdefault(first, [first]), self.groups[second]
+        if group is not other:
+            other += group
+            for node in group:
+                self.groups[node] = other
+
+    def sharing(self, node: fx.Node) -> list[fx.Node]:
+        return list(self.groups[node])
+
+
+def _may_share_with(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose memory the result of a call may share: those of views, and of operations that are not known."""
+    if not node.op.startswith("call"):
+        return []
+    spelling = spelling_of(node)  # views of tensors that are made of shapes have no row in their metadata
+    if node.meta.get(INPLACE):
+        return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]
+    if spelling is None:
+        own = node_info(node).role  # what is made of shapes alone shares nothing with the values that it reads them from
+        others = [argument for argument in node.all_input_nodes if node_info(argument).role is not Role.PARAMETER]
+        return [argument for argument in others if own is not Role.METADATA or node_info(argument).role is own]
+    if not spelling.operator.view:
+        return []
+    several = spelling.operator.name in ("broadcast_tensors", "meshgrid")
+    return node.all_input_nodes if several else [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]

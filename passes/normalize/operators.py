@@ -1,0 +1,339 @@
+"""NORMALIZE: one spelling for every operation, and what each value depends on."""
+
+import operator
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.errors import CaptureError
+from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, role_from, update_info
+from lrpfx.operators.table import (
+    ALIASES,
+    METADATA_ATTRIBUTES,
+    METADATA_FUNCTIONS,
+    METADATA_METHODS,
+    REQUIRED,
+    WITHOUT_EFFECT,
+    Operator,
+    Spelling,
+    operator_named,
+    spelling_of,
+    writes_in_place,
+)
+from lrpfx.passes.program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.support.torch_internals import OpOverload
+from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
+
+INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
+
+
+class NormalizeOperators(Pass):
+    """Methods become functions, and arguments of listed operators take their canonical order and names.
+
+    Tensors come first and by position; options follow by name, and those left at their
+    default are dropped. In-place forms become their out-of-place forms; the mark `INPLACE` tells `RemoveInplace` of them.
+    Every node gets its role: integers, truth values and steps of the inputs are constants to relevance, and so is what is
+    computed from them alone. `constants`: names of the inputs that the user declared to be no signal.
+    """
+
+    name = "normalize_operators"
+    stage = "normalize"
+    unfinished = True  # RemoveInplace gives later readers the effect of in-place operations
+
+    def __init__(self, constants: Collection[str] = ()) -> None:
+        self.constants = frozenset(constants)
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        self._find_roles_of_inputs(program.graph)
+        for node in program.graph.nodes:
+            if node.op not in ("call_function", "call_method", "call_module"):
+                continue
+            if spelling_of(node) is None and draws_random_numbers(node):
+                refuse_random(node, node_info(node).name, node_info(node).source)
+            _attribute_to_function(node)
+            _read_metadata_apart(program.graph, node)
+            update_info(node, role=_role(node))
+            if node.op == "call_module":
+                module = program.root.get_submodule(str(node.target))
+                update_info(node, kind=(Recurrent if isinstance(module, Recurrent) else Opaque).__name__)
+            elif node_info(node).role is not Role.METADATA:
+                result.matches += self._normalize(node)
+            elif node.op == "call_method":
+                _method_to_function(node)
+        return result
+
+    def _find_roles_of_inputs(self, graph: fx.Graph) -> None:
+        """Which inputs are integers or truth values, by their dtype where it is known, or by what reads them, or declared."""
+        for node in graph.nodes:
+            spelling = spelling_of(node)
+            for argument in [] if spelling is None else _index_arguments(node, spelling):
+                origin = _moved_from(argument)
+                if origin.op == "placeholder" and node_info(origin).dtype is None:
+                    update_info(origin, role=Role.DISCRETE)
+        for node in graph.find_nodes(op="placeholder"):
+            if str(node.target) in self.constants:
+                update_info(node, role=Role.CONSTANT)
+            elif _is_discrete(node_info(node).dtype):
+                update_info(node, role=Role.DISCRETE)
+
+    def _normalize(self, node: fx.Node) -> bool:
+        """Rewrite one call; whether it changed."""
+        before = (node.op, node.target, node.args, dict(node.kwargs))
+        if node.kwargs.get("out") is not None:
+            raise CaptureError(
+                f"{node_info(node).name} ({node_info(node).source or 'source unknown'}) writes its result into another tensor "
+                "(out=), which the compiler cannot express as an operation. Use the value that it returns."
+            )
+        spelling = spelling_of(node)
+        node.meta[INPLACE] = writes_in_place(node)
+        if node.op == "call_method":
+            _method_to_function(node)
+        if spelling is None:
+            update_info(node, kind=Unknown.__name__)
+            return before != (node.op, node.target, node.args, dict(node.kwargs))
+        row = spelling.operator
+        if row.reflected and node.args and not isinstance(node.args[0], fx.Node):
+            node.args = (*reversed(node.args[:2]), *node.args[2:])
+            row = operator_named(row.reflected) or row
+            spelling = Spelling(row, tuple(row.arguments))
+        update_info(node, operator=row.name, kind=row.kind.__name__)
+        if row.arguments:
+            try:
+                bound = _bind(node, spelling)
+            except _MisfitError as misfit:
+                if node_info(node).role is Role.DATA:
+                    raise CaptureError(
+                        f"{node_info(node).name} ({node_info(node).source or 'source unknown'}): {misfit}. Write the call "
+                        "without it, or map the module around it to a rule as a whole, by its name or its class."
+                    ) from None
+                update_info(node, operator=None, kind=Unknown.__name__)
+            else:
+                node.meta[INPLACE] |= bool(bound.pop("inplace", False))
+                _set_canonical(node, row, bound)
+        else:
+            _put_first_argument_first(node)
+        return before != (node.op, node.target, node.args, dict(node.kwargs))
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------------
+
+
+def _role(node: fx.Node) -> Role:
+    """What the value of a call depends on, from what its arguments depend on and from what the operator does."""
+    if _reads_metadata(node):
+        return Role.METADATA
+    role = role_from(node.all_input_nodes)
+    spelling = spelling_of(node)
+    if role is Role.DISCRETE and spelling is not None and issubclass(spelling.operator.kind, Embedding):
+        return Role.DATA  # relevance is reported where vectors are looked up
+    if role is Role.DATA and (_is_discrete(node_info(node).dtype) or _makes_discrete(node, spelling)):
+        return Role.CONSTANT  # steps of the data: what is looked up by them is constant, too
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
+        several = spelling_of(node.args[0])
+        if several is not None and several.operator.name in ("broadcast_tensors", "meshgrid"):
+            return role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
+    return role
+
+
+def _is_discrete(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
+    """Whether a call is known to give integers, truth values, or values that are constant piece by piece."""
+    if spelling is None:
+        return False
+    row = spelling.operator
+    if row.discrete:
+        return True
+    arguments = [*node.args, *node.kwargs.values()]
+    if any(_is_discrete(argument) or _names_discrete_type(argument) for argument in arguments):
+        return True
+    if row.name == "getitem":
+        return _is_discrete_result(*node.args[:2])
+    return row.name == "div" and any(argument in ("floor", "trunc") for argument in arguments if isinstance(argument, str))
+
+
+def _names_discrete_type(argument: Any) -> bool:
+    """Whether an argument is a type of tensors of integers, such as torch.LongTensor, or its name."""
+    text = (
+        argument if isinstance(argument, str) else f"{getattr(argument, '__module__', '')}.{getattr(argument, '__name__', '')}"
+    )
+    name = text.rpartition(".")[2]
+    return name in {f"{kind}Tensor" for kind in ("Byte", "Char", "Short", "Int", "Long", "Bool")} and text.startswith("torch.")
+
+
+def _is_discrete_result(value: Any, index: Any) -> bool:
+    """Whether entry `index` of the results of `value` is of integers, as the places that sorting returns are."""
+    spelling = spelling_of(value) if isinstance(value, fx.Node) else None
+    if spelling is None or not isinstance(index, int):
+        return False
+    return index in spelling.operator.discrete_results or index + 2 in spelling.operator.discrete_results
+
+
+def _index_arguments(node: fx.Node, spelling: Spelling) -> Iterator[fx.Node]:
+    """The arguments of a call that are known to be tensors of integers or truth values."""
+    if not spelling.operator.indices:
+        return
+    given: dict[str, Any] = {str(place): value for place, value in enumerate(node.args)} | node.kwargs
+    if spelling.operator.arguments:
+        try:
+            given = _bind(node, spelling)
+        except _MisfitError:  # which is reported when the call is normalized
+            return
+    for which in spelling.operator.indices:
+        value = given.get(which)
+        if isinstance(value, fx.Node):
+            yield value
+
+
+def _moved_from(value: fx.Node) -> fx.Node:
+    """The value whose entries `value` has, in its own dtype: where views and copies began."""
+    while True:
+        spelling = spelling_of(value)
+        row = None if spelling is None else spelling.operator
+        first = value.args[0] if value.args else None
+        if row is None or not isinstance(first, fx.Node) or not (row.moves or row.name == "to_integer"):
+            return value
+        if row.name in ("to", "_to_copy") and not _makes_discrete(value, spelling):
+            return value
+        value = first
+
+
+def _reads_metadata(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return str(node.target) in METADATA_METHODS or (node.target == "type" and len(node.args) == 1 and not node.kwargs)
+    if node.target is getattr and len(node.args) > 1:
+        return node.args[1] in METADATA_ATTRIBUTES
+    return node.target in METADATA_FUNCTIONS
+
+
+#: Methods of which the second argument is read for its shape, or for its dtype and device, and what takes its place.
+_LIKE = {
+    "expand_as": ("expand", ("shape",)),
+    "view_as": ("view", ("shape",)),
+    "reshape_as": ("reshape", ("shape",)),
+    "type_as": ("to", ("device", "dtype")),
+    "to": ("to", ("device", "dtype")),
+}
+
+
+def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
+    """Turn x.expand_as(y) into x.expand(y.shape), and so on: y itself has no part in the result."""
+    spelling = spelling_of(node)
+    if (
+        spelling is None
+        or len(node.args) + len(node.kwargs) != 2
+        or spelling.operator.name not in ("expand", "view", "reshape", "to")
+    ):
+        return
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "").partition(".")[0]
+    other = [*node.args, *node.kwargs.values()][1]
+    if name not in _LIKE or not node.args or not isinstance(other, fx.Node) or node_info(other).role is Role.METADATA:
+        return
+    method, attributes = _LIKE[name]
+    info = node_info(node)
+    read = []
+    for attribute in attributes:
+        made = NodeInfo(f"{info.name}.{attribute}", source=info.source, role=Role.METADATA, description=attribute)
+        read.append(insert_call(graph, node, getattr, (other, attribute), made))
+    node.op, node.target, node.args, node.kwargs = "call_method", method, (node.args[0], *read), {}
+
+
+# --- spellings --------------------------------------------------------------------------------------------------------------
+
+
+def _attribute_to_function(node: fx.Node) -> None:
+    """x.mT, x.T and x.data are operations on tensors, unlike x.shape."""
+    if node.target is not getattr or len(node.args) < 2:
+        return
+    value, name = node.args[:2]
+    if name in ("mT", "mH"):
+        node.target, node.args = torch.transpose, (value, -2, -1)
+    elif name in ("T", "H"):
+        node.target, node.args = torch.ops.aten.numpy_T.default, (value,)
+    elif name == "data":
+        node.target, node.args = torch.detach, (value,)
+    elif isinstance(value, fx.Node) and (spelling := spelling_of(value)) is not None and name in spelling.operator.results:
+        node.target, node.args = operator.getitem, (value, spelling.operator.results.index(str(name)))
+
+
+def _method_to_function(node: fx.Node) -> None:
+    method = getattr(torch.Tensor, str(node.target), None)
+    if method is torch.Tensor.unflatten:
+        method = torch.unflatten  # the method has a name that the code of older torch's graphs cannot import
+    if method is not None:
+        node.op = "call_function"
+        node.target = method
+
+
+class _MisfitError(Exception):
+    """Why arguments do not fit an operator."""
+
+
+def _bind(node: fx.Node, spelling: Spelling) -> dict[str, Any]:
+    """All arguments by canonical name; `_MisfitError` where one is unknown, missing or given twice."""
+    row, names = spelling.operator, (*spelling.arguments, "inplace")
+    if len(node.args) > len(names):
+        raise _MisfitError(f"{row.name} is called with {len(node.args)} arguments, and takes {len(names) - 1} at the most")
+    given = list(zip(names, node.args, strict=False))
+    given += [(_canonical_name(name, node.target, spelling), value) for name, value in node.kwargs.items()]
+    bound: dict[str, Any] = {}
+    for name, value in given:
+        if name in bound:
+            raise _MisfitError(f"{row.name} is given the argument {name!r} twice")
+        if name in row.arguments or name == "inplace":
+            bound[name] = value
+        elif name not in WITHOUT_EFFECT and value is not None:
+            raise _MisfitError(f"the compiler does not know the argument {name!r} of {row.name}")
+    missing = [name for name, default in row.arguments.items() if default is REQUIRED and name not in bound]
+    if missing:
+        raise _MisfitError(f"the form of {row.name} without the argument {missing[0]!r} is not known to the compiler")
+    return bound
+
+
+def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
+    """The name in the table of an argument that a call names otherwise."""
+    row, known = spelling.operator, spelling.arguments
+    if isinstance(target, OpOverload):
+        places = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
+        if name in places[: len(known)]:
+            return known[places.index(name)]
+    if name in row.aliases:
+        return row.aliases[name]
+    if name in known or name in row.arguments:
+        return name
+    return next((other for other in ALIASES.get(name, ()) if other in row.arguments), name)
+
+
+def _put_first_argument_first(node: fx.Node) -> None:
+    """Give the tensor that a call names, as in torch.transpose(input=x, ...), by position, where later passes look for it."""
+    if node.args:
+        return
+    for name in ("input", "self", "tensors"):
+        if name in node.kwargs:
+            node.args = (node.kwargs[name],)
+            node.kwargs = {other: value for other, value in node.kwargs.items() if other != name}
+            return
+
+
+def _set_canonical(node: fx.Node, row: Operator, bound: dict[str, Any]) -> None:
+    positional: list[Any] = []
+    for name, default in row.arguments.items():
+        if name not in row.tensors:
+            break
+        positional.append(bound.pop(name, default))
+    defaults = list(row.arguments.values())
+    while positional and positional[-1] is None and defaults[len(positional) - 1] is None:
+        positional.pop()
+    node.op = "call_function"
+    node.target = row.function or node.target
+    node.args = tuple(positional)
+    node.kwargs = {
+        name: value
+        for name, value in bound.items()
+        if isinstance(value, fx.Node) or row.arguments[name] is REQUIRED or value != row.arguments[name]
+    }

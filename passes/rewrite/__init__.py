@@ -1,0 +1,1 @@
+"""REWRITE and FOLD: nodes become rule modules."""

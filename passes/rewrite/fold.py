@@ -1,0 +1,61 @@
+"""FOLD: subgraphs that depend on parameters alone become derived buffers, computed once and recomputable."""
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.rewrite.rewrite import free_name
+from lrpfx.runtime.explain_module import set_derived_buffer
+
+
+class Fold(Pass):
+    """Move every computation on parameters alone into `program.fold_graph`, and read its results as buffers."""
+
+    name = "fold"
+    stage = "fold"
+
+    def run(self, program: Program) -> PassResult:
+        graph = program.graph
+        folded = {node for node in calls(graph) if node_info(node).role is Role.PARAMETER}
+        while True:
+            results = [node for node in graph.nodes if node in folded and not folded.issuperset(node.users)]
+            if not results:
+                program.fold_graph = None
+                return PassResult()
+            program.fold_graph = _subgraph(graph, folded, results)
+            with torch.no_grad():
+                values = fx.Interpreter(program.root, graph=program.fold_graph).run()
+            others = {n for n, value in zip(results, values, strict=True) if not isinstance(value, torch.Tensor)}
+            if not others:
+                break
+            folded -= others  # a buffer holds one tensor: calls that return several stay in the graph
+        names = []
+        for node, value in zip(results, values, strict=True):
+            name = free_name(program.root, node_info(node).name)
+            names.append(name)
+            set_derived_buffer(program.root, name, value)
+            with graph.inserting_before(node):
+                buffer = graph.create_node("get_attr", name)
+            set_info(buffer, NodeInfo(name, source=node_info(node).source, role=Role.PARAMETER))
+            node.replace_all_uses_with(buffer, delete_user_cb=lambda user: user not in folded)
+        program.derived = tuple(names)
+        for node in reversed(list(graph.nodes)):
+            if node in folded:
+                graph.erase_node(node)
+        for node in list(graph.nodes):
+            if node.op == "get_attr" and not node.users:
+                graph.erase_node(node)
+        return PassResult(len(results))
+
+
+def _subgraph(graph: fx.Graph, members: set[fx.Node], results: list[fx.Node]) -> fx.Graph:
+    """A graph without inputs that computes `results` from parameters."""
+    copies: dict[fx.Node, fx.Node] = {}
+    fold_graph = fx.Graph()
+    needed = {argument for node in members for argument in node.all_input_nodes} | members
+    for node in graph.nodes:
+        if node in needed:
+            copies[node] = fold_graph.node_copy(node, copies.__getitem__)
+    fold_graph.output(tuple(copies[node] for node in results))
+    return fold_graph
