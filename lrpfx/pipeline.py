@@ -1,8 +1,7 @@
 """The compiler: a model and a composite in, an explainable GraphModule out."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -13,28 +12,12 @@ from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
 from lrpfx.frontends.symbolic import private_copy
-from lrpfx.ir.node import data_calls, named_nodes, node_info
-from lrpfx.passes import (
-    AnalyzeSigns,
-    AnalyzeSupport,
-    Assign,
-    ExplainLogits,
-    Fold,
-    MergeBatchNorm,
-    MergeBatchNormRight,
-    Pass,
-    Program,
-    Rewrite,
-    Validate,
-    run_pass,
-)
+from lrpfx.ir.node import named_nodes
+from lrpfx.passes.analyze.signs import InputRange
+from lrpfx.passes.driver import run_passes
+from lrpfx.passes.stages import LOGITS, OUTPUT, STAGES, Settings, passes_of
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.types import BatchNorm
-
-OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
-
-InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
 @undisturbed()
@@ -83,16 +66,21 @@ def transform(
         model = private_copy(model)
         for canonizer in canonizers:
             canonizer.apply(model)
-    keep_gradient = "gradient" in (unassigned, composite.unassigned)
-    program, verification = normal_form(model, example_inputs, composite, capture, constants)
+    settings = Settings(
+        composite,
+        graph_passes(composite.canonizers),
+        constants,
+        input_range,
+        "gradient" in (unassigned, composite.unassigned),
+        explain,
+        fold,
+        optimize,
+    )
+    program, verification = normal_form(model, example_inputs, settings, capture)
     verification = verification or guessed_verification(program, model)
-    for step in canonization(program, composite):
-        run_pass(program, step, verification)
-    if explain == LOGITS:
-        run_pass(program, ExplainLogits(), verification)
-    for step in _rules(composite, keep_gradient, fold, optimize, _ranges(program, input_range)):
-        for message in run_pass(program, step, verification).warnings:
-            warnings.warn(message, LrpfxWarning, stacklevel=4)
+    later = [stage for stage in STAGES if stage != "normalize"]
+    for message in run_passes(program, passes_of(settings, *later), verification):
+        warnings.warn(message, LrpfxWarning, stacklevel=4)
     if program.fixed_dimensions and verification is not None:
         program.guards += fixed_dimensions(program, verification)
     return ExplainModule(
@@ -106,44 +94,6 @@ def transform(
         tuple(program.guards),
         program.frozen,
     )
-
-
-def canonization(program: Program, composite: Composite) -> Iterator[Pass]:
-    """The passes that change how the forward is computed; those for batch norm where there is any."""
-    if any(node_info(node).kind == BatchNorm.__name__ for node in data_calls(program.graph)):
-        yield MergeBatchNorm()
-        yield MergeBatchNormRight()
-    yield from graph_passes(composite.canonizers)
-
-
-def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple[float, float]]:
-    """Ranges of inputs by name, under None for all; `InputError` where they are none."""
-    names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
-    ranges: dict[str | None, Any] = {}
-    if isinstance(input_range, Mapping):
-        ranges.update(input_range)
-    elif input_range is not None:
-        ranges[None] = input_range
-    for name, pair in ranges.items():
-        if name is not None and name not in names:
-            raise InputError(f"input_range is for {name!r}, but the inputs are {', '.join(names)}")
-        numbers = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(bound, (int, float)) for bound in pair)
-        if not numbers or pair[0] > pair[1]:
-            raise InputError(f"an input range is a pair of numbers (low, high), not {pair!r}")
-    return ranges
-
-
-def _rules(
-    composite: Composite, keep_gradient: bool, fold: bool, optimize: bool, ranges: dict[str | None, tuple[float, float]]
-) -> Iterator[Pass]:
-    """The stages from ASSIGN on, in order."""
-    yield Assign(composite)
-    yield Validate(keep_gradient)
-    yield AnalyzeSigns(ranges)
-    yield AnalyzeSupport()
-    yield Rewrite(differentiable=not fold, optimize=optimize)
-    if fold:
-        yield Fold()
 
 
 def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:

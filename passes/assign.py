@@ -4,6 +4,7 @@ from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import data_calls, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 from lrpfx.rules.template import Hook
 
@@ -13,6 +14,12 @@ class Assign(Pass):
 
     name = "assign"
     stage = "assign"
+    requires = (
+        CANONICAL,
+        OUT_OF_PLACE,
+        DETERMINISTIC,
+    )
+    ensures = (ASSIGNED,)
     edits = False
 
     def __init__(self, composite: RuleMapping) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,9 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
 
 def run_pass(program: Program, step: Pass, verification: Verification | None = None) -> PassResult:
     """Run `step` on `program`, then lint and record; where it changed the graph, verify, or record that nothing could be."""
+    missing = [need for need in step.requires if need not in program.properties]
+    if missing:
+        raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass made it so")
     if step.changes_outputs and verification is not None and program.unverified:
         _verify(program, verification)
     before = _structure(program)
@@ -186,6 +189,8 @@ def run_pass(program: Program, step: Pass, verification: Verification | None = N
     changed = _structure(program) != before
     if changed and not step.edits:
         raise PassError(f"the pass {step.name} is not to edit anything, but it changed the graph of {program.title}")
+    program.properties += [new for new in step.ensures if new not in program.properties]
+    _check_properties(program, step)
     record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "", changed)
     if step.changes_outputs and verification is not None:
         verification.expect_outputs_of(program)
@@ -194,6 +199,25 @@ def run_pass(program: Program, step: Pass, verification: Verification | None = N
     if verification is not None and program.unverified and not step.unfinished:
         _verify(program, verification)
     return result
+
+
+def run_passes(program: Program, steps: Iterable[Pass], verification: Verification | None = None) -> list[str]:
+    """Run those of the passes that apply, in order; what the user should know."""
+    warnings = []
+    for step in steps:
+        if step.applies(program):
+            warnings += run_pass(program, step, verification).warnings
+    return warnings
+
+
+def _check_properties(program: Program, step: Pass) -> None:
+    for held in program.properties:
+        violations = held.violations(program.graph)
+        if violations:
+            raise PassError(
+                f"after the pass {step.name} the graph of {program.title} is not {held}, which it was or should be: see "
+                + ", ".join(map(str, violations[:3]))
+            )
 
 
 def _verify(program: Program, verification: Verification) -> None:

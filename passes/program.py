@@ -10,6 +10,7 @@ from torch import fx, nn
 from lrpfx.errors import CaptureError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
+from lrpfx.passes.properties import NAMED, Property
 from lrpfx.support.torch_internals import OpOverload
 
 
@@ -50,6 +51,7 @@ class Program:
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
     guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments
     fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
+    properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
 
 
 @dataclass
@@ -67,6 +69,9 @@ class Pass(ABC):
 
     name: ClassVar[str]
     stage: ClassVar[str]
+    #: What must be true of the program before the pass, and what it makes true. The driver checks both.
+    requires: ClassVar[tuple[Property, ...]] = ()
+    ensures: ClassVar[tuple[Property, ...]] = ()
     #: Whether the pass may change the graph. The driver finds out whether it did.
     edits: ClassVar[bool] = True
     #: Whether the next pass completes what this one begins; the graph is then verified after that.
@@ -74,6 +79,10 @@ class Pass(ABC):
 
     #: Whether the pass gives the graph other outputs on purpose: later changes are held against those.
     changes_outputs: ClassVar[bool] = False
+
+    def applies(self, program: Program) -> bool:
+        """Whether there is anything for the pass to do; where not, it is left out of the history."""
+        return True
 
     @abstractmethod
     def run(self, program: Program) -> PassResult:

@@ -7,6 +7,7 @@ from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update
 from lrpfx.layers.layer import bound_arguments, layer_of_node
 from lrpfx.operators.table import is_neutral
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from lrpfx.rules.template import Hook
 
 
@@ -15,6 +16,8 @@ class Validate(Pass):
 
     name = "validate"
     stage = "validate"
+    requires = (ASSIGNED,)
+    ensures = (VALIDATED,)
     edits = False
 
     def __init__(self, keep_gradient: bool) -> None:

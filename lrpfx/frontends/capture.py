@@ -1,7 +1,7 @@
 """CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +18,9 @@ from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, Siz
 from lrpfx.ir.node import Role, data_calls, node_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.operators.table import module_classes
-from lrpfx.passes import (
-    Decompose,
-    FindGates,
-    NormalizeOperators,
-    PassResult,
-    Program,
-    RemoveDeadCode,
-    RemoveDropout,
-    RemoveInplace,
-    Verification,
-    record,
-    run_pass,
-)
-from lrpfx.passes.driver import NOT_VERIFIED, fresh, random_arguments, verified_after_all
+from lrpfx.passes.driver import NOT_VERIFIED, Verification, fresh, random_arguments, record, run_passes, verified_after_all
+from lrpfx.passes.program import PassResult, Program
+from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 from lrpfx.support.torch_internals import pytree
 
@@ -41,58 +30,57 @@ Model = nn.Module | ExportedProgram
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
 DEQUANTIZED = "dequantize"  # the stage that tells of layers that stand for quantized ones
+NO_SETTINGS = Settings()
 FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
 
 
 def normal_form(
     model: Model,
     example_inputs: ExampleInputs = None,
-    composite: RuleMapping | None = None,
+    settings: Settings = NO_SETTINGS,
     capture: str = AUTO,
-    constants: Collection[str] = (),
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
 
     `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
     and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls of unknown operators.
-    `constants`: names of inputs that are no signal.
     """
     if capture not in (AUTO, SYMBOLIC, EXPORT):
         raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
     if isinstance(model, ExportedProgram):
-        return _of_exported(model, example_inputs, constants)
+        return _of_exported(model, example_inputs, settings)
     refuse_scripts(model)
     check_evaluation_mode(model)
     unquantized, replaced = dequantized(model)
-    program, verification = _captured(unquantized, example_inputs, composite, capture, constants)
+    program, verification = _captured(unquantized, example_inputs, settings, capture)
     if replaced.matches:
         record(program, "normalize", DEQUANTIZED, replaced)
     return program, verification
 
 
 def _captured(
-    model: nn.Module, example_inputs: ExampleInputs, composite: RuleMapping | None, capture: str, constants: Collection[str]
+    model: nn.Module, example_inputs: ExampleInputs, settings: Settings, capture: str
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of a module."""
     args, names = positional(model, example_inputs)
-    opaque = _opaque_paths(model, composite)
+    opaque = _opaque_paths(model, settings.composite)
     if capture == EXPORT:
-        return _by_export(model, args, names, opaque, constants)
+        return _by_export(model, args, names, opaque, settings)
     try:
-        program, verification = _by_trace(model, args, names, opaque, constants)
+        program, verification = _by_trace(model, args, names, opaque, settings)
     except (CaptureError, VerificationError) as error:
         if capture == SYMBOLIC or args is None or opaque:
             error.add_note(_other_front_end(capture, args, opaque))
             raise
         try:
-            return _by_export(model, args, names, opaque, constants)
+            return _by_export(model, args, names, opaque, settings)
         except (CaptureError, VerificationError) as other:
             error.add_note(f"torch.export, tried as well: {other}")
             raise error from None
-    unknown = _unknown_calls(program, composite)
+    unknown = _unknown_calls(program, settings.composite)
     if capture == AUTO and args is not None and not opaque and unknown:
         try:
-            return _by_export(model, args, names, opaque, constants)
+            return _by_export(model, args, names, opaque, settings)
         except (CaptureError, VerificationError) as error:
             record(program, "capture", "export", PassResult(reasons=[(unknown[0], f"kept the symbolic trace: {error}")]))
     return program, verification
@@ -107,18 +95,18 @@ def _other_front_end(capture: str, args: tuple[Any, ...] | None, opaque: set[str
 
 
 def _by_trace(
-    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], settings: Settings
 ) -> tuple[Program, Verification | None]:
     given = {} if args is None else dict(zip(names, args, strict=True))
     program = capture_symbolic(model, opaque, given)
     program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
     program.guards += _fixed_defaults(model, names)
     verification = None if args is None else Verification(args, _run_untouched(model, args, names))
-    return _normalized(program, SYMBOLIC, verification, constants), verification
+    return _normalized(program, SYMBOLIC, verification, settings), verification
 
 
 def _by_export(
-    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], constants: Collection[str]
+    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], settings: Settings
 ) -> tuple[Program, Verification | None]:
     if args is None:
         raise InputError('capture="export" runs the model on example inputs: pass example_inputs')
@@ -129,9 +117,9 @@ def _by_export(
         )
     verification = Verification(args, _run_untouched(model, args, names))
     try:
-        program = _normalized(capture_export(model, args, names), EXPORT, verification, constants)
+        program = _normalized(capture_export(model, args, names), EXPORT, verification, settings)
     except VerificationError:  # a batch of one, where the graph for larger ones is another
-        program = _normalized(capture_export(model, args, names, dynamic=False), EXPORT, verification, constants)
+        program = _normalized(capture_export(model, args, names, dynamic=False), EXPORT, verification, settings)
     program.guards += _fixed_defaults(model, names)
     program.guards += _smallest_batch(program, model, args, names)
     return program, verification
@@ -202,7 +190,7 @@ def refuse_scripts(model: nn.Module) -> None:
 
 
 def _of_exported(
-    model: ExportedProgram, example_inputs: ExampleInputs, constants: Collection[str]
+    model: ExportedProgram, example_inputs: ExampleInputs, settings: Settings
 ) -> tuple[Program, Verification | None]:
     program = capture_program(model)
     names = [node.target for node in program.graph.nodes if node.op == "placeholder"]
@@ -216,18 +204,18 @@ def _of_exported(
     if len(given) != len(names):
         if example_inputs is not None:
             raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
-        return _normalized(program, EXPORT, None, constants), None
+        return _normalized(program, EXPORT, None, settings), None
     with torch.no_grad():
         values = fx.Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
-    return _normalized(program, EXPORT, verification, constants), verification
+    return _normalized(program, EXPORT, verification, settings), verification
 
 
-def _normalized(program: Program, front_end: str, verification: Verification | None, constants: Collection[str]) -> Program:
+def _normalized(program: Program, front_end: str, verification: Verification | None, settings: Settings) -> Program:
     inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
-    unknown = [name for name in constants if name not in inputs]
-    if isinstance(constants, str) or unknown:
-        raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {constants!r}")
+    unknown = [name for name in settings.constants if name not in inputs]
+    if isinstance(settings.constants, str) or unknown:
+        raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {settings.constants!r}")
     unverified = NOT_VERIFIED if verification is None else ""
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
     if program.frozen:
@@ -235,15 +223,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    for step in (
-        NormalizeOperators(constants),
-        RemoveInplace(),
-        RemoveDropout(),
-        Decompose(),
-        RemoveDeadCode(),
-        FindGates(),
-    ):
-        run_pass(program, step, verification)
+    run_passes(program, passes_of(settings, "normalize"), verification)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "

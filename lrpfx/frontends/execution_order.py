@@ -5,15 +5,17 @@ from torch import nn
 from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_copy, private_copy
 from lrpfx.ir.node import data_calls, node_info
-from lrpfx.passes import MergeBatchNorm, NormalizeOperators, Program, RemoveDropout, RemoveInplace
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.driver import run_passes
+from lrpfx.passes.program import Program
+from lrpfx.passes.stages import Settings, passes_of
 
 
 def traced(model: nn.Module) -> Program | None:
     """The normalized graph of `model` in evaluation mode, or None where it cannot be traced."""
     try:
         program = capture_copy(private_copy(model).eval())
-        for step in (NormalizeOperators(), RemoveInplace(), RemoveDropout()):
-            step.run(program)
+        run_passes(program, passes_of(Settings(), "normalize"))
     except LrpfxError:
         return None
     return program

@@ -12,6 +12,9 @@ from torch import fx, nn
 _KEY = "lrpfx"
 
 
+INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
+
+
 class Role(enum.Enum):
     """What a node's value depends on."""
 

@@ -1,5 +1,6 @@
 """The report before take-off: what the compiler would make of a model, without compiling it."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lrpfx.attribution.plausibility import advice, saturates
+from lrpfx.canonizers import graph_passes
 from lrpfx.composites import Composite
 from lrpfx.errors import InputTypeError, LrpfxError
 from lrpfx.frontends.capture import (
@@ -22,10 +24,11 @@ from lrpfx.frontends.capture import (
 )
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.operators.table import is_neutral
-from lrpfx.passes import Assign, Program, Verification, final_softmax, run_pass
-from lrpfx.passes.driver import NOT_VERIFIED
+from lrpfx.passes.canonize.explain_logits import final_softmax
+from lrpfx.passes.driver import NOT_VERIFIED, Verification, run_passes
+from lrpfx.passes.program import Program
+from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.pipeline import canonization
 from lrpfx.reports.assignment import NEUTRAL
 from lrpfx.reports.table import format_table
 
@@ -102,6 +105,7 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
     example = keywords or (inputs if inputs else None)
     if inputs and keywords:
         raise InputTypeError("give example inputs by position or by name, not both")
+    settings = Settings(composite, graph_passes(composite.canonizers), keep_gradient=composite.unassigned == "gradient")
     title = type(model).__name__
     front_ends: dict[str, str] = {}
     found: dict[str, tuple[Program, Verification | None]] = {}
@@ -117,7 +121,7 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
             front_ends[front_end] = "not tried: it needs example inputs"
         else:
             try:
-                program, verification = normal_form(model, example, composite, front_end)
+                program, verification = normal_form(model, example, settings, front_end)
                 found[front_end] = program, verification or guessed_verification(program, model)
                 front_ends[front_end] = "works"
             except LrpfxError as error:
@@ -129,7 +133,7 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
             else ("follow what the front ends say, or map the module that they name to a rule as a whole")
         )
         return _hopeless(title, front_ends, "no front end can follow the model", step)
-    reports = [_report(title, front_ends, *found[front_end], composite) for front_end in found]
+    reports = [_report(title, front_ends, *found[front_end], settings) for front_end in found]
     return next((report for report in reports if report.ok), reports[0])
 
 
@@ -138,28 +142,25 @@ def _hopeless(title: str, front_ends: Mapping[str, str], problem: str, step: str
 
 
 def _report(
-    title: str, front_ends: Mapping[str, str], program: Program, verification: Verification | None, composite: Composite
+    title: str, front_ends: Mapping[str, str], program: Program, verification: Verification | None, settings: Settings
 ) -> Report:
     """The report on one graph."""
     problems: list[str] = []
-    batch_norms: dict[str, str] = {}
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        for step in canonization(program, composite):
-            result = run_pass(program, step, verification)
-            batch_norms.update(result.reasons)
-            batch_norms.update(result.details)
-        warnings += run_pass(program, Assign(composite), verification).warnings
+        warnings += run_passes(program, passes_of(settings, "canonize", "assign"), verification)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
     except LrpfxError as error:
         problems.append(str(error))
     if verification is None:
         warnings.append(f"the graph is not verified: {NOT_VERIFIED}")
+    canonized = [stage for stage in program.history if stage.stage == "canonize"]
+    batch_norms = dict(itertools.chain(*((*stage.reasons, *stage.details) for stage in canonized)))
     uses: dict[tuple[str, str], list[tuple[str, str]]] = {}
     uncovered = 0
-    keeps_gradient = composite.unassigned == "gradient"
+    keeps_gradient = settings.keep_gradient
     nodes = list(data_calls(program.graph))
     for node in nodes:
         info = node_info(node)

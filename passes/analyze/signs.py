@@ -4,32 +4,42 @@ Facts follow from the rows of operators, from numbers and from what the user say
 parameters, which may change. Where nothing is known a value is of unknown sign.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import fx
 
+from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, Sign, calls, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, SIGNED
+
+InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
 class AnalyzeSigns(Pass):
     """Write into the metadata which values are known not to be negative, or not to be positive.
 
-    `ranges`: for inputs by name (or all, under None) the lowest and the highest value.
+    `input_range`: the lowest and the highest value of the inputs, for all or by name. `InputError` where it is not that.
     """
 
     name = "analyze_signs"
     stage = "analyze"
+    requires = (CANONICAL,)
+    ensures = (SIGNED,)
     edits = False
 
-    def __init__(self, ranges: dict[str | None, tuple[float, float]] | None = None) -> None:
-        self.ranges = ranges or {}
+    def __init__(self, input_range: InputRange = None) -> None:
+        self.input_range = input_range
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
+        ranges = _ranges(program, self.input_range)
         for node in program.graph.nodes:
             if node.op == "placeholder":
-                value_range = self.ranges.get(str(node.target), self.ranges.get(None))
+                value_range = ranges.get(str(node.target), ranges.get(None))
                 if value_range is not None:
                     low, high = value_range
                     sign = Sign.NONNEGATIVE if low >= 0 else Sign.NONPOSITIVE if high <= 0 else Sign.UNKNOWN
@@ -45,6 +55,23 @@ class AnalyzeSigns(Pass):
                     result.matches += 1
                     result.details.append((info.name, sign.value))
         return result
+
+
+def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple[float, float]]:
+    """Ranges of inputs by name, under None for all; `InputError` where they are none."""
+    names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
+    ranges: dict[str | None, Any] = {}
+    if isinstance(input_range, Mapping):
+        ranges.update(input_range)
+    elif input_range is not None:
+        ranges[None] = input_range
+    for name, pair in ranges.items():
+        if name is not None and name not in names:
+            raise InputError(f"input_range is for {name!r}, but the inputs are {', '.join(names)}")
+        numbers = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(bound, (int, float)) for bound in pair)
+        if not numbers or pair[0] > pair[1]:
+            raise InputError(f"an input range is a pair of numbers (low, high), not {pair!r}")
+    return ranges
 
 
 def _sign_of_call(node: fx.Node) -> Sign:

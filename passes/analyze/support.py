@@ -11,6 +11,7 @@ from lrpfx.operators.signs import of_input
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import Pass as GraphPass
 from lrpfx.passes.program import PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from lrpfx.rules.formulas import AbsoluteRatio, NormalizationEpsilon, Pass, SoftmaxTaylor, UniformEpsilon, ValueOnly
 from lrpfx.rules.template import BasicHook, Hook
 from lrpfx.types import Activation
@@ -21,6 +22,11 @@ class AnalyzeSupport(GraphPass):
 
     name = "analyze_support"
     stage = "analyze"
+    requires = (
+        ASSIGNED,
+        SIGNED,
+    )
+    ensures = (SUPPORTED,)
     edits = False
 
     def run(self, program: Program) -> PassResult:

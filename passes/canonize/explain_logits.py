@@ -9,6 +9,7 @@ from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info, nodes_in, update_info
 from lrpfx.operators.table import is_neutral, operator_named
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, LIVE
 from lrpfx.types import Softmax
 
 #: What makes a probability, or its logarithm, of one logit alone, and so loses nothing.
@@ -20,6 +21,10 @@ class ExplainLogits(Pass):
 
     name = "explain_logits"
     stage = "canonize"
+    requires = (
+        CANONICAL,
+        LIVE,
+    )
     changes_outputs = True
 
     def run(self, program: Program) -> PassResult:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.ir.node import NodeInfo, Role, calls, node_info, update_info
+from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.table import Operator, operator_named
 from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
 
 
@@ -43,11 +44,21 @@ def merged_bias(
     return centred * scale if shift is None else centred * scale + shift
 
 
+def has_batch_norm(program: Program) -> bool:
+    """Whether the model has one, also where it was merged."""
+    infos = map(node_info, data_calls(program.graph))
+    return any(info.kind == BatchNorm.__name__ or info.merged for info in infos)
+
+
 class MergeBatchNorm(Pass):
     """Merge each batch norm into the convolution, transposed convolution or dense layer whose output it alone reads."""
 
     name = "merge_batch_norm"
     stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
+
+    def applies(self, program: Program) -> bool:
+        return has_batch_norm(program)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

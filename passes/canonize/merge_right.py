@@ -18,8 +18,9 @@ from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, no
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import thresholded_relu
 from lrpfx.operators.table import Operator, operator_named
-from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, batched_dimensions, dimensions_of, move_up
+from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, batched_dimensions, dimensions_of, has_batch_norm, move_up
 from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import AvgPool, BatchNorm
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------
@@ -319,6 +320,10 @@ class MergeBatchNormRight(Pass):
 
     name = "merge_batch_norm_right"
     stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
+
+    def applies(self, program: Program) -> bool:
+        return has_batch_norm(program)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
@@ -371,6 +376,7 @@ class MergeInputNormalization(Pass):
 
     name = "merge_input_normalization"
     stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
@@ -512,6 +518,7 @@ class MergeLayerNorm(Pass):
 
     name = "merge_layer_norm"
     stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

@@ -6,6 +6,7 @@ from torch import fx
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.operators.table import writes_in_place
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import LIVE, OUT_OF_PLACE
 
 
 class RemoveDeadCode(Pass):
@@ -13,6 +14,8 @@ class RemoveDeadCode(Pass):
 
     name = "remove_dead_code"
     stage = "normalize"
+    requires = (OUT_OF_PLACE,)
+    ensures = (LIVE,)
 
     def run(self, program: Program) -> PassResult:
         before = len(program.graph.nodes)

@@ -17,6 +17,7 @@ from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import attention_bias, gate, masked_softmax, pair
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from lrpfx.support.torch_internals import OpOverload
 
 
@@ -41,6 +42,11 @@ class Decompose(Pass):
 
     name = "decompose"
     stage = "normalize"
+    requires = (
+        CANONICAL,
+        OUT_OF_PLACE,
+    )
+    ensures = (DECOMPOSED,)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

@@ -7,6 +7,7 @@ from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from lrpfx.types import Dropout
 
 
@@ -15,6 +16,8 @@ class RemoveDropout(Pass):
 
     name = "remove_dropout"
     stage = "normalize"
+    requires = (CANONICAL,)
+    ensures = (DETERMINISTIC,)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

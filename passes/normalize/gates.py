@@ -7,6 +7,7 @@ from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import gate, quotient
 from lrpfx.operators.table import is_neutral, operator_named
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 from lrpfx.types import Product, Sum
 
 
@@ -19,6 +20,11 @@ class FindGates(Pass):
 
     name = "find_gates"
     stage = "normalize"
+    requires = (
+        CANONICAL,
+        DECOMPOSED,
+    )
+    ensures = (GATED,)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

@@ -5,10 +5,10 @@ from dataclasses import replace
 from torch import fx
 
 from lrpfx.errors import CaptureError
-from lrpfx.ir.node import Role, calls, node_info, set_info
+from lrpfx.ir.node import INPLACE, Role, calls, node_info, set_info
 from lrpfx.operators.table import spelling_of
-from lrpfx.passes.normalize.operators import INPLACE
 from lrpfx.passes.program import Pass, PassResult, Program, refuse_state
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 #: Operators whose result is always a view, never a copy.
 _VIEWS = frozenset(
@@ -28,6 +28,8 @@ class RemoveInplace(Pass):
 
     name = "remove_inplace"
     stage = "normalize"
+    requires = (CANONICAL,)
+    ensures = (OUT_OF_PLACE,)
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()

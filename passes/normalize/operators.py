@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from lrpfx.errors import CaptureError
-from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, role_from, update_info
+from lrpfx.ir.node import INPLACE, NodeInfo, Role, node_info, nodes_in, role_from, update_info
 from lrpfx.operators.table import (
     ALIASES,
     METADATA_ATTRIBUTES,
@@ -23,10 +23,9 @@ from lrpfx.operators.table import (
     writes_in_place,
 )
 from lrpfx.passes.program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
-
-INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
 
 
 class NormalizeOperators(Pass):
@@ -40,6 +39,8 @@ class NormalizeOperators(Pass):
 
     name = "normalize_operators"
     stage = "normalize"
+    requires = (NAMED,)
+    ensures = (CANONICAL,)
     unfinished = True  # RemoveInplace gives later readers the effect of in-place operations
 
     def __init__(self, constants: Collection[str] = ()) -> None:

@@ -5,6 +5,7 @@ from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
 from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import REWRITTEN
 from lrpfx.passes.rewrite.rewrite import free_name
 from lrpfx.runtime.explain_module import set_derived_buffer
 
@@ -14,6 +15,7 @@ class Fold(Pass):
 
     name = "fold"
     stage = "fold"
+    requires = (REWRITTEN,)
 
     def run(self, program: Program) -> PassResult:
         graph = program.graph

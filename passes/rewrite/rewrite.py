@@ -11,6 +11,7 @@ from lrpfx.ir.node import Facts, NodeInfo, Role, Sign, attribute_of, data_calls,
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.functions import without_gradient
 from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from lrpfx.rules.formulas import Pass as PassRule
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.shortcuts import PositiveAndNegativeTotals, ShareOfSum, TotalOfOwnSign, shortcut_for
@@ -28,6 +29,11 @@ class Rewrite(Pass):
 
     name = "rewrite"
     stage = "rewrite"
+    requires = (
+        VALIDATED,
+        SUPPORTED,
+    )
+    ensures = (REWRITTEN,)
 
     def __init__(self, differentiable: bool = False, optimize: bool = True) -> None:
         """`differentiable`: rules that can be switched off together, for derivatives of relevance. It costs memory.

@@ -11,8 +11,10 @@ import lrpfx
 from lrpfx import passes
 from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonPlus, LayerMapComposite
 from lrpfx.frontends.symbolic import capture_symbolic
+from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
 from lrpfx.passes.driver import random_arguments
 from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.stages import STAGES, Settings, passes_of
 from lrpfx.rules.template import BasicHook
 from lrpfx.types import Linear
 
@@ -179,15 +181,8 @@ def with_another_constant(program):
 @pytest.mark.parametrize("change", [without_relu, with_other_weights, with_another_constant])
 @pytest.mark.parametrize("given", [True, False])
 def test_a_change_that_a_pass_does_not_report_is_found(change, given, monkeypatch):
-    from lrpfx import pipeline
-
-    stages = pipeline._rules
-
-    def with_a_defect(*args):
-        yield Sloppy(change)
-        yield from stages(*args)
-
-    monkeypatch.setattr(pipeline, "_rules", with_a_defect)
+    assign = STAGES["assign"]
+    monkeypatch.setitem(STAGES, "assign", lambda settings: (Sloppy(change), *assign(settings)))
     x = torch.randn(2, 3, 8, 8)
     with pytest.raises(lrpfx.VerificationError, match="after sloppy the graph of ResidualNet computes something else"):
         lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=x if given else None)
@@ -204,9 +199,9 @@ def test_every_stage_is_verified(name, given, monkeypatch):
         result = run(self, program)
         (output,) = program.graph.find_nodes(op="output")
         with program.graph.inserting_before(output):
-            doubled = program.graph.call_function(torch.mul, (output.args[0], 2.0))
-        lrpfx.ir.node.set_info(doubled, lrpfx.ir.node.NodeInfo("doubled", operator="mul", kind="Product"))
-        output.args = (doubled,)
+            turned = program.graph.call_function(torch.flip, (output.args[0],), {"dims": (1,)})
+        set_info(turned, NodeInfo("turned", operator="flip", kind="Neutral"))
+        output.args = (turned,)
         return result
 
     monkeypatch.setattr(step, "run", defective)
@@ -296,7 +291,7 @@ def checked(expected, actual):
         holder.register_buffer(name, value)
         return graph.get_attr(name)
 
-    graph.output(lrpfx.ir.node.map_arguments(actual, node_of))
+    graph.output(map_arguments(actual, node_of))
     passes.Verification((torch.zeros(1),), expected, records=False).check(passes.Program(holder, graph, "Net"), "a test")
 
 
@@ -361,3 +356,52 @@ def test_outputs_of_integers_make_others_no_less_precise():
     verification._compare([tiny, zero, integers])
     with pytest.raises(AssertionError):
         verification._compare([tiny, zero + 1e-7, integers])
+
+
+def test_passes_that_need_others_are_refused_without_them():
+    program = capture_symbolic(small_net())
+    with pytest.raises(lrpfx.PassError, match="analyze_signs needs a graph that is canonical, but no pass made it so"):
+        passes.run_pass(program, passes.AnalyzeSigns())
+    for step in passes_of(Settings(), "normalize"):
+        passes.run_pass(program, step)
+    with pytest.raises(lrpfx.PassError, match="rewrite needs a graph that is validated, supported"):
+        passes.run_pass(program, passes.Rewrite())
+
+
+class Undoing(passes.Pass):
+    name, stage = "undoing", "canonize"
+
+    def __init__(self, undo):
+        self.undo = undo
+
+    def run(self, program):
+        self.undo(program)
+        return passes.PassResult()
+
+
+def with_dropout(program):
+    (relu, *_) = program.graph.find_nodes(op="call_function", target=torch.nn.functional.relu)
+    update_info(relu, operator="dropout")
+
+
+def with_a_method(program):
+    (output,) = program.graph.find_nodes(op="output")
+    with program.graph.inserting_before(output):
+        output.args = (program.graph.call_method("contiguous", (output.args[0],)),)
+    set_info(output.args[0], NodeInfo("contiguous", operator="contiguous", kind="Neutral"))
+
+
+def without_info(program):
+    (output,) = program.graph.find_nodes(op="output")
+    with program.graph.inserting_before(output):
+        output.args = (program.graph.call_function(torch.flip, (output.args[0],), {"dims": (1,)}),)
+
+
+@pytest.mark.parametrize(
+    "undo, property", [(with_dropout, "deterministic"), (with_a_method, "canonical"), (without_info, "named")]
+)
+def test_what_a_pass_made_true_stays_true(undo, property, monkeypatch):
+    canonize = STAGES["canonize"]
+    monkeypatch.setitem(STAGES, "canonize", lambda settings: (*canonize(settings), Undoing(undo)))
+    with pytest.raises(lrpfx.PassError, match=f"after the pass undoing the graph of ResidualNet is not {property}"):
+        lrpfx.transform(small_net(), EpsilonPlus())

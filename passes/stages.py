@@ -1,0 +1,67 @@
+"""The compiler's stages in order: which passes a transform runs. Whoever runs some of them takes them from here."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from lrpfx.passes.analyze.signs import AnalyzeSigns, InputRange
+from lrpfx.passes.analyze.support import AnalyzeSupport
+from lrpfx.passes.assign import Assign
+from lrpfx.passes.canonize.explain_logits import ExplainLogits
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_right import MergeBatchNormRight
+from lrpfx.passes.normalize.dead_code import RemoveDeadCode
+from lrpfx.passes.normalize.decompose import Decompose
+from lrpfx.passes.normalize.dropout import RemoveDropout
+from lrpfx.passes.normalize.gates import FindGates
+from lrpfx.passes.normalize.inplace import RemoveInplace
+from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.program import Pass
+from lrpfx.passes.rewrite.fold import Fold
+from lrpfx.passes.rewrite.rewrite import Rewrite
+from lrpfx.passes.validate import Validate
+from lrpfx.rules.mapping import RuleMapping
+
+OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What passes need to know of how the compiler was called; see `lrpfx.transform`."""
+
+    composite: RuleMapping | None = None
+    canonizers: Sequence[Pass] = ()  # the passes that the composite's canonizers ask for
+    constants: Collection[str] = ()
+    input_range: InputRange = None
+    keep_gradient: bool = False
+    explain: str = OUTPUT
+    fold: bool = True
+    optimize: bool = True
+
+
+#: Stage -> its passes, in the order in which they run.
+STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
+    "normalize": lambda settings: (
+        NormalizeOperators(settings.constants),
+        RemoveInplace(),
+        RemoveDropout(),
+        Decompose(),
+        RemoveDeadCode(),
+        FindGates(),
+    ),
+    "canonize": lambda settings: (
+        MergeBatchNorm(),
+        MergeBatchNormRight(),
+        *settings.canonizers,
+        *([ExplainLogits()] if settings.explain == LOGITS else []),
+    ),
+    "assign": lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
+    "validate": lambda settings: (Validate(settings.keep_gradient),),
+    "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
+    "rewrite": lambda settings: (Rewrite(differentiable=not settings.fold, optimize=settings.optimize),),
+    "fold": lambda settings: (Fold(),) if settings.fold else (),
+}
+
+
+def passes_of(settings: Settings, *stages: str) -> list[Pass]:
+    """The passes of these stages, in order."""
+    return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]
