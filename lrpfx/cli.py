@@ -2,22 +2,24 @@
 
 import ast
 import csv
+import errno
 import importlib
 import io
 import json
 import logging
+import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import nn
 
 try:
@@ -31,11 +33,20 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
 
-from lrpfx.composites import composite_named
+from lrpfx.composites import Composite, composite_named
 from lrpfx.deploy.artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
 from lrpfx.deploy.lowering import lower
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, nearest, os_errors
-from lrpfx.image import imsave
+from lrpfx.errors import (
+    InputError,
+    InputTypeError,
+    LrpfxError,
+    LrpfxWarning,
+    first_lines,
+    nearest,
+    os_errors,
+    printable,
+)
+from lrpfx.image import CMAPS, get_cmap, imsave
 from lrpfx.pipeline import transform
 
 app = typer.Typer(
@@ -52,6 +63,9 @@ MOST_PIXELS = 1 << 27
 #: Suffixes of the files that `lrpfx run` takes for images.
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
+#: The formats of such files for Pillow, which for some others would start programs.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
 Artefact = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
 
 
@@ -59,6 +73,9 @@ def main() -> None:
     """Errors are messages, not tracebacks, and torch's warnings are its own."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("default", LrpfxWarning)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for names and terminals of any encoding
     try:
         status = app(standalone_mode=False)
         if status == INTERRUPTED:
@@ -71,6 +88,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        raise _failed(f"{type(error).__name__}: {error.strerror or error}") from error
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
@@ -78,7 +97,8 @@ def main() -> None:
 
 
 def _failed(message: str) -> SystemExit:
-    Console(stderr=True, soft_wrap=True).print(message, style="red", markup=False, highlight=False)
+    with suppress(OSError):  # nobody can read it then
+        Console(stderr=True, soft_wrap=True).print(printable(message), style="red", markup=False, highlight=False)
     return SystemExit(2)
 
 
@@ -108,16 +128,20 @@ def export(
     module = _model(model)
     if weights is not None:
         _load_weights(module, weights)
-    example = torch.rand(_shape(shape))
+    try:
+        example = torch.rand(_shape(shape), device="cpu")
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise InputError(f"there cannot be an input of shape {shape}: {first_lines(error)}") from error
     if input_range is not None:
         example = input_range[0] + (input_range[1] - input_range[0]) * example
     try:
         with torch.no_grad():
             module.eval()(example)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{model} cannot run on an input of shape {shape}: {first_lines(error)}") from error
+    chosen = _composite(composite, settings)
     with _steps_shown():
-        explain_model = transform(module, composite_named(composite, **settings), input_range=input_range)
+        explain_model = transform(module, chosen, input_range=input_range)
         program = lower(
             explain_model,
             example,
@@ -130,6 +154,15 @@ def export(
         write = package if compile else save
         path = write(program, output)
     Console().print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, self-test passed", highlight=False)
+
+
+def _composite(name: str, settings: dict[str, Any]) -> Composite:
+    try:
+        return composite_named(name, **settings)
+    except LrpfxError:
+        raise
+    except Exception as error:
+        raise InputError(f"the settings do not fit {name}: {first_lines(error)}") from error
 
 
 class _StatusHandler(logging.Handler):
@@ -162,7 +195,9 @@ def _model(name: str) -> nn.Module:
     path, colon, attribute = name.partition(":")
     if not (path and colon and attribute):
         raise InputError(f"a model is given as module:callable, not {name!r}")
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    before, sys.argv[1:] = sys.argv[1:], []  # they are not the model's
+    sys.path.insert(0, folder)
     try:
         found: Any = importlib.import_module(path)
         for part in attribute.split("."):
@@ -174,13 +209,15 @@ def _model(name: str) -> nn.Module:
         raise
     except ModuleNotFoundError as error:
         raise InputError(f"{name} cannot be imported: {error}") from error
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         raise InputError(
             f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
             "and returns the model"
         ) from error
     finally:
-        sys.path.remove(os.getcwd())
+        sys.argv[1:] = before
+        with suppress(ValueError):
+            sys.path.remove(folder)
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"{name} is or makes a {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -253,15 +290,20 @@ def run(
     shape = _image_shape(runner)
     paths = _image_files(images)
     scale = _numbers(mean, float), _numbers(std, float)
+    if not all(math.isfinite(value) for values in scale for value in values):
+        raise InputError(f"mean and std are finite numbers, not {mean} and {std}")
     if any(len(values) not in (1, shape[0]) for values in scale) or 0.0 in scale[1]:
         raise InputError(f"mean and std have one number, or one for each of {shape[0]} channels; std is not 0")
+    _check_cmap(cmap)
+    if output.exists() and images.samefile(output):
+        raise InputError("the heatmaps would be images of the next run: choose another folder for them")
     classes = runner.manifest["results"]["output"]["shape"][1]
     if target is not None and not 0 <= target < classes:
         raise InputError(f"target {target} is out of range: the output has {classes} classes")
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     batch_size = fixed or batch_size
     settings = {"program": hash_of_file(artefact), "target": target, "mean": mean, "std": std, "cmap": cmap}
-    with os_errors(InputError, output, "written to"), _results(output, settings, classes) as results:
+    with os_errors(InputError, output, "written to"), _results(output, settings, classes, paths) as results:
         pending = [path for path in paths if not results.has(path)]
         chunks = [pending[first : first + batch_size] for first in range(0, len(pending), batch_size)]
         for chunk in track(chunks, description="explaining", console=Console(stderr=True), transient=True):
@@ -270,10 +312,17 @@ def run(
                 try:
                     batch[path] = _read_image(path, shape, *scale)
                 except Exception as error:  # decoders raise all kinds
-                    results.add([path.name, *[""] * (len(results.columns) - 2), first_lines(error)])
+                    results.add_problem(path, error)
             if batch:
-                for row in _explain(runner, batch, target, fixed, output, cmap):
-                    results.add([*row, ""])
+                for path, row, heatmap in _explained(runner, batch, target, fixed):
+                    try:
+                        _write_heatmap(heatmap, output / f"{path.name}.png", cmap)
+                    except OSError as error:
+                        if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):  # it would be so for all others
+                            raise
+                        results.add_problem(path, error)
+                    else:
+                        results.add([*row, ""])
     console = Console(highlight=False)
     before = f", {len(paths) - len(pending)} of them from before," if len(pending) < len(paths) else ""
     console.print(f"{len(paths) - len(results.problems)} heatmaps{before} and outputs.csv in {output}/")
@@ -285,18 +334,21 @@ def run(
 
 @dataclass
 class _Results:
-    """outputs.csv: a row for each image, as it comes."""
+    """outputs.csv: a row for each image, as it comes. The last row of an image is right until `_results` leaves that alone."""
 
     folder: Path
     columns: list[str]
-    before: frozenset[str]  # names of the images that a run which was stopped has explained
+    before: dict[str, list[str]]  # rows of the images that a run which was stopped has explained, by name
     file: TextIO
     problems: list[list[Any]] = field(default_factory=list)
 
     def has(self, image: Path) -> bool:
-        """Whether the image was explained already, and has not changed since."""
+        """Whether the image was explained already, and is the same file since."""
+        name = _name_of(image)
         heatmap = self.folder / f"{image.name}.png"
-        return image.name in self.before and heatmap.exists() and heatmap.stat().st_mtime >= image.stat().st_mtime
+        with suppress(OSError):
+            return name in self.before and heatmap.is_file() and self.before[name][-2] == _version_of(image)
+        return False
 
     def add(self, row: list[Any]) -> None:
         if row[-1]:
@@ -304,41 +356,68 @@ class _Results:
         csv.writer(self.file).writerow(row)
         self.file.flush()
 
+    def add_problem(self, image: Path, error: Exception) -> None:
+        """Say why there is no heatmap; one of what the file was before goes."""
+        with suppress(OSError):
+            (self.folder / f"{image.name}.png").unlink(missing_ok=True)
+        self.add([_name_of(image), *[""] * (len(self.columns) - 2), printable(first_lines(error))])
+
 
 @contextmanager
-def _results(folder: Path, settings: dict[str, Any], classes: int) -> Iterator[_Results]:
-    """The results in `folder`, which a run of these settings wrote or begins."""
+def _results(folder: Path, settings: dict[str, Any], classes: int, images: Sequence[Path]) -> Iterator[_Results]:
+    """The results in `folder`, which a run of these settings wrote or begins. In the end there is one row for each image."""
     folder.mkdir(parents=True, exist_ok=True)
     path, table = folder / "run.json", folder / "outputs.csv"
-    if not path.exists() and table.exists():
-        raise InputError(f"{folder} has an outputs.csv of something else: choose another folder")
-    with open(path, "a+") as file:
+    with open(path, "a+b") as file:
         if locked(file.fileno()) is False:
             raise InputError(f"another run writes to {folder}")
         file.seek(0)
         before = file.read()
-        if before and before != json.dumps(settings):
+        if not before and table.exists():
+            raise InputError(f"{folder} has an outputs.csv of something else: choose another folder")
+        if before and before != json.dumps(settings).encode():
             raise InputError(f"{folder} has the results of another program, or of other settings: choose another folder")
         if not before:
-            file.write(json.dumps(settings))
+            file.write(json.dumps(settings).encode())
             file.flush()
-        columns = ["file", "largest", "explained", "relevance", *(f"output_{i}" for i in range(classes)), "problem"]
-        rows = _explained_rows(table, columns)
-        text = io.StringIO()
-        csv.writer(text).writerows([columns, *rows.values()])
-        with whole_file(table) as temporary:
-            temporary.write_text(text.getvalue(), newline="")
-        with open(table, "a", newline="") as output:
-            yield _Results(folder, columns, frozenset(rows), output)
+        columns = ["file", "largest", "explained", "relevance", *(f"output_{i}" for i in range(classes)), "version", "problem"]
+        rows = {name: row for name, row in _rows(table, columns).items() if not row[-1]}
+        _write_rows(table, [columns, *rows.values()])
+        with open(table, "a", newline="", encoding="utf-8") as output:
+            yield _Results(folder, columns, rows, output)
+        rows = _rows(table, columns)
+        names = [name for name in map(_name_of, images) if name in rows]
+        _write_rows(table, [columns, *(rows[name] for name in dict.fromkeys([*names, *rows]))])  # of images that are gone last
 
 
-def _explained_rows(table: Path, columns: list[str]) -> dict[str, list[str]]:
-    """The rows of images that were explained, by name. The last one of a run that was killed may be cut off."""
+def _rows(table: Path, columns: list[str]) -> dict[str, list[str]]:
+    """The last row of each image, by its name. The last one of a run that was killed may be cut off."""
     if not table.exists():
         return {}
-    with open(table, newline="") as file:
-        rows = [row for row in csv.reader(file) if len(row) == len(columns)]
-    return {row[0]: row for row in rows[1:] if not row[-1]}
+    try:
+        with open(table, newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if len(row) == len(columns)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{table} is damaged ({error}): choose another folder, or remove it to begin anew") from error
+    return {row[0]: row for row in rows[1:]}
+
+
+def _write_rows(table: Path, rows: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    with whole_file(table, ".csv") as temporary:
+        temporary.write_text(text.getvalue(), newline="", encoding="utf-8")
+
+
+def _name_of(image: Path) -> str:
+    """The name of a file as text, also where it is none."""
+    return os.fsencode(image.name).decode("utf-8", "backslashreplace")
+
+
+def _version_of(image: Path) -> str:
+    """What changes where a file is replaced."""
+    found = image.stat()
+    return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
 
 
 def _image_shape(runner: Runner) -> list[int]:
@@ -351,6 +430,13 @@ def _image_shape(runner: Runner) -> list[int]:
     if len(runner.manifest["results"]["output"]["shape"]) != 2:
         raise InputError("the program's output is not of shape (batch, classes)")
     return list(shapes[0])
+
+
+def _check_cmap(cmap: str) -> None:
+    try:
+        get_cmap(cmap)
+    except Exception as error:
+        raise InputError(f"{cmap!r} is no colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}") from error
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -367,15 +453,15 @@ def _read_image(path: Path, shape: Sequence[int], mean: list[float], std: list[f
     channels, height, width = shape
     if not path.is_file():
         raise InputError("it is not a file")
-    with Image.open(path) as file:
+    with Image.open(path, formats=FORMATS) as file:
         if file.width * file.height > MOST_PIXELS:
             raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}")
-        image = file if file.mode.startswith("I") else file.convert("L" if channels == 1 else "RGB")
-        if image is file:  # 16 bits, which Pillow would cut off at 255
-            values = np.asarray(file, dtype=np.float32)
-            if values.min() < 0 or values.max() > 65535:
-                raise InputError("its values are not those of 8 or 16 bits")
-            image = Image.fromarray(values / 257.0)
+        if file.mode in ("F", "I"):
+            raise InputError("its values are of 32 bits, whose range is not known: convert it to 8 or 16 bits")
+        upright = ImageOps.exif_transpose(file)
+        image = upright if file.mode.startswith("I") else upright.convert("L" if channels == 1 else "RGB")
+        if image is upright:  # 16 bits, which Pillow would cut off at 255
+            image = Image.fromarray(np.asarray(upright, dtype=np.float32) / 257.0)
     factor = max(height / image.height, width / image.width)
     left, top = (image.width - width / factor) / 2, (image.height - height / factor) / 2
     box = (max(left, 0.0), max(top, 0.0), min(left + width / factor, image.width), min(top + height / factor, image.height))
@@ -385,10 +471,10 @@ def _read_image(path: Path, shape: Sequence[int], mean: list[float], std: list[f
     return result
 
 
-def _explain(
-    runner: Runner, batch: dict[Path, np.ndarray], target: int | None, fixed: int | None, output: Path, cmap: str
-) -> list[list[Any]]:
-    """Write the heatmaps of a batch; its rows of the table."""
+def _explained(
+    runner: Runner, batch: dict[Path, np.ndarray], target: int | None, fixed: int | None
+) -> Iterator[tuple[Path, list[Any], np.ndarray]]:
+    """Of each image of a batch its row of the table, and its relevance."""
     pixels = np.stack(list(batch.values()))
     if fixed is not None:  # what is missing in the last batch is filled up with copies
         pixels = np.concatenate([pixels] * fixed)[:fixed]
@@ -397,16 +483,22 @@ def _explain(
     results = _run_for(runner, arguments, target)
     maps = results["relevance"]
     maps = maps if maps.ndim == 3 else maps.sum(1)
-    rows = []
     for path, values, heatmap in zip(batch, results["output"], maps, strict=False):
-        temporary = output / ".unfinished.png"  # whole_file would look through the folder for each image
-        imsave(temporary, heatmap, cmap=cmap, symmetric=True)
-        os.replace(temporary, output / f"{path.name}.png")
         best = int(values.argmax())
         total = None if heatmap.dtype == np.uint8 else float(heatmap.astype(np.float64).sum())
         explained = best if target is None else target
-        rows.append([path.name, best, explained, "" if total is None else total, *map(float, values)])
-    return rows
+        figures = [best, explained, "" if total is None else total, *map(float, values)]
+        yield path, [_name_of(path), *figures, _version_of(path)], heatmap
+
+
+def _write_heatmap(heatmap: np.ndarray, path: Path, cmap: str) -> None:
+    """Write an image, whole or not at all. `whole_file` would look through the folder for each."""
+    temporary = path.with_name(".unfinished.png")
+    try:
+        imsave(temporary, heatmap, cmap=cmap, symmetric=True)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _run_for(runner: Runner, arguments: dict[str, np.ndarray], target: int | None) -> dict[str, np.ndarray]:
@@ -458,7 +550,7 @@ def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify
     for path in artefacts:
         try:
             rows.append((str(path), "passed", f"differs by {load(path).verify():.1e}"))
-        except ArtefactError as error:
+        except LrpfxError as error:
             failed = True
             rows.append((str(path), "FAILED", str(error)))
     Console(highlight=False).print(_table(("file", "self-test", ""), rows))
@@ -469,5 +561,5 @@ def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify
 def _table(columns: Sequence[str], rows: Any, header: bool = True) -> Table:
     table = Table(*columns, show_header=header, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(printable(text)) for text in row))
     return table

@@ -90,7 +90,7 @@ def _describe_types(types: type | tuple[type, ...]) -> str:
 def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
     """`entries` as a list of (key, rule) pairs; an error that shows the entry which is not one."""
     checked: list[tuple[Any, Hook]] = []
-    for entry in entries:
+    for entry in entries if isinstance(entries, Iterable) else [entries]:
         if not (isinstance(entry, (tuple, list)) and len(entry) == 2):
             raise InputTypeError(f"an entry of {what} is a pair (key, rule), not {entry!r}")
         key, rule = entry
@@ -112,6 +112,10 @@ class Composite:
 
     def __init__(self, module_map: ModuleMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
         self.module_map: ModuleMap = self._map_nothing if module_map is None else module_map
+        if canonizers is not None and not (
+            isinstance(canonizers, Iterable) and all(callable(getattr(one, "apply", None)) for one in canonizers)
+        ):
+            raise InputTypeError(f"canonizers are a list of canonizers, not {canonizers!r}")
         self.canonizers = [] if canonizers is None else list(canonizers)
         self.handles = RemovableHandleList()
         self.hook_refs: weakref.WeakSet[Hook] = weakref.WeakSet()
@@ -391,7 +395,11 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
         first_defaults: Iterable[tuple[type, Hook]] = (),
     ) -> None:
         own_first = list(first_defaults)
-        super().__init__([*(layer_map or []), *defaults], [*(first_map or []), *own_first], canonizers)
+        super().__init__(
+            [*_checked(layer_map or [], "a layer map"), *defaults],
+            [*_checked(first_map or [], "a first map"), *own_first],
+            canonizers,
+        )
         self._defaults = len(defaults)
         self._first_defaults = len(own_first)
 

@@ -71,6 +71,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return re.search(r"(not enough|allocate) memory|[Ff]ailed to allocate|bad_alloc", str(error)) is not None
 
 
+def printable(text: str) -> str:
+    """The text with escapes for what a terminal would act on, or cannot show."""
+    return "".join(one if one.isprintable() or one == "\n" else f"\\x{ord(one):02x}" for one in text)
+
+
 def first_lines(error: BaseException, lines: int = 2) -> str:
     """The kind of an error of others and what it says first: torch's own go on for pages."""
     text = " ".join(line.strip() for line in str(error).strip().splitlines()[:lines])

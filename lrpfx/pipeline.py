@@ -120,6 +120,8 @@ def _check_arguments(model: Model, composite: Composite, unassigned: str, explai
         raise InputTypeError(f"transform takes a composite, not its class; did you mean {composite.__name__}()?")
     if not isinstance(composite, Composite):
         raise InputTypeError(f"transform takes a composite, not {type(composite).__name__}")
+    if isinstance(model, nn.Module) and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError(f"{type(model).__name__} is on the meta device, where there are no values to explain")
     if hasattr(model, "_orig_mod"):
         raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
     if unassigned not in ("error", "gradient"):

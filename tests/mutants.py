@@ -102,11 +102,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps / signs)",
     ): "signs are 1 and -1",
     (
-        "lrpfx/deploy/artefacts.py",
-        "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold=1024)",
-        "external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold= 1023)",
-    ): "where a small parameter stands makes no difference",
-    (
         "lrpfx/rules/formulas.py",
         "gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),",
         "gradient_mapper=SharedRatios(self.stabilizer, [{ -1: 1}]),",

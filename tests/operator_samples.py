@@ -425,7 +425,7 @@ class CallNet(nn.Module):
             if isinstance(value, Weight):
                 buffer = name.startswith("running") or name in ("scale", "shift")
                 made = value.make()
-                setattr(self, name, nn.Buffer(made) if buffer else nn.Parameter(made))
+                self.register_buffer(name, made) if buffer else self.register_parameter(name, nn.Parameter(made))
         self.eval()
 
     def arguments(self, inputs):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, MixedComposite, NameMapComposite, layer_map_base
-from lrpfx.operators import all_operators
+from lrpfx.operators.table import all_operators
 from lrpfx.types import Convolution, Linear
 
 FORMATS = ("pt2", "AOTInductor", "ONNX")

@@ -1,8 +1,11 @@
 """Artefacts: every format gives the results of `lrpfx.attribute`, guards its inputs, and is never half written."""
 
+import copy
 import functools
+import io
 import logging
 import os
+import pickle
 import random
 import re
 import shutil
@@ -12,6 +15,7 @@ import sys
 import textwrap
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +24,7 @@ import pytest
 import torch
 from helpers import assert_close, needs_compiler, small_net
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
@@ -238,6 +243,97 @@ def test_inputs_are_guarded(artefact):
             runner(*arguments)
 
 
+class Wrapped(torch.Tensor):
+    """A tensor without memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*[one.inner if isinstance(one, Wrapped) else one for one in args], **(kwargs or {}))
+
+
+class Own(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError("not for runners")
+
+
+def test_inputs_that_are_no_plain_tensors(artefact, explain_model):
+    runner, x, index = lrpfx.load(artefact), images(), torch.tensor([0, 1])
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+    for value, message in [
+        (Wrapped(x), "a Wrapped that stands for other tensors"),
+        (fake, "that stands for other tensors|on the meta device"),
+        (x.to("meta"), "on the meta device"),
+        (x.to_sparse(), "of layout torch.sparse_coo"),
+        (torch.nested.nested_tensor([x[0], x[1]]), "nested"),
+    ]:
+        with pytest.raises(lrpfx.InputTypeError, match=message):
+            runner(value, index)
+        with pytest.raises(lrpfx.InputTypeError, match=message):
+            lrpfx.attribute(explain_model, value, 1)
+        with pytest.raises(lrpfx.InputTypeError, match=message):
+            lrpfx.lower(explain_model, value)
+    with pytest.raises(lrpfx.InputTypeError, match="stands for other tensors"):
+        torch.func.grad(lambda one: runner(one, index)["output"].sum())(x)
+    with pytest.raises(lrpfx.InputTypeError, match="masked array"):
+        runner(np.ma.masked_array(x.numpy(), mask=x.numpy() > 0.5), index.numpy())
+    expected = runner(x, index)["relevance"]
+    assert torch.equal(runner(x.as_subclass(Own), index)["relevance"], expected)
+    assert torch.equal(copy.deepcopy(runner)(x, index)["relevance"], expected)
+    with pytest.raises(lrpfx.InputTypeError, match="a runner is not pickled"):
+        pickle.dumps(runner)
+
+
+def test_files_are_loaded_in_any_surroundings(artefact, onnx_artefact):
+    x, index = images(), torch.tensor([0, 1])
+    expected = lrpfx.load(artefact)(x, index)["relevance"]
+    with torch.device("meta"):
+        inside = lrpfx.load(artefact)
+    assert torch.equal(inside(x, index)["relevance"], expected)
+    for path in (artefact, onnx_artefact):
+        with ThreadPoolExecutor(6) as pool:
+            for runner in pool.map(lrpfx.load, [path] * 12):
+                assert runner.verify() <= 1e-5
+
+
+def test_programs_are_lowered_in_any_surroundings(explain_model):
+    explain_model, x = copy.deepcopy(explain_model).float(), images().float()
+    index = torch.tensor([0, 1])
+    expected = lrpfx.lower(explain_model, x).module()(x, index)["relevance"]
+    for surroundings in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.device("meta"), torch.no_grad()):
+        with surroundings:
+            program = lrpfx.lower(explain_model, x)
+        assert torch.equal(program.module()(x, index)["relevance"], expected)
+
+
+@pytest.mark.parametrize("path", [b"model.pt2", None, 3, io.BytesIO()])
+def test_paths_of_other_types(path, explain_model):
+    program = lrpfx.lower(explain_model, images())
+    for function in (lambda: lrpfx.save(program, path), lambda: lrpfx.load(path)):
+        with pytest.raises(lrpfx.InputTypeError, match="a path is a str or a Path"):
+            function()
+
+
+def test_names_that_are_odd(explain_model, tmp_path):
+    program = lrpfx.lower(explain_model, images())
+    (tmp_path / "loop.pt2").symlink_to("loop.pt2")
+    for name, message in (("loop.pt2", "link to itself|symbolic links"), ("a\0.pt2", "not the name of a file")):
+        with pytest.raises(lrpfx.ArtefactError, match=message):
+            lrpfx.save(program, f"{tmp_path}/{name}")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.pt2")
+    assert lrpfx.load(lrpfx.save(program, odd)).verify() <= 1e-9
+    for other in (explain_model, None, "program"):
+        with pytest.raises(lrpfx.InputTypeError, match=r"a program is what lrpfx\.lower returns"):
+            lrpfx.save(other, tmp_path / "model.pt2")
+
+
 @pytest.fixture(scope="module")
 def onnx_artefact(tmp_path_factory):
     torch.manual_seed(0)
@@ -358,6 +454,34 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
     data.unlink()
     with pytest.raises(lrpfx.ArtefactError, match=r"the file of its parameters, .*, is not there"):
         lrpfx.load(path)
+
+
+def test_parameters_beside_belong_to_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.chdir(tmp_path)  # where the converter of onnx looks for files of the same name
+
+    def program(seed):
+        torch.manual_seed(seed)
+        return lrpfx.lower(lrpfx.transform(small_net(), EpsilonPlusFlat()).float(), images().float())
+
+    lrpfx.save(program(0), "a.onnx")
+    shutil.copy("a.onnx", "b.onnx")
+    lrpfx.save(program(1), "b.onnx")
+    assert lrpfx.load("a.onnx").verify() <= 1e-4 and lrpfx.load("b.onnx").verify() <= 1e-4
+    os.rename("a.onnx", "old.onnx")
+    lrpfx.save(program(2), "a.onnx")
+    lrpfx.save(program(3), "old.onnx")
+    shutil.copy("a.onnx", "c.onnx")
+    lrpfx.save(program(4), "a.onnx")
+    for name in ("a", "b", "c", "old"):
+        assert lrpfx.load(f"{name}.onnx").verify() <= 1e-4
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "model.onnx").symlink_to(tmp_path / "a.onnx")
+    assert lrpfx.load(lrpfx.save(program(5), "links/model.onnx")).verify() <= 1e-4
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "abc").touch()
+    (tmp_path / "links" / "blob.onnx").symlink_to(tmp_path / "blobs" / "abc")
+    assert lrpfx.load(lrpfx.save(program(6), "links/blob.onnx")).manifest["kind"] == "onnx"
 
 
 def test_onnx_says_where_operations_come_from(onnx_artefact):

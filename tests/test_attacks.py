@@ -95,6 +95,12 @@ def config_with(entries, config, **changes):
     return json.dumps({"config": {"first": first, **(listed if config == WEIGHTS else {})}}).encode()
 
 
+def meta_with(entries, **entry):
+    """What a list says of its first tensor, with other sizes or strides of its last dimension."""
+    meta = next(iter(json.loads(entries[WEIGHTS])["config"].values()))["tensor_meta"]
+    return {**meta, **{key: [*meta[key][:-1], {"as_int": value}] for key, value in entry.items()}}
+
+
 def in_program(change):
     """Entries with a changed program."""
 
@@ -181,6 +187,29 @@ IN_FILES = {
     "a module to import": in_program(with_structure),
     "notes": in_program(lambda program, code: first_operator(program).update(metadata={"stack_trace": code})),
     "an array of objects": lambda entries, marker: {archives.SELF_TEST: npz({"in.input": Payload(marker)})},
+    "memory of others": in_program(
+        lambda program, code: first_operator(program).update(target="torch.ops.aten._reshape_alias.default")
+    ),
+    "an operator that writes": in_program(
+        lambda program, code: first_operator(program).update(target="torch.ops.aten.fill_.Scalar")
+    ),
+    "a setting of the process": in_program(
+        lambda program, code: first_operator(program).update(target="torch.ops.aten.set_grad_enabled.default")
+    ),
+    "an operator of TorchScript": in_program(
+        lambda program, code: first_operator(program).update(target="torch.ops.aten.len.t")
+    ),
+    "a power of powers": in_program(
+        lambda program, code: with_expression(program, "Pow(" * 12 + "Integer(9)" + ", 9)" * 12)
+    ),
+    "a long name": in_program(lambda program, code: with_expression(program, "Symbol('a' * 3000000000)")),
+    "many sizes": in_program(
+        lambda program, code: with_expression(program, f"Max({', '.join(f's{number}' for number in range(400))})")
+    ),
+    "a long text": in_program(lambda program, code: with_expression(program, " + ".join(["s31"] * 10_000))),
+    "a weight that is larger than the file": lambda entries, marker: {
+        WEIGHTS: config_with(entries, WEIGHTS, tensor_meta=meta_with(entries, sizes=10**9, strides=0))
+    },
     "another form": lambda entries, marker: {"archive_format": b"pt1"},
     "an earlier version": lambda entries, marker: {"archive_version": b"-1"},
     "a later version": lambda entries, marker: {"archive_version": b"1"},
@@ -441,13 +470,14 @@ def test_what_killed_writers_left_goes(program, tmp_path):
 import os, signal
 from pathlib import Path
 from lrpfx.deploy.artefacts import whole_file
-with whole_file(Path({str(path)!r})) as temporary:
+with whole_file(Path({str(path)!r}), ".pt2") as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code])
     assert len(os.listdir(tmp_path)) == 1 and not path.exists()
-    with artefacts.whole_file(path) as temporary, artefacts.whole_file(path) as other:  # two at once leave one another alone
+    whole = functools.partial(artefacts.whole_file, path, ".pt2")
+    with whole() as temporary, whole() as other:  # two at once leave one another alone
         temporary.write_bytes(b"one")
         other.write_bytes(b"other")
     assert os.listdir(tmp_path) == ["model.pt2"] and path.read_bytes() == b"one"

@@ -163,7 +163,98 @@ def test_images_of_16_bits(folder):
         Image.fromarray(image).save(f"{name}/image.png")
         run("run", "model.pt2", name, f"{name}_results")
     deep, flat = rows_of("deep_results")["image.png"], rows_of("flat_results")["image.png"]
-    assert [float(deep[key]) for key in list(deep)[3:-1]] == pytest.approx([float(flat[key]) for key in list(flat)[3:-1]])
+    assert [float(deep[key]) for key in list(deep)[3:-2]] == pytest.approx([float(flat[key]) for key in list(flat)[3:-2]])
+
+
+def test_photographs_are_upright(folder):
+    exported("model.pt2")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    for name, image, orientation in (("turned", np.rot90(pixels), 6), ("upright", pixels, 1)):
+        os.mkdir(name)
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(np.ascontiguousarray(image)).save(f"{name}/image.png", exif=exif)
+        run("run", "model.pt2", name, f"{name}_results")
+    turned, upright = rows_of("turned_results")["image.png"], rows_of("upright_results")["image.png"]
+    assert turned["output_0"] == upright["output_0"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_images_of_32_bits_have_no_known_range(dtype, folder):
+    exported("model.pt2")
+    Image.fromarray(np.ones((8, 8), dtype=dtype)).save("images/wide.tif")
+    with pytest.raises(lrpfx.InputError, match=r"wide\.tif: InputError: its values are of 32 bits"):
+        run("run", "model.pt2", "images", "results")
+
+
+def test_no_program_is_started_for_an_image(folder, monkeypatch):
+    exported("model.pt2")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {folder}/started\nexit 1\n")
+    (folder / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    (folder / "images" / "page.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    with pytest.raises(lrpfx.InputError, match=r"page\.png"):
+        run("run", "model.pt2", "images", "results")
+    assert not (folder / "started").exists()
+
+
+def test_a_changed_image_has_one_row(folder):
+    exported("model.pt2")
+    run("run", "model.pt2", "images", "results")
+    before = rows_of()
+    Image.new("RGB", (8, 8), (9, 0, 0)).save("images/1.png")
+    os.utime("images/1.png", (1, 1))  # as a copy that keeps the time of an older file
+    (folder / "images" / "2.png").write_bytes(b"no image")
+    with pytest.raises(lrpfx.InputError, match=r"2\.png"):
+        run("run", "model.pt2", "images", "results")
+    with open("results/outputs.csv", newline="") as file:
+        assert [row["file"] for row in csv.DictReader(file)] == ["0.png", "1.png", "2.png"]
+    assert rows_of()["1.png"]["output_0"] != before["1.png"]["output_0"] and rows_of()["0.png"] == before["0.png"]
+    assert rows_of()["2.png"]["problem"] and not os.path.exists("results/2.png.png")
+
+
+def test_what_the_file_system_refuses_costs_its_own_row(folder):
+    exported("model.pt2")
+    image = (folder / "images" / "0.png").read_bytes()
+    for name in (b"\xff.png", b"a" * 250 + b".png", b"link.png", b"folder.png"):
+        with open(os.path.join(b"images", name), "wb") as file:
+            file.write(image)
+    run_program("run", "model.pt2", "images", "elsewhere")
+    os.makedirs("results/folder.png.png/inside")
+    os.unlink("images/link.png")
+    os.symlink("nowhere", "images/link.png")
+    for _ in range(2):
+        status, printed = run_program("run", "model.pt2", "images", "results")
+        assert status == 2 and "Traceback" not in printed and "should not happen" not in printed
+        rows = rows_of()
+        assert {name[:6] for name, row in rows.items() if row["problem"]} == {"aaaaaa", "link.p", "folder"}
+        assert len(rows) == 7 and rows["\\xff.png"]["output_0"] and ".unfinished.png" not in os.listdir("results")
+
+
+def test_settings_are_checked_before_a_folder_is_begun(folder):
+    exported("model.pt2")
+    for wrong, message in (
+        (("--cmap", "bvr"), "Did you mean 'bwr'"),
+        (("--mean", "nan"), "finite numbers"),
+        (("--std", "0"), "std is not 0"),
+    ):
+        with pytest.raises(lrpfx.InputError, match=message):
+            run("run", "model.pt2", "images", "results", *wrong)
+        assert not os.path.exists("results")
+    with pytest.raises(lrpfx.InputError, match="images of the next run"):
+        run("run", "model.pt2", "images", "images")
+    run("run", "model.pt2", "images", "results")
+    for damage in (b"\xff\xfe", b'"' + b"x" * 200_000 + b'"\n'):
+        (folder / "results" / "outputs.csv").write_bytes(damage)
+        with pytest.raises(lrpfx.InputError, match=r"outputs\.csv is damaged"):
+            run("run", "model.pt2", "images", "results")
+    (folder / "results" / "run.json").write_bytes(b"\xff")
+    with pytest.raises(lrpfx.InputError, match="other settings"):
+        run("run", "model.pt2", "images", "results")
+    (folder / "results" / "run.json").write_bytes(b"")
+    with pytest.raises(lrpfx.InputError, match="something else"):
+        run("run", "model.pt2", "images", "results")
 
 
 def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
@@ -171,15 +262,15 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     for number in range(3, 12):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
     run("run", "model.pt2", "images", "expected")
-    explain, calls = cli._explain, []
+    explained, calls = cli._explained, []
 
     def stopped(runner, batch, *arguments):
         calls.extend(batch)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return explain(runner, batch, *arguments)
+        return explained(runner, batch, *arguments)
 
-    monkeypatch.setattr(cli, "_explain", stopped)
+    monkeypatch.setattr(cli, "_explained", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         cli.run(folder / "model.pt2", folder / "images", folder / "results", batch_size=1)
     assert len(rows_of()) == 5
@@ -191,7 +282,6 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
         name: row["largest"] for name, row in rows_of("expected").items()
     }
     Image.new("RGB", (8, 8), (99, 0, 0)).save("images/5.png")
-    os.utime("images/5.png", (2**32, 2**32))
     run("run", "model.pt2", "images", "results")
     assert [path.name for path in calls[13:]] == ["5.png"]
     for change in (["--target", "1"], ["--mean", "0.5"]):

@@ -75,3 +75,20 @@ def test_models_without_derived_weights():
     program = lrpfx.lower(lrpfx.transform(model, composite, fold=False), torch.rand(2, 4), target="max")
     assert set(program.state_dict) == {"0.weight", "0.bias"}
     assert derive_weights(program.graph, model, lrpfx.transform(model, composite)) is None
+
+
+def test_a_file_of_a_small_program_takes_little_memory():
+    """What is large is left to each call."""
+
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(10, 10))
+
+        def forward(self, x):
+            return x + self.weight.abs().repeat(2000, 2000).sum()
+
+    program = torch.export.export(Large(), (torch.rand(3),)).module()
+    fold_constants(program)
+    names = {node.name for node in program.graph.nodes}
+    assert "repeat" in names and "abs_1" not in names

@@ -86,6 +86,25 @@ def test_random_interrupts(work, times):
     transformed(model, x)
 
 
+@pytest.mark.parametrize("work", ["load", "save", "run"])
+def test_random_interrupts_of_artefacts(work, tmp_path):
+    x, index = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
+    program = lrpfx.lower(lrpfx.transform(small_net(), EpsilonPlusFlat()), x)
+    path = lrpfx.save(program, tmp_path / "model.pt2")
+    runner, before, generator, found = lrpfx.load(path), state_of_the_process(), random.Random(0), 0
+    expected = runner(x, index)["relevance"]
+    works = {
+        "load": (lambda: lrpfx.load(path), 0.1, 20),
+        "save": (lambda: lrpfx.save(program, path), 0.3, 10),
+        "run": (lambda: [runner(x, index) for _ in range(10)], 0.02, 150),
+    }
+    for _ in range(works[work][2]):
+        found += interrupted(works[work][0], generator.uniform(0.0005, works[work][1]))
+        assert state_of_the_process() == before and len(list(tmp_path.iterdir())) == 1
+    assert found >= 0.3 * works[work][2]
+    assert torch.equal(lrpfx.load(path)(x, index)["relevance"], expected) and isinstance(torch.rand(2).tolist()[0], float)
+
+
 def test_the_second_interrupt_does_not_wait():
     with pytest.raises(KeyboardInterrupt), undisturbed():
         signal.raise_signal(signal.SIGINT)

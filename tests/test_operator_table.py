@@ -9,10 +9,11 @@ from operator_samples import CALLS, CallNet, Fixed, Signal, Weight, inputs_of, n
 from torch import fx, nn
 
 import lrpfx
-from lrpfx import operators, passes, rules, types
+from lrpfx import passes, rules, types
 from lrpfx.composites import EpsilonPlus
 from lrpfx.frontends.capture import normal_form
 from lrpfx.ir.node import Sign, floating_tensors, node_info
+from lrpfx.operators import table as operators
 from lrpfx.operators.signs import of_input
 from lrpfx.reports.ledger import PARTS
 from lrpfx.support.callables import dotted_path

@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx import operators, rules
+from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, layer_map_base
+from lrpfx.operators import table as operators
 from lrpfx.rules.template import BasicHook
 from lrpfx.support.callables import dotted_path, resolve_path
 from lrpfx.types import Activation, Linear, Sum

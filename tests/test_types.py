@@ -10,7 +10,7 @@ import lrpfx
 from lrpfx import rules, types
 from lrpfx.canonizers import SequentialMergeBatchNorm
 from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonPlus, LayerMapComposite
-from lrpfx.operators import all_operators
+from lrpfx.operators.table import all_operators
 
 #: Kinds that Zennit has a class in, and lrpfx has not: attention is no element-wise function, and Zennit dropped it in 1.0.0.
 DROPPED = {"Activation": {nn.MultiheadAttention}}

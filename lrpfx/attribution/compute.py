@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -30,6 +30,7 @@ from lrpfx.ir.node import (
 from lrpfx.passes import final_softmax
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
 from lrpfx.runtime.propagation import is_traced, several_relevances
+from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -308,6 +309,9 @@ class Arguments:
             if value is None or isinstance(value, (bool, int, float, str)):
                 return value
             raise InputTypeError(f"{what} is a {type(value).__name__}, not a tensor")
+        problem = not_dense(value)
+        if problem is not None:
+            raise InputTypeError(f"{what} is {problem}")
         if value.is_complex():
             raise InputTypeError(
                 f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts"
@@ -317,8 +321,6 @@ class Arguments:
         if not value.is_floating_point():
             self.integers.append(place)
             return value
-        if value.is_meta:
-            raise InputError(_NO_VALUES.format("an input"))
         if not torch.isfinite(value).all():
             raise InputError(f"{what} has values that are not finite")
         self.leaves.append(value.detach().requires_grad_())
@@ -459,6 +461,8 @@ def _describe_output(result: Any) -> str:
 def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor:
     """Relevance of the output, of its shape and dtype."""
     output = output.detach()
+    if isinstance(target, torch.Tensor) and not_dense(target) is not None:
+        raise InputTypeError(f"the target is {not_dense(target)}")
     if callable(target) and not isinstance(target, torch.Tensor):
         target = target(output)
         if not isinstance(target, torch.Tensor) or target.shape != output.shape:
@@ -485,6 +489,8 @@ def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
         return output.argmax(1)
     if isinstance(target, bool) or not isinstance(target, (int, torch.Tensor)):
         raise InputTypeError(f"a target is an index, a tensor, a function or None, not {type(target).__name__}")
+    if isinstance(target, int) and not 0 <= target < classes:
+        raise InputError(f"target {target} is out of range: the output has {classes} classes")
     indices = torch.as_tensor(target, device=output.device)
     if indices.dtype == torch.bool:
         raise InputTypeError("the target is a tensor of bool; class indices are integers")
@@ -529,6 +535,8 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
 
 def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, ...]:
     """The names that `record` stands for: patterns are replaced by the names of the nodes that they fit."""
+    if not isinstance(record, (str, Iterable)) or not all(isinstance(name, str) for name in record):
+        raise InputTypeError(f"record is a name of a node, or several of them, not {record!r}")
     known = [name for name, _ in named_nodes(graph)]
     names: list[str] = []
     for name in (record,) if isinstance(record, str) else record:

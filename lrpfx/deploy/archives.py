@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from lrpfx.operators.table import lookup
 from lrpfx.support.torch_internals import OpOverload, load_archive
 
 Entries = dict[str, bytes]  # name, without the folder that all entries of an archive are in -> content
@@ -165,11 +166,16 @@ _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|torchvision)(\.\w+){2}|torch\.sym_(float|int|ite|max|min|not|sqrt)|math\.(trunc|ceil|floor)"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"
 )
+#: Operators of programs that are neither torch's core ones nor in the operator table: those that torch's backwards consist of.
+_OPERATORS = frozenset({"_unsafe_view", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like", "full_like", "arange"})
+_OPERATORS |= {"linspace", "scalar_tensor", "linalg_vector_norm", "unfold", "_unsafe_index", "_unsafe_index_put"}
+_BACKWARDS = ("_backward", "_backward_data")
 _NAMES_IN_EXPRESSIONS = re.compile(
     "Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|true|false|oo|int_oo|FloorDiv|ModularIndexing|Where|PythonMod"
     "|CleanDiv|CeilToInt|FloorToInt|CeilDiv|FloatTrueDiv|IntTrueDiv|TruncToInt|RoundToInt|ToFloat|Identity|Equality|Unequality"
     r"|LessThan|StrictLessThan|GreaterThan|StrictGreaterThan|And|Or|Not|[suz]+\d+"
 )
+_LONGEST_EXPRESSION, _MOST_NODES = 1000, 100
 _EXPRESSIONS = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.UnaryOp, ast.USub, ast.BinOp)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _CONTAINERS = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict"})
@@ -217,31 +223,50 @@ def _check_metadata(value: Any) -> None:
 
 
 def _is_operator(text: str) -> bool:
-    """Whether a node may call it: no operator that reads files is among those that are registered."""
+    """Whether a node may call it: a pure function of tensors that checks its arguments, as programs of `lower` have them."""
     if not _OPERATOR.fullmatch(text):
         return False
     if not text.startswith("torch.ops."):
         return True
     namespace, name, overload = text.split(".")[2:]
     found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    return isinstance(found, OpOverload) and not any("file" in argument.name for argument in found._schema.arguments)
+    if not isinstance(found, OpOverload) or found._schema.is_mutable:
+        return False
+    known = torch.Tag.core in found.tags or torch.Tag.pointwise in found.tags or lookup(found) is not None
+    return (known or name in _OPERATORS or name.endswith(_BACKWARDS)) and _has_tensor(found)
+
+
+def _has_tensor(operator: OpOverload) -> bool:
+    """Whether it takes or returns a tensor: others are those of TorchScript, and settings of the process."""
+    values = (*operator._schema.arguments, *operator._schema.returns)
+    return any("Tensor" in str(value.type) for value in values)
 
 
 def _is_expression(text: str) -> bool:
-    """Whether it is arithmetic of sizes, which torch has sympy evaluate as Python."""
-    for node in ast.walk(ast.parse(text, mode="eval")):
+    """Whether it is short arithmetic of sizes, which torch has sympy evaluate as Python: larger ones could take years."""
+    if len(text) > _LONGEST_EXPRESSION:
+        return False
+    nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    if len(nodes) > _MOST_NODES or not all(isinstance(call.func, ast.Name) for call in calls):
+        return False
+    names = {id(call.args[0]) for call in calls if ast.unparse(call.func) == "Symbol" and call.args}
+    for node in nodes:
         if not isinstance(node, (*_EXPRESSIONS, *_ARITHMETIC)):
             return False
         if isinstance(node, ast.Name) and not _NAMES_IN_EXPRESSIONS.fullmatch(node.id):
             return False
-        if isinstance(node, ast.Constant) and not re.fullmatch(r"True|False|'\w{1,40}'|-?[\d.e+-]{1,40}", repr(node.value)):
-            return False
-        if isinstance(node, ast.Call):
-            if not isinstance(node.func, ast.Name):
+        if isinstance(node, ast.Constant):
+            pattern = r"'\w{1,40}'" if id(node) in names else r"True|False|-?[\d.e+-]{1,20}"
+            if not re.fullmatch(pattern, repr(node.value)):
                 return False
-            if node.func.id == "Pow" and not re.fullmatch(r"(Integer\()?-?\d\)?", ast.unparse(node.args[1])):
-                return False  # a power of powers would take years
-    return True
+    powers = [call for call in calls if ast.unparse(call.func) == "Pow"]
+    return all(
+        len(power.args) == 2
+        and re.fullmatch(r"(Integer\()?-?\d\)?", ast.unparse(power.args[1]))
+        and "Pow" not in ast.unparse(power.args[0])  # a power of powers has no end
+        for power in powers
+    )
 
 
 def _is_structure(text: str) -> bool:

@@ -10,15 +10,17 @@ import hashlib
 import io
 import json
 import logging
+import mmap
 import os
 import re
 import secrets
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -37,11 +39,19 @@ from lrpfx.deploy.archives import (
     read_archive,
 )
 from lrpfx.deploy.derived_weights import fold_constants
-from lrpfx.deploy.lowering import argument_examples, facts_of
+from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of
 from lrpfx.deploy.onnx_export import onnx_model
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, is_out_of_memory, os_errors
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, compile_program, load_compiled, require
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.tensors import not_dense
+from lrpfx.support.torch_internals import (
+    OLDEST_FOR_PROGRAMS,
+    DisableTorchFunction,
+    compile_program,
+    load_compiled,
+    require,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +60,21 @@ FORMAT = 5
 #: Bytes of parameters from which on an .onnx file keeps them in a second one; a file of its own may have 2 GiB at most.
 EXTERNAL_DATA_FROM = 3 * 2**29
 
+#: Bytes of the smallest parameter that goes there.
+SMALLEST_MOVED = 1024
+
 #: Weights are laid out ahead of time. Values between layers are not: inductor mistakes the layout of a batch of one in 3-d
 #: convolutions, and the relevance is wrong.
 INDUCTOR = {"freezing": True, "layout_optimization": False}
+
+#: torch notes in a variable of the process what it reads.
+_DESERIALIZING = threading.Lock()
 
 Array = torch.Tensor | np.ndarray
 Function = Callable[..., Mapping[str, torch.Tensor]]
 
 
+@undisturbed()
 def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """Write a lowered program to `path`: for torch if it ends in `.pt2`, for ONNX Runtime and its like if in `.onnx`.
 
@@ -65,9 +82,10 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     1.5 GiB go to a second file beside an `.onnx` one. A file that is overwritten keeps its mode, and a link to it stays one.
     Errors: `ArtefactError`, also where the file cannot be written; `LoweringError` for what ONNX cannot express.
     """
-    target = _checked_path(path, (".pt2", ".onnx"))
+    given, target = _checked_path(path, (".pt2", ".onnx"))
+    _facts(program)
     with os_errors(ArtefactError, target, "written"):
-        if target.suffix == ".onnx":
+        if given.suffix == ".onnx":
             _write_onnx(program, target)
         else:
             plain = copy.copy(program)
@@ -75,16 +93,17 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
             buffer = io.BytesIO()
             torch.export.save(plain, buffer)
             _write_archive(program, plain_entries(buffer.getvalue()), target, "exported")
-    return Path(path)
+    return given
 
 
+@undisturbed()
 def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """Compile a lowered program with AOTInductor into `path`, which ends in `.pt2`: native code for machines like this one.
 
     Weights are laid out for these machines too, which takes up to twice their space in the file. It needs a C++ compiler, and
     may take minutes. The file appears whole or not at all, and only after it passed its self-test. Errors: as of `save`.
     """
-    target = _checked_path(path, (".pt2",))
+    given, target = _checked_path(path, (".pt2",))
     _facts(program)
     doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())
     configs = {**INDUCTOR, "freezing": not doubles}  # frozen convolutions are oneDNN's, which has none in float64
@@ -97,29 +116,47 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
         except Exception as error:
             raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
         _write_archive(program, read_archive(compiled.read_bytes()), target, "compiled")
-    return Path(path)
+    return given
 
 
-def _checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> Path:
-    """Where a file is written: behind links."""
-    path = Path(path)
+def _checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> tuple[Path, Path]:
+    """The path as it was given, whose suffix says what the file is, and where it is written: behind links."""
+    path = _as_path(path)
     if path.suffix not in suffixes:
         raise ArtefactError(
             f"the file's suffix says what it is: {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})"
         )
     with os_errors(ArtefactError, path, "written"):
-        target = path.resolve() if path.is_symlink() else path
+        target = _behind_links(path)
         if target.exists() and not target.is_file():
             raise ArtefactError(f"{path} is not a file, so that it cannot be replaced by one")
         if not target.parent.is_dir():
             raise ArtefactError(f"there is no folder {target.parent}")
-    return target
+    return path, target
+
+
+def _as_path(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise InputTypeError(f"a path is a str or a Path, not a {type(path).__name__}")
+    if "\0" in os.fspath(path):
+        raise ArtefactError(f"{os.fspath(path)!r} is not the name of a file")
+    return Path(path)
+
+
+def _behind_links(path: Path) -> Path:
+    """The file that a link is for; the path itself where it is not a link."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except RuntimeError as error:
+        raise ArtefactError(f"{path} is a link to itself") from error
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------------
 
 
 def _facts(program: ExportedProgram) -> dict[str, Any]:
+    if not isinstance(program, ExportedProgram):
+        raise InputTypeError(f"a program is what lrpfx.lower returns, not a {type(program).__name__}")
     facts = facts_of(program)
     if facts is None:
         raise ArtefactError("the program was not made by lrpfx.lower, so that nothing is known of what it takes and returns")
@@ -151,22 +188,22 @@ def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, suffix: str) -> Iterator[Path]:
     """A name beside `path` for a file that is moved to `path` in one step when the context ends without an error."""
-    with _temporary(path) as temporary:
+    with _temporary(path, suffix) as temporary:
         yield temporary
         _put(temporary, path)
 
 
 @contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
+def _temporary(path: Path, suffix: str) -> Iterator[Path]:
     """A file beside `path` while it is written. What killed writers of the same file left goes first."""
-    own = f".lrpfx.{hashlib.sha256(path.name.encode()).hexdigest()[:16]}"  # as long for any name of a file
+    own = f".lrpfx.{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}"  # as long for any name of a file
     for left in path.parent.glob(f"{own}.*"):
         with suppress(OSError), open(left, "rb") as file:
             if locked(file.fileno()):  # nobody writes it any more
                 left.unlink()
-    temporary = path.parent / f"{own}.{secrets.token_hex(8)}{path.suffix}"
+    temporary = path.parent / f"{own}.{secrets.token_hex(8)}{suffix}"
     try:
         with open(temporary, "xb") as file:
             locked(file.fileno())
@@ -197,10 +234,10 @@ def locked(file: int) -> bool | None:
     return True
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes, suffix: str) -> None:
     """Write a program's file, and put it in its place after it has passed its self-test."""
     logger.info("loading %s for its self-test", path.name)
-    with whole_file(path) as temporary:
+    with whole_file(path, suffix) as temporary:
         temporary.write_bytes(content)
         try:
             load(temporary).verify()
@@ -215,7 +252,7 @@ def _write_archive(program: ExportedProgram, entries: dict[str, bytes], path: Pa
     manifest, entries[SELF_TEST] = _described(program, kind)
     text = json.dumps({**manifest, "hash": _hash(entries)}, indent=1).encode()
     entries[MANIFEST], entries[MANIFEST_HASH] = text, hashlib.sha256(text).hexdigest().encode()
-    _replace(path, archive_of(entries))
+    _replace(path, archive_of(entries), ".pt2")
 
 
 def _hash(entries: Mapping[str, bytes]) -> str:
@@ -242,12 +279,12 @@ def _write_onnx(program: ExportedProgram, path: Path) -> None:
             entry = model.metadata_props.add()
             entry.key, entry.value = key, value
         body = model.SerializeToString(deterministic=True)
-        _replace(path, body + _trailer(body))
+        _replace(path, body + _trailer(body), ".onnx")
     except BaseException:
         if written is not None:
             written.unlink(missing_ok=True)
         raise
-    if replaced is not None and replaced.name != manifest.get("data", {}).get("file"):
+    if replaced is not None and replaced.name != manifest.get("data", {}).get("file") and not _is_named(replaced, path):
         replaced.unlink(missing_ok=True)
 
 
@@ -258,6 +295,20 @@ def _data_of(path: Path) -> Path | None:
     except (OSError, LrpfxError, RefusedError):
         return None
     return path.parent / manifest["data"]["file"] if "data" in manifest else None
+
+
+def _is_named(data: Path, path: Path) -> bool:
+    """Whether a file of parameters may belong to another .onnx file than `path`, by its name or by what stands in that file."""
+    if not data.name.startswith(f"{path.name}."):
+        return True
+    name = os.fsencode(data.name)
+    for other in path.parent.iterdir():
+        if other.suffix == ".onnx" and other.name != path.name:
+            with suppress(OSError, ValueError), ExitStack() as stack:
+                file = stack.enter_context(open(other, "rb"))
+                if stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).find(name) >= 0:
+                    return True
+    return False
 
 
 def _trailer(body: bytes) -> bytes:
@@ -274,8 +325,10 @@ def _move_parameters(model: Any, path: Path) -> tuple[Path | None, dict[str, str
     """
     from onnx import external_data_helper
 
-    with _temporary(path.parent / f"{path.name}.data") as temporary:
-        external_data_helper.convert_model_to_external_data(model, location=temporary.name, size_threshold=1024)
+    with _temporary(path.parent / f"{path.name}.data", ".data") as temporary:
+        for tensor in model.graph.initializer:
+            if tensor.HasField("raw_data") and len(tensor.raw_data) >= SMALLEST_MOVED:
+                external_data_helper.set_external_data(tensor, temporary.name)
         external_data_helper.write_external_data_tensors(model, str(path.parent))
         digest = hash_of_file(temporary)
         target = path.parent / f"{path.name}.{digest[:16]}.data"
@@ -297,6 +350,7 @@ def hash_of_file(path: Path) -> str:
 # --- loading ----------------------------------------------------------------------------------------------------------------
 
 
+@undisturbed()
 def load(path: str | os.PathLike[str]) -> "Runner":
     """The runner of a file that `save` or `package` wrote.
 
@@ -305,7 +359,7 @@ def load(path: str | os.PathLike[str]) -> "Runner":
     native code. Errors: `ArtefactError` for a file that is damaged, truncated or no artefact of lrpfx.
     """
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
-    path = Path(path)
+    path = _as_path(path)
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
             raise ArtefactError(f"{path} is not a file")
@@ -335,6 +389,8 @@ def _load_archive(content: bytes) -> "Runner":
     test = self_test.read(entries.pop(SELF_TEST), manifest)
     try:
         function = _compiled(entries) if manifest["kind"] == "compiled" else _exported(entries)
+    except RefusedError:
+        raise
     except Exception as error:
         raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
     return Runner(function, manifest, test)
@@ -355,9 +411,31 @@ def _manifest_of(text: str | bytes) -> dict[str, Any]:
             sizes, dtype = described["shape"], described["dtype"]
             if not all(size is None or (type(size) is int and size >= 0) for size in sizes) or dtype not in _DTYPES:
                 raise RefusedError(f"its manifest does not say what {name} is")
-    if not manifest["arguments"] or "output" not in manifest["results"] or not 0 < manifest["tolerance"] < 1:
+            if any(size is None for size in sizes[1:]) or (role == "arguments" and not sizes):
+                raise RefusedError(f"its manifest does not say what {name} is")
+    names, results = list(manifest["arguments"]), manifest["results"]
+    if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not say what the program takes and returns")
+    has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
+    if not has_target or (manifest["target"] == "index" and len(results["output"]["shape"]) != 2):
+        raise RefusedError("its manifest does not say what the program takes as its target")
+    described = [manifest["canonizers"], list(manifest["rules"].values()), *manifest["merged"].values()]
+    if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
+        raise RefusedError("its manifest does not say which rules its nodes have")
+    strange = next((text for text in _texts_of(manifest) if not text.isprintable()), None)
+    if strange is not None:
+        raise RefusedError(f"its manifest has {strange!r}, which cannot be printed")
     return manifest
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts_of([*value, *value.values()])
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_of(inner)
 
 
 _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
@@ -370,8 +448,13 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16
 
 
 def _exported(entries: Mapping[str, bytes]) -> Function:
-    program = program_of(entries).module()
-    fold_constants(program)
+    with _DESERIALIZING, torch.device("cpu"):  # torch's reader is made for one thread, and for tensors without a mode
+        exported = program_of(entries)
+        for name, tensor in {**exported.state_dict, **exported.constants}.items():
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() < tensor.nbytes:
+                raise RefusedError(f"{name} is larger than what the file has of it")
+        program = exported.module()
+        fold_constants(program)
     function: Function = program
     return function
 
@@ -428,6 +511,7 @@ def _load_onnx(path: Path, content: bytes) -> "Runner":
         manifest, tested = _read_onnx(content)
     except ImportError as error:
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+    path = _behind_links(path)
     data = path.parent / manifest["data"]["file"] if "data" in manifest else None
     if data is not None:
         if data.is_symlink() or not data.is_file():
@@ -447,6 +531,15 @@ def _load_onnx(path: Path, content: bytes) -> "Runner":
     return Runner(run, manifest, self_test.read(tested, manifest))
 
 
+def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor as compiled code reads them from memory."""
+    problem = not_dense(value)
+    if problem is not None:
+        raise InputTypeError(f"{name} is {problem}, but the program takes dense tensors with values")
+    with DisableTorchFunction():  # a subclass may change what its methods do
+        return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+
+
 class Runner:
     """A loaded program: `runner(input, target)` returns a dict of results, arrays for arrays and tensors for tensors.
 
@@ -459,7 +552,13 @@ class Runner:
         self.manifest = manifest
         self.self_test = self_test
 
-    def __call__(self, *args: Array, **keywords: Array) -> dict[str, Any]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Runner":
+        return Runner(copy.deepcopy(self.function, memo), self.manifest, self.self_test)
+
+    def __reduce__(self) -> NoReturn:
+        raise InputTypeError("a runner is not pickled: load the file where it is to run")
+
+    def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
         """The results by name. Arguments have the shapes and dtypes of `manifest["arguments"]`, in their order or by name.
 
         Errors: `InputError` and `InputTypeError` for arguments that the program does not take; `ArtefactError` where it fails
@@ -477,7 +576,12 @@ class Runner:
                 f"the program takes {', '.join(names)}; missing: {', '.join(missing) or 'none'}, "
                 f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}"
             )
-        tensors = [self._checked(name, given[name]) for name in names]
+        try:
+            tensors = [self._checked(name, given[name]) for name in names]
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise MemoryError(str(error)) from error
+            raise
         if len({len(tensor) for tensor in tensors}) > 1:
             raise InputError(
                 f"the batch sizes differ: {', '.join(f'{n} {len(t)}' for n, t in zip(names, tensors, strict=True))}"
@@ -489,6 +593,7 @@ class Runner:
             return {name: as_array(value) for name, value in results.items()}
         return results
 
+    @undisturbed()  # an interrupt within an `__exit__` would leave gradients off
     def _run(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         devices = {"cpu", *(tensor.device.type for tensor in tensors)}
         try:
@@ -520,12 +625,11 @@ class Runner:
         if isinstance(value, np.ndarray):
             if value.dtype.name not in _DTYPES:
                 raise InputTypeError(f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}")
+            if isinstance(value, np.ma.MaskedArray):
+                raise InputTypeError(f"{name} is a masked array, and the program knows no mask; fill it with values")
             tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
-        elif value.is_meta or value.is_quantized or value.layout != torch.strided:
-            what = "on the meta device" if value.is_meta else "quantized" if value.is_quantized else f"of layout {value.layout}"
-            raise InputTypeError(f"{name} is {what}, but the program takes dense tensors with values")
         else:
-            tensor = value.detach().resolve_conj().resolve_neg()  # compiled code reads memory as it is
+            tensor = _plain(name, value)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != wanted["dtype"]:
             raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")

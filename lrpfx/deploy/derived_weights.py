@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from lrpfx.ir.node import attribute_of, output_node
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.torch_internals import make_fx
+from lrpfx.support.torch_internals import make_fx, pytree
 
 #: Bytes of the smallest weight that is computed: the operations of smaller ones are as large.
 SMALLEST = 1024
@@ -83,14 +83,39 @@ def _is_elementwise(node: fx.Node) -> bool:
     return node.target in _FILLING or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
+def _bytes_of(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else 8
+
+
+def _without_values(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+#: How many times the size of a program's tensors `fold_constants` computes at most, and these bytes.
+MOST_FOLDED = 32, 2**28
+#: Bytes that a single result may have, where it is larger than twice what it is made of.
+MOST_MADE = 2**26
+
+
 def fold_constants(module: fx.GraphModule) -> None:
-    """Compute once what `module` computes from its parameters and buffers alone."""
-    values = dict[fx.Node, Any]()
+    """Compute once what `module` computes from its tensors alone, which `derive_weights` leaves to that.
+
+    It computes little, and nothing that is large: a file may hold any program, and a small one is to take little memory.
+    """
+    values: dict[fx.Node, Any] = {node: attribute_of(node, module) for node in module.graph.find_nodes(op="get_attr")}
+    left = MOST_FOLDED[0] * sum(map(_bytes_of, values.values())) + MOST_FOLDED[1]
     with torch.no_grad():
         for node in module.graph.nodes:
-            if node.op == "get_attr":
-                values[node] = attribute_of(node, module)
-            elif node.op == "call_function" and node.all_input_nodes and values.keys() >= set(node.all_input_nodes):
+            if node.op != "call_function" or not node.all_input_nodes or not values.keys() >= set(node.all_input_nodes):
+                continue
+            shapes = fx.map_arg((node.args, node.kwargs), lambda one: pytree.tree_map(_without_values, values[one]))
+            try:
+                size = sum(map(_bytes_of, pytree.tree_leaves(node.target(*shapes[0], **shapes[1]))))
+            except Exception:  # an operator that torch cannot do without values is left to each call
+                continue
+            left -= size
+            largest = max(_bytes_of(leaf) for one in node.all_input_nodes for leaf in pytree.tree_leaves(values[one]))
+            if size <= max(2 * largest, MOST_MADE) and left >= 0:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
     for node, value in values.items():

@@ -9,6 +9,7 @@ import itertools
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -35,12 +36,13 @@ from lrpfx.attribution.compute import (
 )
 from lrpfx.deploy.derived_weights import derive_weights
 from lrpfx.deploy.forward_forms import FORWARD_FORMS
-from lrpfx.errors import InputError, InputTypeError, LoweringError
+from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.node import has_info, node_info
 from lrpfx.reports.assignment import assignment
 from lrpfx.runtime.explain_module import ExplainModule, explainable, set_derived_buffer
 from lrpfx.runtime.propagation import noting_origins, origin
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
     FakeTensorMode,
@@ -91,6 +93,7 @@ REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @undisturbed()
+@torch.inference_mode(False)
 def lower(
     explain_model: nn.Module,
     example_inputs: Inputs,
@@ -118,9 +121,28 @@ def lower(
     """
     require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
     module = explainable(explain_model, "lower")
+    devices = {"cpu", *(tensor.device.type for tensor in (*module.parameters(), *module.buffers()))}
+    with torch.device("cpu"), ExitStack() as stack:  # what surrounds the call has no part in the program
+        for device in sorted(devices - {"meta"}):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        return _lowered(module, example_inputs, target, record, dynamic_batch, reduce, balance, output)
+
+
+def _lowered(
+    module: ExplainModule,
+    example_inputs: Inputs,
+    target: str,
+    record: str | Sequence[str],
+    dynamic_batch: bool,
+    reduce: str | None,
+    balance: bool,
+    output: OutputSelector,
+) -> ExportedProgram:
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        raise InputError(f"{module.title} is on the meta device, where there are no values to explain")
     if target not in TARGETS:
         raise InputError(f"target is one of {', '.join(map(repr, TARGETS))}, not {target!r}")
-    if reduce not in REDUCTIONS:
+    if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
         raise InputError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
     record = recorded_names(module.graph, record)
     resolve_names(module.graph, record)  # an error where there is no such node
@@ -132,7 +154,12 @@ def lower(
     job = _Job(module, tuple(inputs), embeddings, target, tuple(dict.fromkeys(record)), reduce, balance, output)
     tensors = list(inputs.values())
     batches = [_with_batch(tensors, size) for size in _batch_sizes(tensors)] if dynamic_batch else [tensors]
-    examples = [job.arguments(batch) for batch in batches]
+    try:
+        examples = [job.arguments(batch) for batch in batches]
+    except LrpfxError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}") from error
     graphs = [_trace(job, example, dynamic_batch) for example in examples[:2]]
     if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
         raise LoweringError(
@@ -154,6 +181,8 @@ def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tens
         if unknown:
             raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}")
         named = {name: inputs[name] for name in names if name in inputs}
+    elif not isinstance(inputs, Sequence):
+        raise InputTypeError(f"example inputs are a tensor, several, or a dict of tensors, not {type(inputs).__name__}")
     else:
         if len(inputs) > len(names):
             raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}")
@@ -161,8 +190,13 @@ def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tens
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
-        if value.ndim == 0:
-            raise InputError(f"the example of {name!r} has no batch dimension")
+        problem = not_dense(value)
+        if problem is not None:
+            raise InputTypeError(f"the example of {name!r} is {problem}")
+        if value.ndim == 0 or not len(value):
+            raise InputError(f"the example of {name!r} has no {'samples' if value.ndim else 'batch dimension'}")
+    if not named:
+        raise InputError("there are no example inputs")
     return named
 
 

@@ -75,6 +75,10 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
         tracer.release()
 
 
+#: Operators that torch counts among those that draw random numbers, which they do for some arguments only.
+_BY_ARGUMENT = ("scaled_dot_product", "_scaled_dot_product", "rrelu")
+
+
 class _RandomNumbers(TorchDispatchMode):
     """Notes which values are drawn at random, or computed from such: as constants, they would be those of this one trace."""
 
@@ -86,8 +90,13 @@ class _RandomNumbers(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = [self.drawn[id(leaf)] for leaf in pytree.tree_leaves((args, kwargs)) if id(leaf) in self.drawn]
-        if not given and torch.Tag.nondeterministic_seeded not in func.tags:
+        leaves = pytree.tree_leaves((args, kwargs))
+        given = [self.drawn[id(leaf)] for leaf in leaves if id(leaf) in self.drawn]
+        draws = torch.Tag.nondeterministic_seeded in func.tags and not func.overloadpacket.__name__.startswith(_BY_ARGUMENT)
+        without_values = any(
+            isinstance(leaf, FakeTensor) or (isinstance(leaf, torch.Tensor) and leaf.is_meta) for leaf in leaves
+        )
+        if not (given or draws) or without_values:
             return result
         _, name, source = given[0] if given else (None, str(func.overloadpacket), _user_source())
         for leaf in pytree.tree_leaves(result):

@@ -4,7 +4,7 @@ The modifiers that lrpfx ships are small named objects that passes can recognize
 every place and treated as opaque: it is always executed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,7 +137,7 @@ class ParamMod:
     ) -> None:
         self.modifier = modifier
         self.param_keys = param_keys
-        self.zero_params = zero_params
+        self.zero_params = None if zero_params is None else _names(zero_params)
         self.require_params = require_params
 
     @staticmethod
@@ -283,9 +283,15 @@ def _label_of_range(min: float | None, max: float | None) -> str:
     return {(0.0, None): "positive", (None, 0.0): "negative"}.get((min, max), "clamped")
 
 
+def _names(names: str | Sequence[str]) -> str | Sequence[str]:
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise InputTypeError(f"names of parameters are texts, not {names!r}")
+    return names
+
+
 def zero_bias(zero_params: str | Sequence[str] | None = None) -> list[str]:
     """`zero_params` as a list that includes `"bias"`."""
     if zero_params is None:
         return ["bias"]
-    names = [zero_params] if isinstance(zero_params, str) else list(zero_params)
+    names = [zero_params] if isinstance(zero_params, str) else list(_names(zero_params))
     return names if "bias" in names else [*names, "bias"]

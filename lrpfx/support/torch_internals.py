@@ -42,6 +42,11 @@ def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None
         raise error(f"{part} needs torch {oldest[0]}.{oldest[1]} or newer; this is torch {torch.__version__}")
 
 
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one of a function that torch.func differentiates or maps."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def aten(name: str) -> OpOverload | None:
     """An operator such as "softmax.int", or None where it came with a torch that is newer than this one."""
     packet, _, overload = name.partition(".")
