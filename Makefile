@@ -8,7 +8,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks lint format clean
+.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks architecture lint format clean
 
 # torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
 # dependencies, since it would replace that torch, and rapidocr-onnxruntime too: tests read the ONNX files in it, not its code.
@@ -35,6 +35,10 @@ test: $(VENV)/installed
 # The tests under another release of torch (2.4 and newer) or another Python, in an environment of its own.
 test-torch:
 	$(PYTHON) tests/other_torch.py --torch $(TORCH)
+
+# The table and the picture of docs/architecture.md, from the imports.
+architecture: $(VENV)/installed
+	$(BIN)/python tests/architecture.py
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow

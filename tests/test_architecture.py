@@ -1,0 +1,23 @@
+"""The house is as docs/architecture.md has it, and no import runs back up."""
+
+import networkx as nx
+import pytest
+from architecture import BEGIN, DOCUMENT, END, descriptions, house, modules, table
+
+
+def test_the_document_shows_the_imports():
+    text = DOCUMENT.read_text()
+    assert text.split(BEGIN)[1].split(END)[0].strip() == table(), "make architecture"
+
+
+def test_no_import_runs_back_up():
+    assert nx.is_directed_acyclic_graph(house())
+
+
+def test_rooms_say_what_is_in_them():
+    assert all(descriptions().values())
+
+
+@pytest.mark.parametrize("face", "core types layer rules composites canonizers attribution image cmap torchvision".split())
+def test_zennits_names_are_in_their_place(face):
+    assert f"lrpfx.{face}" in modules()
