@@ -18,6 +18,9 @@ def test_rooms_say_what_is_in_them():
     assert all(descriptions().values())
 
 
-@pytest.mark.parametrize("face", "core types layer rules composites canonizers attribution image cmap torchvision".split())
+FACES = ["attribution", "canonizers", "cmap", "composites", "core", "image", "layer", "rules", "torchvision", "types"]
+
+
+@pytest.mark.parametrize("face", FACES)
 def test_zennits_names_are_in_their_place(face):
     assert f"lrpfx.{face}" in modules()
