@@ -1,5 +1,8 @@
 """The house is as docs/architecture.md has it, and no import runs back up."""
 
+import subprocess
+import sys
+
 import networkx as nx
 import pytest
 from architecture import BEGIN, DOCUMENT, END, descriptions, house, modules, table
@@ -24,3 +27,14 @@ FACES = ["attribution", "canonizers", "cmap", "composites", "core", "image", "la
 @pytest.mark.parametrize("face", FACES)
 def test_zennits_names_are_in_their_place(face):
     assert f"lrpfx.{face}" in modules()
+
+
+def test_importing_takes_little_longer_than_torch():
+    """The parts of the package are imported when a name of them is first used."""
+    code = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+
+    def seconds(module):
+        runs = [subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True) for _ in range(3)]
+        return min(float(run.stdout) for run in runs)
+
+    assert seconds("lrpfx") <= seconds("torch") + 0.3
