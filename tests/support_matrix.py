@@ -29,7 +29,7 @@ LINEAR = (
     *(rules.Epsilon(), rules.ZPlus(), rules.AlphaBeta(2.0, 1.0), rules.Gamma()),
     *(rules.ZBox(0.0, 1.0), rules.WSquare(), rules.Flat()),
 )
-ACTIVATION = (rules.Pass(), rules.ReLUDeconvNet(), rules.ReLUGuidedBackprop(), rules.ReLUBetaSmooth(), rules.AbsoluteRatio())
+ACTIVATION = (rules.Pass(), rules.ReLUDeconvNet(), rules.ReLUGuidedBackprop(), rules.ReLUBetaSmooth())
 AVERAGE = (rules.Norm(), rules.Epsilon())
 PRODUCT = (rules.Uniform(), rules.Only(0), rules.UniformEpsilon())
 MATMUL = (rules.UniformEpsilon(), rules.ValueOnly())
@@ -110,15 +110,17 @@ AVERAGES = {
 }
 PRODUCTS = {
     "mul": ("bb", lambda: lambda x, y: x * y),
+}
+GATES = {
     "div": ("bb", lambda: lambda x, y: x / y),
     "gate": ("bb", lambda: lambda x, y: torch.sigmoid(x) * y),
 }
 PRODUCTS_OF_MATRICES = {
     "matmul": ("ss", lambda: lambda x, y: x @ y.transpose(1, 2)),
     "einsum": ("ss", lambda: lambda x, y: torch.einsum("bij,bkj->bik", x, y)),
-    "baddbmm": ("ss", lambda: lambda x, y: torch.baddbmm(x @ y.mT, x, y.mT)),
 }
 OTHERS = {
+    "baddbmm": ("ss", lambda: lambda x, y: torch.baddbmm(x @ y.mT, x, y.mT)),
     "batch_norm": ("b", lambda: nn.BatchNorm2d(4).eval()),
     "add": ("bb", lambda: lambda x, y: x + y),
     "sub": ("bb", lambda: lambda x, y: x - y),
@@ -222,7 +224,7 @@ NEUTRAL = {
     "pixel_unshuffle": ("b", lambda: nn.PixelUnshuffle(2)),
 }
 FITTING = (
-    *((LAYERS, LINEAR), (ACTIVATIONS, ACTIVATION), (AVERAGES, AVERAGE), (PRODUCTS, PRODUCT)),
+    *((LAYERS, LINEAR), (ACTIVATIONS, ACTIVATION), (AVERAGES, AVERAGE), (PRODUCTS, PRODUCT), (GATES, PRODUCT[:2])),
     *((PRODUCTS_OF_MATRICES, MATMUL), (OTHERS, DEFAULT), (NEUTRAL, DEFAULT)),
 )
 CASES = [

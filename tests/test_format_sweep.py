@@ -40,10 +40,17 @@ def test_a_few_operators():
         "diagonal",
         "take_along_dim",
         "pad, replicate",
+        "pad, circular",
+        "logsigmoid",
+        "prelu",
     )
     cases = [case for case in support_matrix.CASES if case.operator in some]
     for row in support_matrix.measure(cases, ("pt2", "ONNX")):
         assert max(row["pt2"], row["ONNX"]) <= 1e-5, row
+
+
+def test_every_case_has_a_rule_that_fits():
+    support_matrix.explained(support_matrix.CASES)
 
 
 class Bounded(Hook):

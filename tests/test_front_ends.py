@@ -684,9 +684,12 @@ PARAMETRIZATIONS = {
 
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)
 @pytest.mark.parametrize(
-    "layer", [nn.Linear(4, 6), nn.Linear(6, 3, bias=False), nn.Conv2d(3, 5, 3)], ids=["wide", "tall", "conv"]
+    "make",
+    [lambda: nn.Linear(4, 6), lambda: nn.Linear(6, 3, bias=False), lambda: nn.Conv2d(3, 5, 3)],
+    ids=["wide", "tall", "conv"],
 )
-def test_parametrizations_are_arithmetic_on_parameters(name, layer):
+def test_parametrizations_are_arithmetic_on_parameters(name, make):
+    layer = make()  # here, where the seed is set
     model, other = (nn.Sequential(PARAMETRIZATIONS[name](copy.deepcopy(layer).double())) for _ in range(2))
     x = torch.randn(2, 3, 5, 5) if isinstance(layer, nn.Conv2d) else torch.randn(2, layer.in_features)
     for network in (model, other):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from lrpfx.operators.table import lookup
+from lrpfx.operators.table import aten_names
 from lrpfx.support.torch_internals import OpOverload, load_archive
 
 Entries = dict[str, bytes]  # name, without the folder that all entries of an archive are in -> content
@@ -166,9 +166,11 @@ _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|torchvision)(\.\w+){2}|torch\.sym_(float|int|ite|max|min|not|sqrt)|math\.(trunc|ceil|floor)"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"
 )
-#: Operators of programs that are neither torch's core ones nor in the operator table: those that torch's backwards consist of.
-_OPERATORS = frozenset({"_unsafe_view", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like", "full_like", "arange"})
-_OPERATORS |= {"linspace", "scalar_tensor", "linalg_vector_norm", "unfold", "_unsafe_index", "_unsafe_index_put"}
+#: Operators of programs that are neither torch's core ones nor in the operator table: those that torch takes others apart into.
+_OPERATORS = frozenset({"_unsafe_view", "new_full", "new_ones", "new_zeros", "new_empty", "ones_like", "zeros_like", "full_like"})
+_OPERATORS |= {"empty_like", "zeros", "ones", "full", "arange", "linspace", "scalar_tensor", "linalg_vector_norm", "unfold"}
+_OPERATORS |= {"_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise_functional", "new_empty_strided", "_unsafe_index"}
+_OPERATORS |= {"_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
 _BACKWARDS = ("_backward", "_backward_data")
 _NAMES_IN_EXPRESSIONS = re.compile(
     "Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|true|false|oo|int_oo|FloorDiv|ModularIndexing|Where|PythonMod"
@@ -232,7 +234,7 @@ def _is_operator(text: str) -> bool:
     found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     if not isinstance(found, OpOverload) or found._schema.is_mutable:
         return False
-    known = torch.Tag.core in found.tags or torch.Tag.pointwise in found.tags or lookup(found) is not None
+    known = torch.Tag.core in found.tags or torch.Tag.pointwise in found.tags or name in aten_names()
     return (known or name in _OPERATORS or name.endswith(_BACKWARDS)) and _has_tensor(found)
 
 

@@ -8,6 +8,7 @@ a graph. A fact that a row does not state is not assumed: the sign of the result
 import ast
 import builtins
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ from lrpfx.operators.functions import (
     thresholded_relu,
 )
 from lrpfx.operators.signs import SignOf
+from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 
@@ -217,6 +219,12 @@ def is_neutral(name: str | None) -> bool:
 def all_operators() -> tuple[Operator, ...]:
     """Every row of the table."""
     return tuple(_operators.values())
+
+
+@functools.cache
+def aten_names() -> frozenset[str]:
+    """Names of ATen's operators that rows list, without their overloads."""
+    return frozenset(function.overloadpacket.__name__ for function in _functions if isinstance(function, OpOverload))
 
 
 def module_classes() -> tuple[type, ...]:
