@@ -167,7 +167,9 @@ _OPERATOR = re.compile(
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"
 )
 #: Operators of programs that are neither torch's core ones nor in the operator table: those that torch takes others apart into.
-_OPERATORS = frozenset({"_unsafe_view", "new_full", "new_ones", "new_zeros", "new_empty", "ones_like", "zeros_like", "full_like"})
+_OPERATORS = frozenset(
+    {"_unsafe_view", "new_full", "new_ones", "new_zeros", "new_empty", "ones_like", "zeros_like", "full_like"}
+)
 _OPERATORS |= {"empty_like", "zeros", "ones", "full", "arange", "linspace", "scalar_tensor", "linalg_vector_norm", "unfold"}
 _OPERATORS |= {"_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise_functional", "new_empty_strided", "_unsafe_index"}
 _OPERATORS |= {"_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
