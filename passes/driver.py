@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lrpfx.passes.program import Pass, PassResult, Program, Stage, draws_random_numbers, random_error
 from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import Pass, PassResult, Program, Stage, draws_random_numbers, random_error
 from lrpfx.support.torch_internals import pytree
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from lrpfx.passes.properties import NAMED, Property
 from torch import fx, nn
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
-from lrpfx.passes.properties import NAMED, Property
 from lrpfx.support.torch_internals import OpOverload
 
 

@@ -19,6 +19,7 @@ from lrpfx.passes.program import Pass
 from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.validate import Validate
+
 from lrpfx.rules.mapping import RuleMapping
 
 OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns

@@ -1,13 +1,13 @@
 """VALIDATE: every node has a rule, is neutral, or was allowed to keep its gradient; all problems in one error."""
 
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from torch import fx
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.layers.layer import bound_arguments, layer_of_node
 from lrpfx.operators.table import is_neutral
-from lrpfx.passes.program import Pass, PassResult, Program
-from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from lrpfx.rules.template import Hook
 
 

@@ -15,9 +15,10 @@ from torch import fx, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from lrpfx.operators.functions import attention_bias, require_batch
+from lrpfx.operators.functions import head_bias, padding_bias, require_batch
 
-fx.wrap("require_batch")
+for _name in ("require_batch", "padding_bias", "head_bias"):
+    fx.wrap(_name)
 
 
 def make_traceable(root: nn.Module) -> None:
@@ -136,23 +137,6 @@ def _joint_mask(
         padding = functional.pad(padding, (0, added)) if added else padding
         mask = padding if mask is None else mask + padding
     return mask
-
-
-@fx.wrap
-def padding_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask (batch, keys), True where forbidden, as what is added to the scores."""
-    return _forbidding(mask, dtype)[:, None, None, :]
-
-
-@fx.wrap
-def head_bias(mask: torch.Tensor, dtype: torch.dtype, heads: int) -> torch.Tensor:
-    """A mask (queries, keys) or (batch * heads, queries, keys), True where forbidden, as what is added to the scores."""
-    bias = _forbidding(mask, dtype)
-    return torch.unflatten(bias, 0, (-1, heads)) if bias.ndim == 3 else bias
-
-
-def _forbidding(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return attention_bias(~mask if mask.dtype == torch.bool else mask, dtype)
 
 
 def encoder_layer(

@@ -218,6 +218,21 @@ def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
 
 
+def padding_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask (batch, keys), True where forbidden, as what is added to the scores."""
+    return _forbidding(mask, dtype)[:, None, None, :]
+
+
+def head_bias(mask: torch.Tensor, dtype: torch.dtype, heads: int) -> torch.Tensor:
+    """A mask (queries, keys) or (batch * heads, queries, keys), True where forbidden, as what is added to the scores."""
+    bias = _forbidding(mask, dtype)
+    return torch.unflatten(bias, 0, (-1, heads)) if bias.ndim == 3 else bias
+
+
+def _forbidding(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return attention_bias(~mask if mask.dtype == torch.bool else mask, dtype)
+
+
 def copied(input: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """`source` in the shape and dtype of `input`, which it overwrites."""
     return source.to(input.dtype).expand_as(input)

@@ -45,6 +45,7 @@ from lrpfx.operators.functions import (
     floor_divides,
     gate,
     grid_sampled,
+    head_bias,
     heaviside,
     histogram,
     index_added,
@@ -52,6 +53,7 @@ from lrpfx.operators.functions import (
     linear_adjoint,
     linear_uniform,
     masked_softmax,
+    padding_bias,
     quotient,
     require_batch,
     require_dimensions,
@@ -1566,8 +1568,8 @@ _row(
     discrete=True,
 )
 _neutral("attention_bias", [attention_bias], methods="")
-for _name in ("padding_bias", "head_bias"):
-    _row(_name, types.Neutral, foreign=f"lrpfx.frontends.traceable.{_name}")
+_neutral("padding_bias", [padding_bias], methods="")
+_neutral("head_bias", [head_bias], methods="")
 _neutral(
     "max_unpool",
     [_f.max_unpool1d, _f.max_unpool2d, _f.max_unpool3d],

@@ -7,14 +7,14 @@ parameters, which may change. Where nothing is known a value is of unknown sign.
 from collections.abc import Mapping
 from typing import Any
 
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, SIGNED
 from torch import fx
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, Sign, calls, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import Pass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, SIGNED
 
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 

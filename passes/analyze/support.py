@@ -4,14 +4,14 @@ It runs against the flow. Rules that give an input its value times something giv
 that is wherever the value before it was not positive. The claim holds for relevance that enters at the model's output.
 """
 
+from lrpfx.passes.program import Pass as GraphPass
+from lrpfx.passes.program import PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from torch import fx
 
 from lrpfx.ir.node import Role, Sign, node_info, update_info
 from lrpfx.operators.signs import of_input
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import Pass as GraphPass
-from lrpfx.passes.program import PassResult, Program
-from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from lrpfx.rules.formulas import AbsoluteRatio, NormalizationEpsilon, Pass, SoftmaxTaylor, UniformEpsilon, ValueOnly
 from lrpfx.rules.template import BasicHook, Hook
 from lrpfx.types import Activation

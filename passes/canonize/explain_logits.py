@@ -3,13 +3,13 @@
 A softmax passes on next to nothing of a class that it is sure of: what the class had above the others is gone from p near 1.
 """
 
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, LIVE
 from torch import fx
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info, nodes_in, update_info
 from lrpfx.operators.table import is_neutral, operator_named
-from lrpfx.passes.program import Pass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, LIVE
 from lrpfx.types import Softmax
 
 #: What makes a probability, or its logarithm, of one logit alone, and so loses nothing.

@@ -7,14 +7,14 @@ batch norm alone reads the layer's output, so that nobody sees that it changed.
 from typing import Any
 
 import torch
+from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
 from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.table import Operator, operator_named
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
 
 

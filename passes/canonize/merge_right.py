@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, batched_dimensions, dimensions_of, has_batch_norm, move_up
+from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import thresholded_relu
 from lrpfx.operators.table import Operator, operator_named
-from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, batched_dimensions, dimensions_of, has_batch_norm, move_up
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import AvgPool, BatchNorm
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------

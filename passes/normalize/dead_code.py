@@ -1,12 +1,12 @@
 """NORMALIZE: nodes that nothing reads are gone, with the checks that tracing leaves behind."""
 
 import torch
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import LIVE, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.operators.table import writes_in_place
-from lrpfx.passes.program import Pass, PassResult, Program
-from lrpfx.passes.properties import LIVE, OUT_OF_PLACE
 
 
 class RemoveDeadCode(Pass):

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.errors import CaptureError
@@ -16,8 +18,6 @@ from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, is_data, node_inf
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import attention_bias, gate, masked_softmax, pair
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
-from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from lrpfx.support.torch_internals import OpOverload
 
 

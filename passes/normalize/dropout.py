@@ -1,13 +1,13 @@
 """NORMALIZE: dropout is the identity in evaluation mode; what only works in training mode is refused."""
 
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import Pass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from lrpfx.types import Dropout
 
 

@@ -1,13 +1,13 @@
 """NORMALIZE: products in which one factor scales the other are told from products of equals."""
 
+from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 from torch import fx
 
 from lrpfx.ir.node import Role, calls, is_data, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import gate, quotient
 from lrpfx.operators.table import is_neutral, operator_named
-from lrpfx.passes.program import Pass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 from lrpfx.types import Product, Sum
 
 

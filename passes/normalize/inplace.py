@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+from lrpfx.passes.program import Pass, PassResult, Program, refuse_state
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import INPLACE, Role, calls, node_info, set_info
 from lrpfx.operators.table import spelling_of
-from lrpfx.passes.program import Pass, PassResult, Program, refuse_state
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 #: Operators whose result is always a view, never a copy.
 _VIEWS = frozenset(

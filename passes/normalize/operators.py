@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from lrpfx.passes.program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.passes.properties import CANONICAL, NAMED
 from torch import fx
 
 from lrpfx.errors import CaptureError
@@ -22,8 +24,6 @@ from lrpfx.operators.table import (
     spelling_of,
     writes_in_place,
 )
-from lrpfx.passes.program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
-from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 

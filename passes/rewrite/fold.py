@@ -1,12 +1,12 @@
 """FOLD: subgraphs that depend on parameters alone become derived buffers, computed once and recomputable."""
 
 import torch
-from torch import fx
-
-from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
 from lrpfx.passes.program import Pass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.passes.rewrite.rewrite import free_name
+from torch import fx
+
+from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
 from lrpfx.runtime.explain_module import set_derived_buffer
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from torch import fx, nn
 
 from lrpfx.ir.node import Facts, NodeInfo, Role, Sign, attribute_of, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.functions import without_gradient
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
-from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from lrpfx.rules.formulas import Pass as PassRule
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.shortcuts import PositiveAndNegativeTotals, ShareOfSum, TotalOfOwnSign, shortcut_for

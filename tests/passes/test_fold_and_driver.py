@@ -5,6 +5,9 @@ import itertools
 import pytest
 import torch
 from helpers import NETWORKS, assert_close, small_net
+from lrpfx.passes.driver import random_arguments
+from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.stages import STAGES, Settings, passes_of
 from torch import nn
 
 import lrpfx
@@ -12,9 +15,6 @@ from lrpfx import passes
 from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonPlus, LayerMapComposite
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
-from lrpfx.passes.driver import random_arguments
-from lrpfx.passes.normalize.operators import NormalizeOperators
-from lrpfx.passes.stages import STAGES, Settings, passes_of
 from lrpfx.rules.template import BasicHook
 from lrpfx.types import Linear
 
