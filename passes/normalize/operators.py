@@ -262,10 +262,13 @@ def _attribute_to_function(node: fx.Node) -> None:
         node.target, node.args = operator.getitem, (value, spelling.operator.results.index(str(name)))
 
 
+#: Methods whose names the code of older torch's graphs cannot import.
+_FUNCTIONS_OF_METHODS: dict[Any, Any] = {torch.Tensor.unflatten: torch.unflatten, torch.Tensor.split: torch.split}
+
+
 def _method_to_function(node: fx.Node) -> None:
     method = getattr(torch.Tensor, str(node.target), None)
-    if method is torch.Tensor.unflatten:
-        method = torch.unflatten  # the method has a name that the code of older torch's graphs cannot import
+    method = _FUNCTIONS_OF_METHODS.get(method, method)
     if method is not None:
         node.op = "call_function"
         node.target = method
