@@ -49,6 +49,7 @@ def test_a_few_operators():
         assert max(row["pt2"], row["ONNX"]) <= 1e-5, row
 
 
+@pytest.mark.slow
 def test_every_case_has_a_rule_that_fits():
     support_matrix.explained(support_matrix.CASES)
 
