@@ -15,6 +15,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.support.interrupts import undisturbed
 
+
 @pytest.fixture(autouse=True)
 def _interrupts_are_heard():
     """Also in a process that was started to ignore them, as shells start those in the background."""
