@@ -34,8 +34,10 @@ except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
 
 from lrpfx.composites import Composite, composite_named
-from lrpfx.deploy.artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
+from lrpfx.deploy.artefact import SUFFIXES, load, package, save
+from lrpfx.deploy.files import hash_of_file, locked, whole_file
 from lrpfx.deploy.lowering import lower
+from lrpfx.deploy.runner import Runner
 from lrpfx.errors import (
     InputError,
     InputTypeError,
@@ -108,7 +110,7 @@ def _failed(message: str) -> SystemExit:
 @app.command()
 def export(
     model: Annotated[str, typer.Argument(help="`module:callable` that makes the model, or `module:name` of a model.")],
-    output: Annotated[Path, typer.Argument(help="The file to write: .pt2 or .onnx.")],
+    output: Annotated[Path, typer.Argument(help=f"The file to write: {' or '.join(SUFFIXES)}.")],
     shape: Annotated[str, typer.Option(help="Shape of an input, the batch first: 1,3,224,224.")],
     composite: Annotated[str, typer.Option(help="Name of the composite.")] = "epsilon_plus_flat",
     setting: Annotated[list[str] | None, typer.Option(help="Setting of the composite: low=0.0. May be repeated.")] = None,

@@ -263,10 +263,10 @@ def record(program: Program, stage: str, name: str, result: PassResult, unverifi
         dump(program.history[-1], len(program.history), Path(directory))
 
 
-def verified_after_all(program: Program) -> None:
-    """Note that what the graph computes was verified, all changes so far together."""
+def verified_after_all(program: Program, first: int = 0) -> None:
+    """Note that what the graph computes was verified, all changes from stage number `first` on together."""
     program.unverified.clear()
-    program.history[:] = [dataclasses.replace(stage, unverified="") for stage in program.history]
+    program.history[first:] = [dataclasses.replace(stage, unverified="") for stage in program.history[first:]]
 
 
 def readable_code(graph: fx.Graph) -> str:

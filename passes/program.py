@@ -7,11 +7,15 @@ from typing import Any, ClassVar
 import torch
 from lrpfx.passes.properties import NAMED, Property
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
 from lrpfx.support.torch_internals import OpOverload
+
+#: Key of an exported program's metadata under which the stages stand that it was made in.
+HISTORY = "lrpfx_history"
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Program:
     guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments
     fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
+    exported: ExportedProgram | None = None  # the graph as torch.export has it, once it is lowered
 
 
 @dataclass

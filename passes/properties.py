@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from torch import fx
 
 from lrpfx.ir.node import INPLACE, data_calls, has_info, node_info
@@ -51,6 +53,19 @@ def _not_rewritten(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in data_calls(graph) if node_info(node).rule is not None and node.op != "call_module"]
 
 
+def identities(graph: fx.Graph) -> list[fx.Node]:
+    """Operations of a lowered program that return their argument."""
+    return [node for node in graph.nodes if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)]
+
+
+def _nameless(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.find_nodes(op="get_attr") if str(node.target).startswith("_")]
+
+
+def _backwards(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.target in FORWARD_FORMS]
+
+
 #: Each node says what it is, and has a name.
 NAMED = Property("named", _without_name)
 #: Each operation is a function; those of the table have their arguments in canonical order.
@@ -75,3 +90,14 @@ SIGNED = Property("signed")
 SUPPORTED = Property("supported")
 #: Each rule stands in the graph as a module.
 REWRITTEN = Property("rewritten", _not_rewritten)
+
+# Of lowered programs:
+
+#: No operation returns its argument.
+NO_DETACH = Property("without detach", identities)
+#: Parameters and constants have names.
+TENSORS_NAMED = Property("with named tensors", _nameless)
+#: An exported program.
+EXPORTED = Property("exported")
+#: No operation that ONNX does not have and lrpfx can write otherwise.
+ONNX_OPERATORS = Property("of operators of ONNX", _backwards)

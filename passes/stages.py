@@ -9,6 +9,10 @@ from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
 from lrpfx.passes.canonize.merge_right import MergeBatchNormRight
+from lrpfx.passes.lower.derive_weights import DeriveWeights
+from lrpfx.passes.lower.drop_detach import DropDetach
+from lrpfx.passes.lower.name_tensors import NameTensors
+from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.decompose import Decompose
 from lrpfx.passes.normalize.dropout import RemoveDropout
@@ -21,6 +25,7 @@ from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.validate import Validate
 
 from lrpfx.rules.mapping import RuleMapping
+from lrpfx.runtime.explain_module import ExplainModule
 
 OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
 
@@ -61,6 +66,11 @@ STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
     "rewrite": lambda settings: (Rewrite(differentiable=not settings.fold, optimize=settings.optimize),),
     "fold": lambda settings: (Fold(),) if settings.fold else (),
 }
+
+
+def lowering_of(module: ExplainModule) -> list[Pass]:
+    """The passes over the trace of an explainable module, in order. A backend has more, over the exported program."""
+    return [DropDetach(), OutOfPlace(), NameTensors(module), DeriveWeights(module)]
 
 
 def passes_of(settings: Settings, *stages: str) -> list[Pass]:

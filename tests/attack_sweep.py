@@ -16,7 +16,7 @@ from test_attacks import IN_FILES, signed
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archives
+from lrpfx.deploy import archive
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "deploying.md"
 BEGIN, END = "<!-- attacks -->", "<!-- end of attacks -->"
@@ -78,11 +78,11 @@ def measure(each=250):
                 path = folder / f"changed{original.suffix}"
                 found = [outcome(path, damage(content, generator), arguments, expected) for _ in range(each)]
                 yield kind, what, found
-        entries = archives.read_archive(files[".pt2"].read_bytes())
+        entries = archive.read_archive(files[".pt2"].read_bytes())
         found = []
         for change in IN_FILES.values():
             marker = folder / "marker"
-            changed = archives.archive_of(signed({**entries, **change(entries, marker)}))
+            changed = archive.archive_of(signed({**entries, **change(entries, marker)}))
             found.append(outcome(folder / "signed.pt2", changed, arguments, {}))
             found[-1] = "wrong" if marker.exists() else found[-1]
         yield ".pt2", "made to run code, with right hashes", found

@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parent.parent / "build" / "formats.json"
 WITH_LRPFX = """
     import sys
     import numpy as np, torch
-    from lrpfx.deploy.artefacts import load
+    from lrpfx.deploy.artefact import load
 
     folder = sys.argv[1]
     inputs, targets = np.load(f"{folder}/inputs.npz"), np.load(f"{folder}/targets.npz")

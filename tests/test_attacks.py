@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import hashlib
 import io
 import json
 import os
@@ -21,8 +22,9 @@ from helpers import small_net
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archives, artefacts
-from lrpfx.deploy.onnx_export import onnx_model
+from lrpfx.deploy import archive, files
+from lrpfx.deploy import artefact as artefacts
+from lrpfx.deploy.backends import onnx as onnx_backend
 
 MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
 CONSTANTS, SAMPLES = "data/constants/model_constants_config.json", "data/sample_inputs/model.pt"
@@ -42,7 +44,7 @@ def artefact(program, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def entries(artefact):
-    return archives.read_archive(artefact.read_bytes())
+    return archive.read_archive(artefact.read_bytes())
 
 
 @pytest.fixture
@@ -73,10 +75,10 @@ def saved(marker):
 
 def signed(entries, **changes):
     """The entries with right hashes."""
-    content = {name: value for name, value in entries.items() if not name.startswith(archives.MANIFEST)}
-    manifest = {**json.loads(entries[archives.MANIFEST]), **changes, "hash": artefacts._hash(content)}
+    content = {name: value for name, value in entries.items() if not name.startswith(archive.MANIFEST)}
+    manifest = {**json.loads(entries[archive.MANIFEST]), **changes, "hash": archive.hash_of(content)}
     text = json.dumps(manifest).encode()
-    return {**content, archives.MANIFEST: text, archives.MANIFEST_HASH: artefacts.hashlib.sha256(text).hexdigest().encode()}
+    return {**content, archive.MANIFEST: text, archive.MANIFEST_HASH: hashlib.sha256(text).hexdigest().encode()}
 
 
 def must_refuse(path, marker, message=""):
@@ -186,7 +188,7 @@ IN_FILES = {
     ),
     "a module to import": in_program(with_structure),
     "notes": in_program(lambda program, code: first_operator(program).update(metadata={"stack_trace": code})),
-    "an array of objects": lambda entries, marker: {archives.SELF_TEST: npz({"in.input": Payload(marker)})},
+    "an array of objects": lambda entries, marker: {archive.SELF_TEST: npz({"in.input": Payload(marker)})},
     "memory of others": in_program(
         lambda program, code: first_operator(program).update(target="torch.ops.aten._reshape_alias.default")
     ),
@@ -229,7 +231,7 @@ def npz(arrays):
 
 @pytest.mark.parametrize("name", IN_FILES)
 def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
-    content = archives.archive_of(signed({**entries, **IN_FILES[name](entries, marker)}))
+    content = archive.archive_of(signed({**entries, **IN_FILES[name](entries, marker)}))
     (tmp_path / "signed.pt2").write_bytes(content)
     must_refuse(tmp_path / "signed.pt2", marker, "signed.pt2 is not loaded: (?!torch )")  # before torch reads it
     if name in RUNS_IN_TORCH:
@@ -239,7 +241,7 @@ def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
 
 
 def test_what_is_signed_alike_is_loaded(entries, tmp_path):
-    (tmp_path / "signed.pt2").write_bytes(archives.archive_of(signed(entries)))
+    (tmp_path / "signed.pt2").write_bytes(archive.archive_of(signed(entries)))
     assert lrpfx.load(tmp_path / "signed.pt2").verify() <= 1e-5
 
 
@@ -257,7 +259,7 @@ def test_the_older_form_is_not_read(within, format, entries, marker, tmp_path):
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "run"])
 def test_the_command_line_runs_nothing(command, entries, marker, tmp_path):
-    content = archives.archive_of(signed({**entries, **IN_FILES["pickled inputs"](entries, marker)}))
+    content = archive.archive_of(signed({**entries, **IN_FILES["pickled inputs"](entries, marker)}))
     (tmp_path / "signed.pt2").write_bytes(content)
     arguments = [str(tmp_path), "--output", str(tmp_path / "out")] if command == "run" else []
     call = [str(Path(sys.executable).parent / "lrpfx"), command, str(tmp_path / "signed.pt2"), *arguments]
@@ -299,7 +301,7 @@ def test_small_files_that_ask_for_much_memory(entries, marker, tmp_path):
         inner = io.BytesIO()
         with zipfile.ZipFile(inner, "w") as file:
             file.writestr("in.input.npy", array)
-        (tmp_path / "array.pt2").write_bytes(archives.archive_of(signed({**entries, archives.SELF_TEST: inner.getvalue()})))
+        (tmp_path / "array.pt2").write_bytes(archive.archive_of(signed({**entries, archive.SELF_TEST: inner.getvalue()})))
         must_refuse(tmp_path / "array.pt2", marker)
 
 
@@ -332,7 +334,7 @@ def test_entries_that_share_their_bytes(entries, marker, tmp_path):
 )
 @pytest.mark.parametrize("value", [None, 7, [], {"x": {"shape": [1], "dtype": "int7"}}])
 def test_manifests_that_lack_something(key, value, entries, marker, tmp_path):
-    (tmp_path / "signed.pt2").write_bytes(archives.archive_of(signed(entries, **{key: value})))
+    (tmp_path / "signed.pt2").write_bytes(archive.archive_of(signed(entries, **{key: value})))
     if (key, value) == ("canonizers", []) or (key == "rules" and isinstance(value, dict)):
         return
     must_refuse(tmp_path / "signed.pt2", marker)
@@ -340,9 +342,9 @@ def test_manifests_that_lack_something(key, value, entries, marker, tmp_path):
 
 @pytest.mark.parametrize("text", [b"[]", b"{", b"[" * 100_000, b"null", b'{"format": ' + b"9" * 10_000 + b"}", b"\xff"])
 def test_manifests_that_are_none(text, entries, marker, tmp_path):
-    changed = {**entries, archives.MANIFEST: text}
-    changed[archives.MANIFEST_HASH] = artefacts.hashlib.sha256(text).hexdigest().encode()
-    (tmp_path / "signed.pt2").write_bytes(archives.archive_of(changed))
+    changed = {**entries, archive.MANIFEST: text}
+    changed[archive.MANIFEST_HASH] = hashlib.sha256(text).hexdigest().encode()
+    (tmp_path / "signed.pt2").write_bytes(archive.archive_of(changed))
     must_refuse(tmp_path / "signed.pt2", marker)
 
 
@@ -359,7 +361,7 @@ def resigned(model):
     del model.metadata_props[:]
     model.metadata_props.extend(entries)
     body = model.SerializeToString(deterministic=True)
-    return body + artefacts._trailer(body)
+    return body + onnx_backend._trailer(body)
 
 
 def outside(tensor, location):
@@ -398,7 +400,7 @@ def test_onnx_files_with_two_manifests(onnx_artefact, marker, tmp_path):
 def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, monkeypatch):
     import onnxruntime
 
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     path = lrpfx.save(program, tmp_path / "model.onnx")
     (data,) = tmp_path.glob("*.data")
     data.write_bytes(bytes(data.stat().st_size))
@@ -415,16 +417,18 @@ def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, 
 @pytest.fixture
 def translated_once(monkeypatch):
     """torch.onnx takes seconds for the same program each time."""
+    onnx_model = onnx_backend.onnx_model
+    monkeypatch.setattr(artefacts, "legalized", functools.cache(artefacts.legalized))
     translate = functools.cache(lambda program, arguments, results: onnx_model(program, list(arguments), list(results)))
     monkeypatch.setattr(
-        artefacts,
+        onnx_backend,
         "onnx_model",
         lambda program, arguments, results: copy.deepcopy(translate(program, tuple(arguments), tuple(results))),
     )
 
 
 def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch, translated_once):
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     names = ["net1.onnx", "net[1].onnx", "net*.onnx", "netx.onnx", "a.onnx", "a.onnx.b.onnx"]
     for name in names:
         lrpfx.save(program, tmp_path / name)
@@ -437,14 +441,14 @@ def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch, transl
         assert lrpfx.load(tmp_path / name).verify() <= 1e-5
     assert all(stranger.read_text() == "mine" for stranger in strangers)
     assert len(list(tmp_path.iterdir())) == 2 * len(names) + len(strangers)
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 2**40)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 2**40)
     lrpfx.save(program, tmp_path / names[1])
     assert all(stranger.exists() for stranger in strangers)
     assert len(list(tmp_path.iterdir())) == 2 * len(names) + len(strangers) - 1
 
 
 def test_modes_and_links_stay(program, tmp_path, monkeypatch, translated_once):
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     before = os.umask(0o027)
     try:
         for name in ("model.onnx", "model.pt2"):
@@ -469,14 +473,14 @@ def test_what_killed_writers_left_goes(program, tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from lrpfx.deploy.artefacts import whole_file
+from lrpfx.deploy.files import whole_file
 with whole_file(Path({str(path)!r}), ".pt2") as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code])
     assert len(os.listdir(tmp_path)) == 1 and not path.exists()
-    whole = functools.partial(artefacts.whole_file, path, ".pt2")
+    whole = functools.partial(files.whole_file, path, ".pt2")
     with whole() as temporary, whole() as other:  # two at once leave one another alone
         temporary.write_bytes(b"one")
         other.write_bytes(b"other")

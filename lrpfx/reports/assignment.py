@@ -5,10 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, overload
 
 from torch import nn
+from torch.export import ExportedProgram
 
+from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
 from lrpfx.operators.table import is_neutral
-from lrpfx.passes.program import Stage
+from lrpfx.passes.program import HISTORY, Stage
 from lrpfx.reports.table import format_table
 from lrpfx.runtime.explain_module import explainable
 
@@ -97,6 +99,14 @@ def rule_label(info: NodeInfo) -> str:
     return NEUTRAL if is_neutral(info.operator) and not info.keeps_gradient else GRADIENT
 
 
-def history(explain_model: nn.Module) -> tuple[Stage, ...]:
-    """The stages that `explain_model` was compiled in; each prints as Python code with what the pass did."""
-    return explainable(explain_model, "history").history
+def history(compiled: nn.Module | ExportedProgram) -> tuple[Stage, ...]:
+    """The stages that an explainable module or a lowered program was compiled in, in order.
+
+    Each prints as Python code with what the pass did. Errors: `InputTypeError` for anything else.
+    """
+    if not isinstance(compiled, ExportedProgram):
+        return explainable(compiled, "history").history
+    if HISTORY not in compiled.graph_module.meta:
+        raise InputTypeError("the program was not made by lrpfx.lower")
+    stages: tuple[Stage, ...] = compiled.graph_module.meta[HISTORY]
+    return stages
