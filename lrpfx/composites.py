@@ -37,8 +37,8 @@ from lrpfx.rules.formulas import (
     ZBox,
     ZPlus,
 )
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
-from lrpfx.rules.template import Hook
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
     Activation,

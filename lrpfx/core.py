@@ -8,9 +8,10 @@ from torch import nn
 
 from lrpfx.composites import Composite, CompositeContext
 from lrpfx.module_mode.registration import RemovableHandle, RemovableHandleList
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import ParamMod, expand
 from lrpfx.rules.stabilizer import Stabilizer, stabilize
-from lrpfx.rules.template import BasicHook, Hook
+from lrpfx.rules.template import BasicHook
 
 __all__ = [
     "BasicHook",

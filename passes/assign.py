@@ -6,8 +6,8 @@ from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_P
 from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import data_calls, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
-from lrpfx.rules.template import Hook
 
 
 class Assign(Pass):

@@ -20,8 +20,11 @@ from lrpfx.passes.normalize.gates import FindGates
 from lrpfx.passes.normalize.inplace import RemoveInplace
 from lrpfx.passes.normalize.operators import NormalizeOperators
 from lrpfx.passes.program import Pass
+from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
+from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.rewrite import Rewrite
+from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
 
 from lrpfx.rules.mapping import RuleMapping
@@ -63,7 +66,12 @@ STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
     "assign": lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
     "validate": lambda settings: (Validate(settings.keep_gradient),),
     "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
-    "rewrite": lambda settings: (Rewrite(differentiable=not settings.fold, optimize=settings.optimize),),
+    "rewrite": lambda settings: (
+        *([ChooseShortcuts()] if settings.optimize else []),
+        Rewrite(differentiable=not settings.fold),
+        CutConstants(),
+        *([SaveLess()] if settings.optimize and settings.fold else []),
+    ),
     "fold": lambda settings: (Fold(),) if settings.fold else (),
 }
 

@@ -8,7 +8,7 @@ from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.layers.layer import bound_arguments, layer_of_node
 from lrpfx.operators.table import is_neutral
-from lrpfx.rules.template import Hook
+from lrpfx.rules.hook import Hook
 
 
 class Validate(Pass):

@@ -28,8 +28,8 @@ from lrpfx.ir.node import (
     set_info,
 )
 from lrpfx.passes import final_softmax
-from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
-from lrpfx.runtime.propagation import is_traced, several_relevances
+from lrpfx.runtime.explain_module import Executor, ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
+from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
 
@@ -80,7 +80,7 @@ def attribute(
     is explained behind a final softmax.
     """
     attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size)
-    message = None if is_traced() else objection()
+    message = None if torch.compiler.is_compiling() else objection()
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
     return attribution
@@ -154,8 +154,7 @@ def find_attribution(
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
         if _may_be_several(target):  # a compiled module would go back once only
-            with several_relevances():
-                explained, layers = run(traced)
+            explained, layers = run(Executor(traced, Execution(several=True)))
         else:
             explained, layers = run(traced if names else explain_model)
         if explained.is_meta:

@@ -41,8 +41,9 @@ from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import lowering_of
 from lrpfx.reports.assignment import assignment
-from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.runtime.propagation import noting_origins, origin
+from lrpfx.runtime.explain_module import Executor, ExplainModule, explainable
+from lrpfx.runtime.propagation import origin
+from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import (
@@ -282,7 +283,7 @@ class _Job:
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
             runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
-            result = _Annotating(runner).run_with({**values, **leaves})
+            result = _Tracer(runner)(**{**values, **leaves})
             result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
@@ -348,30 +349,22 @@ EXPORTABLE: dict[Any, Callable[..., Any]] = {
 }
 
 
-class _Annotating(fx.Interpreter):
+class _Tracer(Executor):
     """Runs a module's graph, and notes the node that each operation comes from."""
 
-    def run_with(self, values: dict[str, Any]) -> Any:
-        """The results for inputs given by name."""
-        placeholders = self.graph.find_nodes(op="placeholder")
-        defaults = [node.args[0] if node.args else None for node in placeholders]
-        names = [str(node.target) for node in placeholders]
-        return self.run(*(values.get(name, default) for name, default in zip(names, defaults, strict=True)))
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, Execution(traced=True))
 
     def run_node(self, n: fx.Node) -> Any:
-        self.text = ""
+        text = ""
         if n.op.startswith("call") and has_info(n):
             info = node_info(n)
-            self.text = info.name if info.rule is None else f"{info.name}: {info.rule}"
-        return super().run_node(n)
+            text = info.name if info.rule is None else f"{info.name}: {info.rule}"
+        with origin(text):
+            return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        with origin(self.text):
-            return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        with origin(self.text):
-            return super().call_module(target, args, kwargs)
+        return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
 
 
 def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
@@ -386,7 +379,6 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
             fakes.append(mode.from_tensor(value, source=constant_source(f"input{number}"), symbolic_context=sizes))
         with (
             fx_traceback.preserve_node_meta(),
-            noting_origins(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
         ):

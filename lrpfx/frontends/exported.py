@@ -26,7 +26,7 @@ from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
 from lrpfx.operators.table import lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
-from lrpfx.runtime.explain_module import Scope, scope_at
+from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
 

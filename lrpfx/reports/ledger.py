@@ -23,7 +23,6 @@ from lrpfx.operators.table import is_neutral
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
 from lrpfx.reports.table import format_table
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
-from lrpfx.runtime.propagation import LayerCall
 from lrpfx.types import Embedding
 
 #: What takes relevance that is not passed on.
@@ -368,9 +367,8 @@ class _Sweep:
             if rule.has_code:
                 return {}
             values = tuple(map(detached, call.args))
-            inputs, parameters, branches, extras = module.ruled.split(values)
             output, relevance = pairs[0]
-            layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
+            layer_call = module.ruled.layer_call(values, output.detach())
             found = rule.absorbed(layer_call, relevance) or {}
             unknown = [part for part in found if part not in PARTS]
             if unknown:

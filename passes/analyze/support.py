@@ -12,8 +12,6 @@ from torch import fx
 from lrpfx.ir.node import Role, Sign, node_info, update_info
 from lrpfx.operators.signs import of_input
 from lrpfx.operators.table import operator_named
-from lrpfx.rules.formulas import AbsoluteRatio, NormalizationEpsilon, Pass, SoftmaxTaylor, UniformEpsilon, ValueOnly
-from lrpfx.rules.template import BasicHook, Hook
 from lrpfx.types import Activation
 
 
@@ -50,17 +48,10 @@ def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
     if info.role is not Role.DATA:  # sizes
         return True
     operator = operator_named(info.operator)
-    if info.rule is not None and type(info.rule) is not Pass:
-        return _is_proportional(info.rule) and node_info(node).sign is Sign.NONNEGATIVE
+    if info.rule is not None and not info.rule.passes_all:
+        return info.rule.is_proportional and node_info(node).sign is Sign.NONNEGATIVE
     if operator is None or info.keeps_gradient or not info.relevant_where_positive:
         return False
     if info.rule is None:
         return operator.moves
     return operator.kind is Activation and (operator.sign is of_input or operator.name in ("relu", "relu6"))
-
-
-def _is_proportional(rule: Hook) -> bool:
-    """Whether the relevance of an input is the input times something."""
-    if isinstance(rule, BasicHook):
-        return rule.is_proportional
-    return type(rule) in (AbsoluteRatio, NormalizationEpsilon, SoftmaxTaylor, UniformEpsilon, ValueOnly)

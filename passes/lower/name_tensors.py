@@ -9,7 +9,7 @@ from lrpfx.passes.properties import TENSORS_NAMED
 from torch import nn
 
 from lrpfx.ir.node import attribute_of
-from lrpfx.runtime.explain_module import set_derived_buffer
+from lrpfx.runtime.module_tree import set_derived_buffer
 
 
 class NameTensors(Pass):

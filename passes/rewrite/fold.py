@@ -3,11 +3,10 @@
 import torch
 from lrpfx.passes.program import Pass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.passes.rewrite.rewrite import free_name
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
-from lrpfx.runtime.explain_module import set_derived_buffer
+from lrpfx.runtime.module_tree import free_name, set_derived_buffer
 
 
 class Fold(Pass):
