@@ -1,7 +1,7 @@
-"""Classifiers of torchvision in every format, loaded by processes that know neither their code nor, for ONNX, torch.
+"""Classifiers of torchvision in every format, loaded by processes without their code and, for ONNX, without torch.
 
-Run as a program, it examines each model and composite in a process of its own and writes docs/formats.md, together with the
-table of operators and rules that `support_matrix.py` measures.
+Run as a program, it examines each model and composite in a separate process and writes docs/formats.md, including the table
+of operators and rules that `support_matrix.py` measures.
 """
 
 import copy
@@ -187,20 +187,20 @@ def _difference(path, expected):
 
 HEADER = """# Formats
 
-What lowered programs give in each format, beside `lrpfx.attribute`. `make formats` measures it and writes this page.
+Results of lowered programs in each format, compared with `lrpfx.attribute`. `make formats` writes this page.
 
 ## Classifiers
 
-Largest relative L2 difference from eager output and relevance in float32, for batches of 1, 2 (as traced) and 5 images of
+The largest relative L2 difference from eager output and relevance in float32, for batches of 1, 2 (as traced) and 5 images of
 64×64, contiguous and channels_last. pt2 and AOTInductor files are loaded by a process that does not import the models' code;
-ONNX files run where torch cannot be imported. Networks are untrained: as torchvision {version} makes them or, where their
-activations would vanish ({vanishing}), with He's initialization and
-statistics of batch norm from photographs.
+ONNX files run where torch cannot be imported. Networks are untrained: as torchvision {version} initializes them or, where their
+activations would vanish ({vanishing}), with He initialization and
+batch norm statistics from photographs.
 
-Relevance jumps where a value crosses zero: if rounding moves a share f of all values across it, relevance changes by about the
-square root of f, whatever computes it. "Rounding" is the largest change of output or relevance for the images of the row,
+Relevance jumps where a value crosses zero: if rounding moves a share f of all values across zero, relevance changes by about
+the square root of f in any implementation. "Rounding" is the largest change of output or relevance for the images of the row,
 between float32 and float64 and between inputs that differ by four units in the last place. The images are those with the
-smallest change out of 24 pieces of photographs ({candidates}); "determined" is the share of these on which it
+smallest change out of 24 crops of photographs ({candidates}); "determined" is the share of the crops whose change
 is below {determined}.
 
 """
@@ -208,10 +208,10 @@ MATRIX = """
 ## Operators and rules
 
 Whether each format gives the relevance of `lrpfx.attribute` to 1e-5 (relative L2, batches of 1, 2 and 5); a figure is a larger
-difference. Rules that are not named are those that the composites' shared entries choose; neutral operators have none.
+difference. Where no rule is named, the composites' shared entries choose it; neutral operators have none.
 
 """
-WITHOUT = "Rows of the operator table that were not measured by themselves: "
+WITHOUT = "Rows of the operator table that were not measured separately: "
 
 
 def _markdown(columns, rows):

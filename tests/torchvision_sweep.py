@@ -1,6 +1,6 @@
 """All classifiers of torchvision under three composites: transform, forward, relevance and ledger, as a table.
 
-Run as a program, it examines each model and composite in a process of its own and writes docs/torchvision.md.
+Run as a program, it examines each model and composite in a separate process and writes docs/torchvision.md.
 """
 
 import itertools
@@ -103,14 +103,13 @@ def examine(name, composites=tuple(COMPOSITES)):
 
 HEADER = """# torchvision's classifiers
 
-All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics,
-float64, two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For
-every model and composite `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, no
-node is without a rule, and nothing in the ledger is unexplained (at most 1e-9 of the seed at every node). `make sweep` writes
-this page.
+All {count} classification models of torchvision {version}, unmodified: random weights, random batch norm statistics, float64, two
+images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For every model and
+composite, `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, every node has a
+rule, and the ledger has nothing unexplained (at most 1e-9 of the seed at every node). `make sweep` writes this page.
 
-The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases,
-and a share may exceed 1 where another is negative.
+The shares show where the relevance of the output goes; they sum to 1. In networks with random weights, biases absorb most of
+it, and a share may exceed 1 where another is negative.
 
 """
 COLUMNS = (
