@@ -103,9 +103,9 @@ def examine(name, composites=tuple(COMPOSITES)):
 
 HEADER = """# torchvision's classifiers
 
-All {count} classification models of torchvision {version}, unmodified: random weights, random batch norm statistics, float64, two
-images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For every model and
-composite, `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, every node has a
+All {count} classification models of torchvision {version}, unmodified: random weights, random batch norm statistics, float64,
+two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For every model
+and composite, `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, every node has a
 rule, and the ledger has nothing unexplained (at most 1e-9 of the seed at every node). `make sweep` writes this page.
 
 The shares show where the relevance of the output goes; they sum to 1. In networks with random weights, biases absorb most of
