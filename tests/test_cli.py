@@ -183,7 +183,7 @@ def test_photographs_are_upright(folder):
 def test_images_of_32_bits_have_no_known_range(dtype, folder):
     exported("model.pt2")
     Image.fromarray(np.ones((8, 8), dtype=dtype)).save("images/wide.tif")
-    with pytest.raises(lrpfx.InputError, match=r"wide\.tif: InputError: its values are of 32 bits"):
+    with pytest.raises(lrpfx.InputError, match=r"wide\.tif: InputError: its values have 32 bits"):
         run("run", "model.pt2", "images", "results")
 
 
@@ -379,7 +379,7 @@ def test_interrupts_are_messages(delay, folder):
         (["export", "small_model:absent", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
         (["export", "absent:make", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
         (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "is or makes a int"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "no list of numbers"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "not a comma-separated list of numbers"),
         (["export", "small_model:ready", "m.pt2", "--shape", "0,3,8,8"], "positive sizes"),
         (["export", "small_model:ready", "m.zip", "--shape", "1,3,8,8"], "suffix"),
         (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--composite", "best"], "no composite named"),

@@ -24,7 +24,7 @@ from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 from lrpfx.types import Recurrent
 
-# During a trace, every module call of the process goes through fx's tracer: one trace at a time; other threads are unaffected.
+# A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
 _TRACING = threading.Lock()
 
 
@@ -84,7 +84,7 @@ class _RandomNumbers(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: dict[int, tuple[torch.Tensor, str, str]] = {}  # id of a tensor -> the tensor, the drawing operation, its source
+        self.drawn: dict[int, tuple[torch.Tensor, str, str]] = {}  # id -> tensor, operation, source
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
