@@ -334,7 +334,7 @@ class _Reader:
             inner, args = node.args[4], list(node.args[5:])
         else:
             raise CaptureError(
-                f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such as "
+                f"the exported program contains the block {node.target} with its own graph ({_source(node)}), such as "
                 "autocast or torch.cond inside forward. Move it out of forward."
             )
         assert isinstance(inner, fx.Node)

@@ -31,9 +31,9 @@ _TRACING = threading.Lock()
 def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
     """Trace `model` without changing it.
 
-    `opaque`: paths of modules to keep as one node. `given`: example arguments of `forward` by name. They are inputs even if they
-    have a default; flags and numbers among them are fixed, and so are all other arguments with a default. Raises `CaptureError`
-    if the model cannot be traced.
+    `opaque`: paths of modules to keep as one node. `given`: example arguments of `forward` by name. They are inputs even if
+    they have a default; flags and numbers among them are fixed, and so are all other arguments with a default. Raises
+    `CaptureError` if the model cannot be traced.
     """
     return capture_copy(private_copy(model), opaque, given)
 
@@ -378,7 +378,7 @@ class _Tracer(fx.Tracer):
             if all(id(tensor) in self.names_of_tensors for tensor in [*m.parameters(), *m.buffers()]):
                 return traceable(m)._call_impl(*args, **kwargs)  # as if its code were inlined in the calling forward
             raise CaptureError(
-                f"forward calls a {type(m).__name__} with parameters of its own that is not a submodule of the model "
+                f"forward calls a {type(m).__name__} with its own parameters that is not a submodule of the model "
                 f"({_user_source()}). Create it in __init__ and keep it as an attribute, so that it has a name."
             ) from error
         opaque = self.is_leaf_module(m, path)
