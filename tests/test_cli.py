@@ -253,7 +253,7 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
     with pytest.raises(lrpfx.InputError, match="other settings"):
         run("run", "model.pt2", "images", "results")
     (folder / "results" / "run.json").write_bytes(b"")
-    with pytest.raises(lrpfx.InputError, match="something else"):
+    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
         run("run", "model.pt2", "images", "results")
 
 
@@ -289,7 +289,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
             run("run", "model.pt2", "images", "results", *change)
     os.mkdir("others")
     (folder / "others" / "outputs.csv").write_text("mine")
-    with pytest.raises(lrpfx.InputError, match="something else"):
+    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
         run("run", "model.pt2", "images", "others")
     assert (folder / "others" / "outputs.csv").read_text() == "mine"
 
