@@ -189,7 +189,7 @@ def _steps_shown() -> Iterator[None]:
 
 
 def _model(name: str) -> nn.Module:
-    """The model that `module:callable` makes or is."""
+    """The model given as `module:callable` or `module:name`."""
     path, colon, attribute = name.partition(":")
     if not (path and colon and attribute):
         raise InputError(f"a model is given as module:callable, not {name!r}")
@@ -217,7 +217,7 @@ def _model(name: str) -> nn.Module:
         with suppress(ValueError):
             sys.path.remove(folder)
     if not isinstance(model, nn.Module):
-        raise InputTypeError(f"{name} is or makes a {type(model).__name__}, not a torch.nn.Module")
+        raise InputTypeError(f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module")
     return model
 
 

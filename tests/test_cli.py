@@ -378,7 +378,7 @@ def test_interrupts_are_messages(delay, folder):
         (["export", "small_model", "m.pt2", "--shape", "1,3,8,8"], "module:callable"),
         (["export", "small_model:absent", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
         (["export", "absent:make", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
-        (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "is or makes a int"),
+        (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "an object of type int"),
         (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "not a comma-separated list of numbers"),
         (["export", "small_model:ready", "m.pt2", "--shape", "0,3,8,8"], "positive sizes"),
         (["export", "small_model:ready", "m.zip", "--shape", "1,3,8,8"], "suffix"),

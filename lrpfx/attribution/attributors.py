@@ -24,7 +24,7 @@ OutputFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def identity(obj: Any) -> Any:
-    """Its argument."""
+    """Return the argument."""
     return obj
 
 
@@ -145,7 +145,7 @@ class Gradient(Attributor):
 
 
 class _Sampling(Gradient):
-    """Base of the attributors that average the gradient over `n_iter` variants of the input.
+    """Base of attributors that average the gradient over `n_iter` variants of the input.
 
     `batch_size`: how many variants run at once; `progress`: show a progress bar (needs tqdm).
     """

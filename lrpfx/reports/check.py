@@ -51,7 +51,7 @@ class Report:
     """The result of `lrpfx.check`. Prints as a table."""
 
     model: str
-    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or why it does not
+    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or the reason why not
     operators: tuple[OperatorUse, ...]
     coverage: float  # share of operations that have a rule or need none
     batch_norms: tuple[tuple[str, str], ...]  # name -> the layer it was merged into, or the reason why not
