@@ -81,9 +81,7 @@ class ColorMap:
             kinds = [token.type for token in node]
             if kinds[-1:] not in (["longcolor"], ["shortcolor"]) or kinds[:-1] not in ([], ["index", "adsep"]):
                 text = "".join(token.value for token in node)
-                raise ColorMapError(
-                    f"{text!r} in the colour map {source!r} is neither a colour nor a position, a colon and a colour"
-                )
+                raise ColorMapError(f"{text!r} in the colour map {source!r} is not a colour, with or without a position")
             color = node[-1].value if kinds[-1] == "longcolor" else "".join(2 * digit for digit in node[-1].value)
             place = None if len(node) == 1 else int(node[0].value if len(node[0].value) == 2 else 2 * node[0].value, 16)
             nodes.append((place, np.array([int(color[start : start + 2], 16) for start in (0, 2, 4)])))

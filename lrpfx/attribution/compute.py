@@ -164,7 +164,7 @@ def find_attribution(
         seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers]
         if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
-            raise InputError("no operation that carries relevance connects the inputs to the output")
+            raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
         if several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
