@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import torch
-import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 from helpers import small_net
 from test_attacks import IN_FILES, signed
 
@@ -48,7 +48,7 @@ DAMAGES = {"one bit flipped": flipped, "truncated": truncated, "a range zeroed":
 
 
 def outcome(path, content, arguments, expected):
-    """ "refused", "harmless" where the results are the same, or "wrong"."""
+    """ "refused", "harmless" if the results are the same, or "wrong"."""
     path.write_bytes(content)
     try:
         results = lrpfx.load(path)(*arguments)

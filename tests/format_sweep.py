@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 
 # isort: split
 import support_matrix
@@ -34,9 +34,9 @@ FORMATS = ("pt2", "AOTInductor", "ONNX")
 VANISHING = ("alexnet", "vgg16_bn", "mobilenet_v3_large", "efficientnet_b0")
 DETERMINED = 3e-6
 MODELS = ("alexnet", "vgg16_bn", "resnet50", "densenet121", "mobilenet_v3_large", "efficientnet_b0")
-#: Others, among them one without batch norm and ReLU.
+#: Further models, among them one without batch norm and ReLU.
 FURTHER = ("squeezenet1_1", "googlenet", "convnext_tiny")
-#: From how many pieces of photographs images are chosen: more where few are determined. 24 elsewhere.
+#: Number of crops from which images are chosen, larger for models with few determined ones. Default: 24.
 CANDIDATES = {"resnet50": 48, "mobilenet_v3_large": 96}
 DOCUMENT = Path(__file__).parent.parent / "docs" / "formats.md"
 RESULTS = Path(__file__).parent.parent / "build" / "formats.json"
@@ -85,7 +85,7 @@ WITHOUT_TORCH = """
 
 
 def crops(count, size=224, seed=0):
-    """Pieces of two photographs, of many scales. Shape (count, 3, size, size), values in [0, 1]."""
+    """Crops of two photographs at many scales. Shape (count, 3, size, size), values in [0, 1]."""
     generator = random.Random(seed)
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     pieces = []
@@ -99,7 +99,7 @@ def crops(count, size=224, seed=0):
 
 
 def random_model(name):
-    """A model as torchvision makes it or, where its activations would vanish, with others weights and measured statistics."""
+    """A model as torchvision initializes it or, if its activations would vanish, with other weights and measured statistics."""
     torch.manual_seed(0)
     settings = {"init_weights": False} if name == "googlenet" else {}
     model = torchvision.models.get_model(name, weights=None, **settings)
@@ -116,10 +116,10 @@ def random_model(name):
 
 
 def determined(explain_model, images):
-    """The images, those first whose output and relevance change least with rounding, and by how much of its norm either does.
+    """The images, sorted by how much rounding changes their output or relevance, and these changes relative to the norm.
 
-    Relevance jumps where a value crosses zero: the share f of values that rounding moves across it changes relevance by about
-    the square root of f. On images where that happens no two float32 kernels agree to 1e-5.
+    Relevance jumps where a value crosses zero: if rounding moves a share f of the values across zero, relevance changes by
+    about the square root of f. On such images, no two float32 kernels agree to 1e-5.
     """
     target = explain_model(images).argmax(1)
     single = lrpfx.attribute(explain_model, images, target)
@@ -244,7 +244,7 @@ def document(rows, matrix):
 
 
 def _cell(value, notes):
-    """A tick, a difference, or the number of a note that says why there is none."""
+    """A tick, a difference, or the number of a note with the reason for a failure."""
     if not isinstance(value, str):
         return "✓" if value <= 1e-5 else f"{value:.0e}"
     reason = re.sub(r", from case.*", "", value)
