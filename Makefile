@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv, from nothing but Python 3.11 and make.
+# Every target sets up all it needs in .venv; only Python 3.11 and make are required.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,8 +10,8 @@ TORCH ?= 2.13.0
 
 .PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks architecture lint format clean
 
-# torch comes first and alone: on Linux, other requests for it fetch gigabytes of CUDA libraries. torchvision comes without its
-# dependencies, since it would replace that torch, and rapidocr-onnxruntime too: tests read the ONNX files in it, not its code.
+# Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
+# without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -24,7 +24,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/python -m lrpfx.demo --directory demo
 
-# Draw a digit in the browser and see why the network reads it so: http://localhost:8000/examples/javascript/
+# Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo
 	cd examples/javascript && npm ci --no-fund --no-audit
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
@@ -32,22 +32,22 @@ page: demo
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist loadfile
 
-# The tests under another release of torch (2.4 and newer) or another Python, in an environment of its own.
+# The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
 test-torch:
 	$(PYTHON) tests/other_torch.py --torch $(TORCH)
 
-# The table and the picture of docs/architecture.md, from the imports.
+# Write the table and the picture of docs/architecture.md from the imports.
 architecture: $(VENV)/installed
 	$(BIN)/python tests/architecture.py
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
 
-# Random networks and composites, NETWORKS of them from SEED on; some three in a second.
+# Test NETWORKS random networks and composites, starting at SEED; about three per second.
 fuzz: $(VENV)/installed
 	$(BIN)/python tests/fuzzing --networks $(NETWORKS) --seed $(SEED)
 
-# MUTANTS small changes of the code, each of which some test must notice; writes the table of docs/testing.md.
+# Make MUTANTS small changes to the code that some test must detect; writes the table of docs/testing.md.
 mutants: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
 	$(BIN)/python tests/mutants.py --mutants $(MUTANTS) --seed $(SEED)
@@ -56,25 +56,25 @@ mutants: $(VENV)/installed
 test-examples: $(VENV)/installed
 	$(BIN)/python -m pytest -m examples
 
-# Damaged and crafted files, in minutes; writes the table of docs/deploying.md.
+# Load damaged and crafted files, in minutes; writes the table of docs/deploying.md.
 attacks: $(VENV)/installed
 	$(BIN)/python tests/attack_sweep.py
 
-# Classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
+# Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/installed
 	$(BIN)/python tests/format_sweep.py
 
-# All classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
+# Test all classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
 sweep: $(VENV)/installed
 	$(BIN)/python tests/torchvision_sweep.py
 
-# Speed, memory and compilation time beside the plain gradient, Zennit and Captum, in about half an hour; writes
-# docs/benchmarks.md. Captum comes without its dependencies, for it asks for an older numpy.
+# Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
+# docs/benchmarks.md. Captum is installed without dependencies, because it requires an older numpy.
 bench: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps captum
 	$(BIN)/python benchmarks/run.py
 
-# mypy reads packages as directories: it gets the layout that an installation has.
+# mypy reads packages as directories, so create the layout of an installation for it.
 lint: $(VENV)/installed
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .

@@ -1,4 +1,4 @@
-"""CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
+"""CAPTURE and NORMALIZE: the graph that all later stages and all node names are based on."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ Model = nn.Module | ExportedProgram
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
-DEQUANTIZED = "dequantize"  # the stage that tells of layers that stand for quantized ones
+DEQUANTIZED = "dequantize"  # the stage that reports the replacement of quantized layers
 NO_SETTINGS = Settings()
-FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
+FROZEN = "freeze_buffers"  # the stage that reports buffers whose values the graph holds
 
 
 def normal_form(
@@ -40,10 +40,10 @@ def normal_form(
     settings: Settings = NO_SETTINGS,
     capture: str = AUTO,
 ) -> tuple[Program, Verification | None]:
-    """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
+    """The normalized graph of `model`, and its output on the example inputs for the verification of later stages.
 
-    `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
-    and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls of unknown operators.
+    `capture`: "symbolic" for a symbolic trace; "export" for torch.export, which needs example inputs; "auto" tries the trace,
+    and falls back to torch.export if there are example inputs and the trace fails, is wrong, or calls unknown operators.
     """
     if capture not in (AUTO, SYMBOLIC, EXPORT):
         raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
@@ -118,7 +118,7 @@ def _by_export(
     verification = Verification(args, _run_untouched(model, args, names))
     try:
         program = _normalized(capture_export(model, args, names), EXPORT, verification, settings)
-    except VerificationError:  # a batch of one, where the graph for larger ones is another
+    except VerificationError:  # a batch of one may need another graph than larger batches
         program = _normalized(capture_export(model, args, names, dynamic=False), EXPORT, verification, settings)
     program.guards += _fixed_defaults(model, names)
     program.guards += _smallest_batch(program, model, args, names)
@@ -126,16 +126,16 @@ def _by_export(
 
 
 def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:
-    """Guards for the arguments that keep their default."""
+    """Guards for arguments that keep their default."""
     parameters = inspect.signature(model.forward).parameters.values()
     optional = [one for one in parameters if one.default is not one.empty and one.name not in names]
     return [FixedValue(Place(one.name), one.default, default=True) for one in optional]
 
 
 def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], names: list[str]) -> list[Guard]:
-    """A guard against a batch of one where the graph computes something else than the model there.
+    """A guard against a batch of one if the graph differs from the model there.
 
-    torch.export takes a size that may vary for one of at least two, and follows branches accordingly, without a condition.
+    torch.export assumes that a dynamic size is at least two, and follows branches accordingly without recording a condition.
     """
     varying = [
         guard.place for guard in program.guards if isinstance(guard, FixedSizes) and guard.sizes and guard.sizes[0] is None
@@ -157,7 +157,7 @@ def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], n
 
 
 def _fixed_kinds(program: Program) -> list[Guard]:
-    """Guards for which inputs are signals, and which are integers or truth values."""
+    """Guards that keep signals floating-point, and integers and truth values discrete."""
     guards: list[Guard] = []
     for node in program.graph.find_nodes(op="placeholder"):
         role = node_info(node).role
@@ -168,7 +168,7 @@ def _fixed_kinds(program: Program) -> list[Guard]:
 
 
 def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
-    """Guards for the numbers of dimensions of the example inputs, where a pass relied on them."""
+    """Guards for the numbers of dimensions of the example inputs, for passes that relied on them."""
     guards: list[Guard] = []
     why = "batch norm was merged, or the weight of a layer norm, which relies on it"
     for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
@@ -179,7 +179,7 @@ def fixed_dimensions(program: Program, verification: Verification) -> list[Guard
 
 
 def refuse_scripts(model: nn.Module) -> None:
-    """`CaptureError` for what torch.jit made: its code is not Python that could be followed."""
+    """Raise `CaptureError` for modules made by torch.jit, whose code is not Python."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"the submodule {path!r} is" if path else "the model is"
@@ -234,7 +234,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
 
 
 def guessed_verification(program: Program, model: Model) -> Verification | None:
-    """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
+    """The model's output on random inputs, checked against the graph, for models without examples; None if none fit."""
     if isinstance(model, ExportedProgram):
         return None
     model, _ = dequantized(model)
@@ -243,7 +243,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
         try:
             verification = Verification(args, _run_untouched(model, args, names), records=False)
             verification.check(program, "normalize")
-        except InputError:  # the wrong size for this model or its graph: nothing is wrong with the model
+        except InputError:  # the wrong size for this model or its graph, not an error of the model
             continue
         verified_after_all(program)
         return verification
@@ -251,7 +251,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
 
 
 def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]:
-    """Names of the calls that the operator table does not list and that the composite has no rule for."""
+    """Names of calls that the operator table does not list and that have no rule in the composite."""
     unknown = []
     for node in data_calls(program.graph):
         info = node_info(node)
@@ -263,7 +263,7 @@ def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """`CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
+    """Raise `CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
     names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
     if names:
         raise CaptureError(
@@ -279,7 +279,7 @@ def _differs_in_training(module: nn.Module) -> bool:
 
 
 def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
-    """Modules that the composite maps as a whole: those that are not a single operation of the table anyway."""
+    """Modules that the composite maps as a whole and that are not a single operation of the table."""
     if composite is None:
         return set()
     known = module_classes()
@@ -291,7 +291,7 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
 
 
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
-    """Example inputs in the order of the graph's placeholders, and the names of the arguments that they give."""
+    """Example inputs in the order of the graph's placeholders, and the names of their arguments."""
     if example_inputs is None:
         return None, []
     signature = inspect.signature(model.forward)
@@ -307,14 +307,14 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
     gathered = [name for name in bound.arguments if signature.parameters[name].kind in (_GATHERED, _GATHERED_BY_NAME)]
     if gathered:
         raise InputError(
-            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so that the inputs of the graph "
-            "have no names. Wrap the model in a module whose forward names them."
+            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so the inputs of the graph have "
+            "no names. Wrap the model in a module whose forward names them."
         )
     return tuple(bound.arguments.values()), list(bound.arguments)
 
 
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
-    """The model's output, from a copy: parameters, buffers, hooks and caches of the user's model stay as they are."""
+    """The output of a copy of the model, which leaves parameters, buffers, hooks and caches of the user's model unchanged."""
     copied = private_copy(model)
     try:
         with torch.no_grad():

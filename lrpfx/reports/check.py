@@ -1,4 +1,4 @@
-"""The report before take-off: what the compiler would make of a model, without compiling it."""
+"""The pre-compilation report: front ends, operators, rules and problems of a model, without compiling it."""
 
 import itertools
 from collections.abc import Mapping
@@ -32,30 +32,30 @@ from lrpfx.passes.validate import complaint, misfit
 from lrpfx.reports.assignment import NEUTRAL
 from lrpfx.reports.table import format_table
 
-MERGED = "merged into"  # how the passes say where a batch norm went
+MERGED = "merged into"  # how the passes report a merged batch norm
 
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """One operator of the model: how often it occurs, and which rules its calls have."""
+    """One operator of the model: the number of its calls and their rules."""
 
     operator: str
     kind: str
     count: int
-    rules: tuple[str, ...]  # the rules of its calls, "neutral" where it needs none
-    uncovered: tuple[str, ...]  # the names of its calls that need a rule and have none
+    rules: tuple[str, ...]  # the rules of its calls; "neutral" if it needs none
+    uncovered: tuple[str, ...]  # the names of its calls without a rule that need one
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `lrpfx.check` found. Prints as a table."""
+    """The result of `lrpfx.check`. Prints as a table."""
 
     model: str
-    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or why it does not
+    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or the reason why not
     operators: tuple[OperatorUse, ...]
-    coverage: float  # share of the operations that have a rule or need none
-    batch_norms: tuple[tuple[str, str], ...]  # name -> where it was merged, or why it was not
-    problems: tuple[str, ...]  # what transform would refuse
+    coverage: float  # share of operations that have a rule or need none
+    batch_norms: tuple[tuple[str, str], ...]  # name -> the layer it was merged into, or the reason why not
+    problems: tuple[str, ...]  # reasons why transform would fail
     warnings: tuple[str, ...]
     next_steps: tuple[str, ...]
 
@@ -93,10 +93,10 @@ class Report:
 
 
 def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
-    """Look at a model before compiling it: front ends that work, operators found, rules and gaps, and what to do next.
+    """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
-    `inputs` and `keywords` are example arguments of the model; without them torch.export cannot be tried. Raises
-    `InputTypeError` for arguments of the wrong type; what is wrong with the model stands in the report.
+    `inputs` and `keywords` are example arguments of the model; torch.export cannot be tried without them. Raises
+    `InputTypeError` for arguments of the wrong type; the report lists problems of the model.
     """
     if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
         raise InputTypeError(
@@ -128,11 +128,11 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
                 front_ends[front_end] = str(error).splitlines()[0]
     if not found:
         step = (
-            "pass example inputs to lrpfx.check, so that torch.export can be tried"
+            "pass example inputs to lrpfx.check to try torch.export"
             if example is None
-            else ("follow what the front ends say, or map the module that they name to a rule as a whole")
+            else ("follow the advice of the front ends, or map the module that they name to a rule as a whole")
         )
-        return _hopeless(title, front_ends, "no front end can follow the model", step)
+        return _hopeless(title, front_ends, "no front end can capture the model", step)
     reports = [_report(title, front_ends, *found[front_end], settings) for front_end in found]
     return next((report for report in reports if report.ok), reports[0])
 
@@ -204,7 +204,7 @@ def _next_steps(
     if uncovered and problems:
         steps.append('give the operations listed a rule by name or by kind, or allow their gradient with unassigned="gradient"')
     elif problems:
-        steps.append("change the entries of the composite that do not fit")
+        steps.append("change the entries of the composite that do not fit their layers")
     given = verification is not None and verification.records
     if not given:
         steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
