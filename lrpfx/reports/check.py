@@ -14,9 +14,8 @@ from lrpfx.composites import Composite
 from lrpfx.errors import InputTypeError, LrpfxError
 from lrpfx.frontends.capture import (
     DEQUANTIZED,
-    EXPORT,
+    FRONT_ENDS,
     FROZEN,
-    SYMBOLIC,
     Model,
     check_evaluation_mode,
     guessed_verification,
@@ -114,18 +113,19 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
             check_evaluation_mode(model)
         except LrpfxError as error:
             return _hopeless(title, {}, str(error), "call model.eval()")
-    for front_end in (SYMBOLIC, EXPORT):
-        if isinstance(model, ExportedProgram) and front_end == SYMBOLIC:
-            front_ends[front_end] = "not for an exported program"
-        elif front_end == EXPORT and example is None and isinstance(model, nn.Module):
-            front_ends[front_end] = "not tried: it needs example inputs"
+    for front_end in FRONT_ENDS:
+        name = front_end.name
+        if isinstance(model, ExportedProgram) and not front_end.takes_programs:
+            front_ends[name] = "not for an exported program"
+        elif front_end.needs_example_inputs and example is None and isinstance(model, nn.Module):
+            front_ends[name] = "not tried: it needs example inputs"
         else:
             try:
-                program, verification = normal_form(model, example, settings, front_end)
-                found[front_end] = program, verification or guessed_verification(program, model)
-                front_ends[front_end] = "works"
+                program, verification = normal_form(model, example, settings, name)
+                found[name] = program, verification or guessed_verification(program, model)
+                front_ends[name] = "works"
             except LrpfxError as error:
-                front_ends[front_end] = str(error).splitlines()[0]
+                front_ends[name] = str(error).splitlines()[0]
     if not found:
         step = (
             "pass example inputs to lrpfx.check to try torch.export"
@@ -209,7 +209,8 @@ def _next_steps(
     if not given:
         steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
     if not problems:
-        capture = "" if front_ends.get(SYMBOLIC) == "works" else ', capture="export"'
+        first = next(name for name, found in front_ends.items() if found == "works")
+        capture = "" if first == FRONT_ENDS[0].name else f', capture="{first}"'
         example = ", example_inputs=..." if given else ""
         steps.append(f"lrpfx.transform(model, composite{example}{capture}), then lrpfx.ledger to see where relevance goes")
     return tuple(steps)

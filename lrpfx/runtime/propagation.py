@@ -53,7 +53,7 @@ class PropagateRelevance(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ruled, handoff, *values = inputs
         ctx.kept = {} if ruled.execution.several else None
-        saved = values if ruled.rule.saves_inputs else [None] * len(values)
+        saved = list(values) if ruled.rule.saves_inputs else [None] * len(values)
         if not ruled.is_traced:  # compilers decide themselves what they keep
             for place, _, _ in ruled.recomputed:
                 saved[place] = None
