@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torchvision
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+#: The repository.
+ROOT = Path(__file__).parent.parent
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
 
 
@@ -80,6 +83,23 @@ def _torchvision_model(name, dtype):
         before.__init__(before.in_features, 32)
         after.__init__(32, after.out_features)
     return model.eval()
+
+
+def snapshot(model):
+    """All that module mode could leave behind."""
+    modules = dict(model.named_modules())
+    return (
+        {name: id(parameter) for name, parameter in model.named_parameters()},
+        {name: (type(module), sorted(vars(module))) for name, module in modules.items()},
+        {name: [len(vars(module)[key]) for key in vars(module) if key.endswith("_hooks")] for name, module in modules.items()},
+        {name: value.clone() for name, value in model.state_dict().items()},
+    )
+
+
+def assert_untouched(model, before):
+    after = snapshot(model)
+    assert after[:3] == before[:3] and list(after[3]) == list(before[3])
+    assert all(torch.equal(after[3][name], value) for name, value in before[3].items())
 
 
 class Unary(nn.Module):

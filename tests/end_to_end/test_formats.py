@@ -2,10 +2,9 @@
 
 import json
 
-import format_sweep
 import pytest
-import support_matrix
 import torch
+from tools import format_sweep, support_matrix
 
 from lrpfx.core import Hook
 

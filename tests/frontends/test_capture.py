@@ -8,9 +8,9 @@ import pytest
 import torch
 import torchvision
 from helpers import NETWORKS, Binary, Unary, assert_close, randomize_batch_norm, small_net
+from tools.torchvision_sweep import random_model
 from torch import nn
 from torch.nn import functional as F
-from torchvision_sweep import random_model
 
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite

@@ -1,17 +1,14 @@
 """What an older torch lacks is said; private names of torch stand in one module."""
 
 import ast
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import small_net
+from helpers import ROOT, small_net
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.support import torch_internals
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("torch_version", ["2.4.1", "2.12.0+cpu"])

@@ -5,7 +5,7 @@ import sys
 
 import networkx as nx
 import pytest
-from architecture import BEGIN, DOCUMENT, END, descriptions, house, modules, table
+from tools.architecture import BEGIN, DOCUMENT, END, descriptions, house, modules, table
 
 
 def test_the_document_shows_the_imports():

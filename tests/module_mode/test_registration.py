@@ -7,8 +7,8 @@ import torch
 import zennit.composites
 import zennit.core
 import zennit.rules
-from helpers import NETWORKS, Binary, Unary, assert_close, relative_difference, small_net
-from test_rules import LAYERS
+from helpers import NETWORKS, Binary, Unary, assert_close, assert_untouched, relative_difference, small_net, snapshot
+from reference.dense import LAYERS
 from torch import nn
 
 import lrpfx
@@ -49,23 +49,6 @@ def test_zbox_equals_zennit():
     low, high = torch.full_like(x, -1.0), torch.full_like(x, 2.0)
     actual = registered(rules.ZBox(low, high), layer, x, torch.cos)
     assert_close(actual, registered(zennit.rules.ZBox(low, high), copy.deepcopy(layer), x, torch.cos), 1e-12)
-
-
-def snapshot(model):
-    """All that module mode could leave behind."""
-    modules = dict(model.named_modules())
-    return (
-        {name: id(parameter) for name, parameter in model.named_parameters()},
-        {name: (type(module), sorted(vars(module))) for name, module in modules.items()},
-        {name: [len(vars(module)[key]) for key in vars(module) if key.endswith("_hooks")] for name, module in modules.items()},
-        {name: value.clone() for name, value in model.state_dict().items()},
-    )
-
-
-def assert_untouched(model, before):
-    after = snapshot(model)
-    assert after[:3] == before[:3] and list(after[3]) == list(before[3])
-    assert all(torch.equal(after[3][name], value) for name, value in before[3].items())
 
 
 def bounds(key):

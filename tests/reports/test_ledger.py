@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from helpers import NETWORKS, Binary, Unary, assert_close, small_net, torchvision_model
-from test_rules import LAYERS
+from reference.dense import LAYERS
 from torch import nn
 from torch.nn import functional as F
 

@@ -16,13 +16,12 @@ import textwrap
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import assert_close, needs_compiler, small_net
+from helpers import ROOT, assert_close, needs_compiler, small_net
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -30,8 +29,6 @@ import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.deploy import artefacts
 from lrpfx.rules import Gamma
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

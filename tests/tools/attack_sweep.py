@@ -9,16 +9,17 @@ import tempfile
 import warnings
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+from crafted_files import IN_FILES, signed
 from helpers import small_net
-from test_attacks import IN_FILES, signed
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.deploy import archives
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "deploying.md"
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "deploying.md"
 BEGIN, END = "<!-- attacks -->", "<!-- end of attacks -->"
 OUTCOMES = ("refused", "harmless", "wrong")
 

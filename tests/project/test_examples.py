@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_close, needs_compiler
+from helpers import ROOT, assert_close, needs_compiler
 
 import lrpfx
 from lrpfx.composites import EpsilonGammaBox
@@ -20,7 +19,6 @@ from lrpfx.demo import digits
 
 pytestmark = pytest.mark.examples
 
-ROOT = Path(__file__).parent.parent
 SCREENSHOT = ROOT / "docs" / "images" / "draw_a_digit.png"
 
 

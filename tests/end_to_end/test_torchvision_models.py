@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-import torchvision_sweep
+from tools import torchvision_sweep
 
 FAMILIES = (
     *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "mnasnet0_5"),

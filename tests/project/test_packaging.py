@@ -9,8 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
+from helpers import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import networkx as nx
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 DOCUMENT, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "images" / "architecture.png"
 BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 

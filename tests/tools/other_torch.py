@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 OF_TORCH = ("filelock", "typing-extensions", "sympy", "jinja2", "fsspec", "setuptools")
 OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-learn", "matplotlib", "tqdm")
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz")

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
 
@@ -28,7 +29,7 @@ COMPOSITES = {
     "EpsilonGammaBox": lambda: EpsilonGammaBox(low=-3.0, high=3.0),
 }
 SIZES = (32, 64, 75, 96, 128, 224)
-DOCUMENT = Path(__file__).parent.parent / "docs" / "torchvision.md"
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "torchvision.md"
 
 
 def classifiers():

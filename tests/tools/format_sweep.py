@@ -15,12 +15,12 @@ import textwrap
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
 import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
 
 # isort: split
-import support_matrix
 import torchvision
 from helpers import relative_difference
 from PIL import Image
@@ -28,6 +28,7 @@ from sklearn.datasets import load_sample_images
 
 import lrpfx
 from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat
+from tools import support_matrix
 
 COMPOSITES = {"EpsilonPlusFlat": EpsilonPlusFlat, "EpsilonGammaBox": lambda: EpsilonGammaBox(low=0.0, high=1.0)}
 FORMATS = ("pt2", "AOTInductor", "ONNX")
@@ -38,8 +39,8 @@ MODELS = ("alexnet", "vgg16_bn", "resnet50", "densenet121", "mobilenet_v3_large"
 FURTHER = ("squeezenet1_1", "googlenet", "convnext_tiny")
 #: From how many pieces of photographs images are chosen: more where few are determined. 24 elsewhere.
 CANDIDATES = {"resnet50": 48, "mobilenet_v3_large": 96}
-DOCUMENT = Path(__file__).parent.parent / "docs" / "formats.md"
-RESULTS = Path(__file__).parent.parent / "build" / "formats.json"
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
+RESULTS = Path(__file__).parent.parent.parent / "build" / "formats.json"
 
 #: Loads files with lrpfx, in a process without the model's code.
 WITH_LRPFX = """

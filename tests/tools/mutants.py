@@ -29,7 +29,7 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 RESULTS, COPY, DOCUMENT = ROOT / "build" / "mutants.json", ROOT / "build" / "mutants", ROOT / "docs" / "testing.md"
 REACHED = ROOT / "build" / "reached"
 BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
@@ -37,22 +37,26 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 #: The modules, and the tests that cover each, the fastest first.
 COVERED_BY = {
     "lrpfx/rules/formulas.py": (
-        "test_rules test_rules_and_layers test_known_defects test_module_mode test_attention test_accounting"
+        "rules/test_formulas end_to_end/test_rules_and_layers end_to_end/test_known_defects "
+        "module_mode/test_registration rules/test_attention reports/test_ledger"
     ),
-    "lrpfx/rules/template.py": "test_rules test_modifiers test_module_mode test_accounting test_shortcuts",
-    "lrpfx/rules/shortcuts.py": "test_rules test_attention test_shortcuts",
+    "lrpfx/rules/template.py": (
+        "rules/test_formulas rules/test_modifiers module_mode/test_registration reports/test_ledger rules/test_shortcuts"
+    ),
+    "lrpfx/rules/shortcuts.py": "rules/test_formulas rules/test_attention rules/test_shortcuts",
     "lrpfx/runtime/propagation.py": (
-        "test_rules test_module_mode test_plausibility test_accounting test_known_defects test_attention"
+        "rules/test_formulas module_mode/test_registration attribution/test_plausibility reports/test_ledger "
+        "end_to_end/test_known_defects rules/test_attention"
     ),
-    "passes/analyze/signs.py": "passes/test_analyze_signs test_operators test_operator_table",
-    "passes/analyze/support.py": "passes/test_analyze_signs test_shortcuts",
-    "passes/canonize/merge_batch_norm.py": "passes/test_merge_batch_norm passes/test_merge_right",
-    "passes/canonize/merge_right.py": "passes/test_merge_right",
-    "passes/driver.py": "passes/test_fold_and_driver test_errors",
-    "lrpfx/reports/ledger.py": "test_accounting test_attention",
-    "lrpfx/deploy/lowering.py": "test_lowering test_derived_weights",
-    "lrpfx/deploy/archives.py": "test_attacks",
-    "lrpfx/deploy/artefacts.py": "test_artefacts test_attacks",
+    "passes/analyze/signs.py": "passes/analyze/test_signs operators/test_operators operators/test_operator_table",
+    "passes/analyze/support.py": "passes/analyze/test_signs rules/test_shortcuts",
+    "passes/canonize/merge_batch_norm.py": "passes/canonize/test_merge_batch_norm passes/canonize/test_merge_right",
+    "passes/canonize/merge_right.py": "passes/canonize/test_merge_right",
+    "passes/driver.py": "passes/test_driver test_errors",
+    "lrpfx/reports/ledger.py": "reports/test_ledger rules/test_attention",
+    "lrpfx/deploy/lowering.py": "deploy/test_lowering deploy/test_derived_weights",
+    "lrpfx/deploy/archives.py": "deploy/test_archives",
+    "lrpfx/deploy/artefacts.py": "deploy/test_artefacts deploy/test_archives",
 }
 #: Survivors that compute the same, by the line that they change and what it becomes; and why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -457,6 +461,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep-document", action="store_true", help="leave docs/testing.md as it is")
     options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests"))
     import torch  # which a child need not load again
     import torchvision_cpu  # noqa: F401
     import torchvision  # noqa: F401  # isort: skip
