@@ -7,6 +7,7 @@ import torch
 import zennit.composites
 import zennit.core
 import zennit.rules
+from combinations import each_pair
 from helpers import NETWORKS, Binary, Unary, assert_close, assert_untouched, relative_difference, small_net, snapshot
 from reference.dense import LAYERS
 from torch import nn
@@ -31,9 +32,7 @@ def registered(rule, layer, x, seed):
     return relevance
 
 
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("layer_name", LAYERS)
-@pytest.mark.parametrize("rule_name", RULES)
+@each_pair(rule_name=RULES, layer_name=LAYERS, signed=[True, False])
 def test_rules_equal_zennit(rule_name, layer_name, signed):
     make, shape = LAYERS[layer_name]
     layer = make(True)

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from combinations import each_pair
 from helpers import NETWORKS, Binary, Unary, assert_close, small_net, torchvision_model
 from reference.dense import LAYERS
 from torch import nn
@@ -46,9 +47,7 @@ def balanced(accounts):
     return accounts.unexplained <= 1e-12 and abs(accounts.balance) <= 1e-12 * accounts.seed_magnitude
 
 
-@pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("layer_name", LAYERS)
-@pytest.mark.parametrize("rule_name", RULES)
+@each_pair(rule_name=RULES, layer_name=LAYERS, signed=[True, False])
 def test_the_split_is_exact(rule_name, layer_name, signed):
     make, shape = LAYERS[layer_name]
     layer = make(True)

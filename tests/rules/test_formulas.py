@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from combinations import each_pair
 from helpers import Binary, Unary, assert_close
 from reference import dense
 from reference.dense import LAYERS
@@ -38,15 +39,22 @@ def explain(layer, rule, input, output_relevance):
     return lrpfx.attribute(explain_model, input, output_relevance).relevance
 
 
-@pytest.mark.parametrize("signed", [True, False], ids=["signed", "non-negative"])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("layer_name", LAYERS)
-@pytest.mark.parametrize("rule_name", RULES)
-def test_rule_equals_the_dense_formula(rule_name, layer_name, bias, signed):
+#: What an input may be, and whether the layer has a bias.
+SETTINGS = {
+    "signed, with bias": (torch.randn, True),
+    "signed, without bias": (torch.randn, False),
+    "non-negative, with bias": (torch.rand, True),
+    "non-negative, without bias": (torch.rand, False),
+}
+
+
+@each_pair(rule_name=RULES, layer_name=LAYERS, setting=SETTINGS)
+def test_rule_equals_the_dense_formula(rule_name, layer_name, setting):
+    draw, bias = SETTINGS[setting]
     rule, formula = RULES[rule_name]
     make, shape = LAYERS[layer_name]
     layer = make(bias)
-    input = torch.randn(2, *shape) if signed else torch.rand(2, *shape)
+    input = draw(2, *shape)
     output_relevance = torch.randn(layer(input).shape)
     expected = dense.relevance(formula, layer, input, output_relevance)
     assert_close(explain(layer, rule, input, output_relevance), expected, 1e-9)

@@ -1,7 +1,10 @@
 """Shortcuts give the relevance of the rules that they stand for, and run as few operations as they promise."""
 
+import itertools
+
 import pytest
 import torch
+from combinations import each_pair
 from helpers import NETWORKS, Unary, assert_close, relative_difference, small_net, torchvision_model
 from torch import nn
 from torch.nn import functional as F
@@ -112,23 +115,39 @@ def shortcuts_of(explain_model):
     return {name: type(rule) for name, rule in found.items() if isinstance(rule, Shortcut)}
 
 
+#: Whether the layer has a bias, whether a ReLU follows it, and the range of its input.
+SETTINGS = {
+    f"{bias}, {follower}, {name}": (bias == "bias", follower == "ReLU", limits)
+    for bias, follower, (name, limits) in itertools.product(("bias", "no bias"), ("ReLU", "nothing"), RANGES.items())
+}
+
+
+def compare_layer(layer, rule, bias, relu, limits):
+    make, shape = LAYERS[layer]
+    model = Followed(make(bias), relu)
+    x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
+    x = x * (torch.rand_like(x) > 0.3)
+    fast, direct = both(model, OneRule(RULES[rule]), example_inputs=x, input_range=limits)
+    output = model(x)
+    seed = output * torch.randn_like(output) if relu else torch.randn_like(output)
+    expected = lrpfx.attribute(direct, x, seed)
+    result = lrpfx.attribute(fast, x, seed)
+    assert_close(result.relevance, expected.relevance, 1e-10)
+    assert torch.equal(result.output, expected.output)
+
+
+@each_pair(layer=LAYERS, rule=RULES, setting=SETTINGS, rest=False)
+def test_layers(layer, rule, setting):
+    """Each rule and each layer in each setting, and each rule on each layer in one of them."""
+    compare_layer(layer, rule, *SETTINGS[setting])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_layers(layer, rule):
-    make, shape = LAYERS[layer]
-    for bias in (True, False):
-        for relu in (True, False):
-            model = Followed(make(bias), relu)
-            for limits in RANGES.values():
-                x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
-                x = x * (torch.rand_like(x) > 0.3)
-                fast, direct = both(model, OneRule(RULES[rule]), example_inputs=x, input_range=limits)
-                output = model(x)
-                seed = output * torch.randn_like(output) if relu else torch.randn_like(output)
-                expected = lrpfx.attribute(direct, x, seed)
-                result = lrpfx.attribute(fast, x, seed)
-                assert_close(result.relevance, expected.relevance, 1e-10)
-                assert torch.equal(result.output, expected.output)
+def test_layers_in_every_setting(layer, rule):
+    for setting in SETTINGS.values():
+        compare_layer(layer, rule, *setting)
 
 
 class Behind(nn.Module):
@@ -144,19 +163,36 @@ class Behind(nn.Module):
         return self.last(F.relu(self.layer(x)).flatten(1))
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "linear in three dimensions"])
-def test_layers_behind_which_relevance_has_support(layer, rule):
+IN_FRONT = [layer for layer in LAYERS if layer != "linear in three dimensions"]
+#: Whether the layer has a bias, and the range of its input.
+SETTINGS_IN_FRONT = {
+    f"{bias}, {name}": (bias == "bias", limits)
+    for bias, (name, limits) in itertools.product(("bias", "no bias"), RANGES.items())
+}
+
+
+def compare_behind(layer, rule, bias, limits):
     make, shape = LAYERS[layer]
-    for bias in (True, False):
-        for limits in RANGES.values():
-            x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
-            model = Behind(make(bias), x)
-            fast, direct = both(model, OneRule(RULES[rule], "layer"), example_inputs=x, input_range=limits)
-            for target in (0, [1, 2]):
-                expected = lrpfx.attribute(direct, x, target).relevance
-                assert_close(lrpfx.attribute(fast, x, target).relevance, expected, 1e-10)
-            assert lrpfx.ledger(fast, x, 1).unexplained <= 1e-9
+    x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
+    model = Behind(make(bias), x)
+    fast, direct = both(model, OneRule(RULES[rule], "layer"), example_inputs=x, input_range=limits)
+    for target in (0, [1, 2]):
+        expected = lrpfx.attribute(direct, x, target).relevance
+        assert_close(lrpfx.attribute(fast, x, target).relevance, expected, 1e-10)
+    assert lrpfx.ledger(fast, x, 1).unexplained <= 1e-9
+
+
+@each_pair(layer=IN_FRONT, rule=RULES, setting=SETTINGS_IN_FRONT, rest=False)
+def test_layers_behind_which_relevance_has_support(layer, rule, setting):
+    compare_behind(layer, rule, *SETTINGS_IN_FRONT[setting])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("layer", IN_FRONT)
+def test_layers_behind_which_relevance_has_support_in_every_setting(layer, rule):
+    for setting in SETTINGS_IN_FRONT.values():
+        compare_behind(layer, rule, *setting)
 
 
 BOUNDS = {
