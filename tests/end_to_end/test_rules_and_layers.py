@@ -1,5 +1,6 @@
 """Every rule on every sort of layer, in both modes: relevance is accounted for, or the rule is refused before any flows."""
 
+import functools
 from contextlib import nullcontext
 
 import pytest
@@ -135,14 +136,21 @@ def as_model(layer, inputs):
     return model
 
 
-def in_a_graph(rule, model, inputs):
+@functools.cache
+def name_in_a_graph(sort, name):
+    """The node of a layer."""
+    layer, shapes = LAYERS[sort][name]
+    return lrpfx.node_names((Unary if len(shapes) == 1 else Binary)(layer))[-1]
+
+
+def in_a_graph(rule, model, inputs, name):
     """The ledger and the relevance, or None where the compiler refuses the rule."""
-    name = lrpfx.node_names(model)[-1]
     try:
         explain_model = lrpfx.transform(model, NameMapComposite([([name], rule)]), example_inputs=inputs)
     except lrpfx.RuleError:
         return None
-    seed = torch.cos(torch.arange(explain_model(*inputs).numel()) + 1.0).reshape(explain_model(*inputs).shape)
+    output = explain_model(*inputs)
+    seed = torch.cos(torch.arange(output.numel()) + 1.0).reshape(output.shape)
     accounts = lrpfx.ledger(explain_model, inputs, seed)
     # Ones in the place of the entries of a difference cancel: such a map is accounted for, and said to be not determined.
     cancels = isinstance(rule, (rules.WSquare, rules.Flat)) and name == "diff"
@@ -172,7 +180,7 @@ def test_relevance_is_accounted_for_or_refused(rule, kinds, sort):
     for name, (layer, shapes) in LAYERS[sort].items():
         inputs = tuple(torch.randn(shape) for shape in shapes)
         model = as_model(layer, inputs)
-        found = in_a_graph(rule, model, inputs)
+        found = in_a_graph(rule, model, inputs, name_in_a_graph(sort, name))
         assert (found is not None) == EXCEPTIONS.get((type(rule), name), sort in kinds.split(", ")), name
         if found is not None:
             accounts, relevances, seed = found
