@@ -12,6 +12,9 @@ import torchvision
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+
 #: The repository.
 ROOT = Path(__file__).parent.parent
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
@@ -100,6 +103,21 @@ def assert_untouched(model, before):
     after = snapshot(model)
     assert after[:3] == before[:3] and list(after[3]) == list(before[3])
     assert all(torch.equal(after[3][name], value) for name, value in before[3].items())
+
+
+def both_front_ends(model, x, composite=None):
+    """The relevance from both front ends, which must agree with each other, and their graphs with the model."""
+    expected = model(x)
+    results = []
+    for capture in ("symbolic", "export"):
+        explain_model = lrpfx.transform(model, composite or EpsilonPlus(), example_inputs=x, capture=capture)
+        result = lrpfx.attribute(explain_model, x, torch.cos)
+        assert_close(result.output, expected.detach(), 1e-12)
+        accounts = lrpfx.ledger(explain_model, x, torch.cos)
+        assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+        results.append(result.relevance)
+    assert_close(*results, 1e-11)
+    return explain_model
 
 
 class Unary(nn.Module):

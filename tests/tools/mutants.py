@@ -38,22 +38,25 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 COVERED_BY = {
     "lrpfx/rules/formulas.py": (
         "rules/test_formulas end_to_end/test_rules_and_layers end_to_end/test_known_defects "
-        "module_mode/test_registration rules/test_attention reports/test_ledger"
+        "module_mode/test_registration rules/test_products_and_norms passes/normalize/test_decompose "
+        "reports/test_ledger"
     ),
     "lrpfx/rules/template.py": (
         "rules/test_formulas rules/test_modifiers module_mode/test_registration reports/test_ledger rules/test_shortcuts"
     ),
-    "lrpfx/rules/shortcuts.py": "rules/test_formulas rules/test_attention rules/test_shortcuts",
+    "lrpfx/rules/shortcuts.py": (
+        "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose rules/test_shortcuts"
+    ),
     "lrpfx/runtime/propagation.py": (
         "rules/test_formulas module_mode/test_registration attribution/test_plausibility reports/test_ledger "
-        "end_to_end/test_known_defects rules/test_attention"
+        "end_to_end/test_known_defects rules/test_products_and_norms passes/normalize/test_decompose"
     ),
     "passes/analyze/signs.py": "passes/analyze/test_signs operators/test_operators operators/test_operator_table",
     "passes/analyze/support.py": "passes/analyze/test_signs rules/test_shortcuts",
     "passes/canonize/merge_batch_norm.py": "passes/canonize/test_merge_batch_norm passes/canonize/test_merge_right",
     "passes/canonize/merge_right.py": "passes/canonize/test_merge_right",
-    "passes/driver.py": "passes/test_driver test_errors",
-    "lrpfx/reports/ledger.py": "reports/test_ledger rules/test_attention",
+    "passes/driver.py": "passes/test_driver passes/rewrite/test_fold test_errors",
+    "lrpfx/reports/ledger.py": "reports/test_ledger rules/test_products_and_norms passes/normalize/test_decompose",
     "lrpfx/deploy/lowering.py": "deploy/test_lowering deploy/test_derived_weights",
     "lrpfx/deploy/archives.py": "deploy/test_archives",
     "lrpfx/deploy/artefacts.py": "deploy/test_artefacts deploy/test_archives",
