@@ -75,17 +75,31 @@ def torchvision_model(name):
 
 @functools.cache
 def _torchvision_model(name, dtype):
-    """A network to copy.
-
-    In AlexNet and VGG, dense layers of 32 features stand in the place of 4,096: most of their time, none of their structure.
-    """
+    """A network to copy."""
     torch.manual_seed(0)
-    model = randomize_batch_norm(getattr(torchvision.models, name)())
-    dense = [layer for layer in model.classifier if isinstance(layer, nn.Linear)] if name.startswith(("alex", "vgg")) else []
-    for before, after in itertools.pairwise(dense):
-        before.__init__(before.in_features, 32)
-        after.__init__(32, after.out_features)
-    return model.eval()
+    make = getattr(torchvision.models, name)
+    return randomize_batch_norm(narrow(make) if name.startswith(("alex", "vgg")) else make()).eval()
+
+
+def narrow(make):
+    """AlexNet or VGG with dense layers of 32 features in the place of 4,096: most of their time, none of their structure.
+
+    The wide layers are never made; what stands in their place is drawn as torch does, and convolutions as torchvision does.
+    """
+    with torch.device("meta"):
+        model = make()
+        dense = [layer for layer in model.classifier if isinstance(layer, nn.Linear)]
+        for before, after in itertools.pairwise(dense):
+            before.__init__(before.in_features, 32)
+            after.__init__(32, after.out_features)
+    model.to_empty(device="cpu")
+    for layer in model.modules():
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+        if isinstance(layer, nn.Conv2d) and isinstance(model, torchvision.models.VGG):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return model
 
 
 def snapshot(model):

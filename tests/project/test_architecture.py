@@ -31,10 +31,9 @@ def test_zennits_names_are_in_their_place(face):
 
 def test_importing_takes_little_longer_than_torch():
     """The parts of the package are imported when a name of them is first used."""
-    code = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+    code = "import time, torch; start = time.perf_counter(); import lrpfx; print(time.perf_counter() - start)"
 
-    def seconds(module):
-        runs = [subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True) for _ in range(3)]
-        return min(float(run.stdout) for run in runs)
+    def seconds():
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
 
-    assert seconds("lrpfx") <= seconds("torch") + 0.3
+    assert any(seconds() <= 0.3 for _ in range(3)), "three times"  # another process may have been in its way

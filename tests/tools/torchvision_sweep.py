@@ -62,10 +62,14 @@ def smallest_input(model):
 
 
 def examine(name, composites=tuple(COMPOSITES)):
-    """Everything that must hold for one model, with the figures of the table: a dict for each composite."""
+    """Everything that must hold for one classifier, with the figures of the table: a dict for each composite."""
     model = random_model(name)
-    x, expected = smallest_input(model)
-    rows = []
+    return examine_model(name, model, smallest_input(model)[0], composites)
+
+
+def examine_model(name, model, x, composites=tuple(COMPOSITES)):
+    """The same for any model."""
+    rows, expected = [], model(x).detach()
     for key in composites:
         start = time.perf_counter()
         explain_model = lrpfx.transform(model, COMPOSITES[key](), example_inputs=x)
