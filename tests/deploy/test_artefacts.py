@@ -36,6 +36,14 @@ def explain_model():
     return lrpfx.transform(small_net(), EpsilonAlpha2Beta1Flat())
 
 
+@pytest.fixture(scope="module")
+def program():
+    """A program that tests share: none of them changes it."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    return lrpfx.lower(lrpfx.transform(small_net(), EpsilonAlpha2Beta1Flat()), images())
+
+
 def images(batch=2):
     return torch.rand(batch, 3, 8, 8)
 
@@ -72,17 +80,37 @@ WRITERS = {
     "compiled": (lrpfx.package, "model.pt2"),
     "onnx": (lrpfx.save, "model.onnx"),
 }
-KINDS = [pytest.param(kind, marks=needs_compiler) if kind == "compiled" else kind for kind in WRITERS]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target, reduce", [("index", None), ("weights", "sum"), ("max", "bytes")])
-def test_every_format_gives_what_attribute_gives(kind, target, reduce, tmp_path):
-    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat()).float()
-    record = ["conv1", "relu"]
-    program = lrpfx.lower(
-        explain_model, images().float(), target=target, reduce=reduce, record=record, balance=reduce != "bytes"
+FORMS = [("index", None), ("weights", "sum"), ("max", "bytes")]
+#: Each format in each form; a compilation takes long.
+CASES = [
+    pytest.param(
+        kind, form, marks=[needs_compiler, *([pytest.mark.slow] if form == FORMS[1] else [])] if kind == "compiled" else []
     )
+    for form in FORMS
+    for kind in WRITERS
+]
+
+
+@pytest.fixture(scope="module")
+def program_in():
+    """Programs by their form, each lowered once."""
+
+    @functools.cache
+    def program(target, reduce):
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64)
+        explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat()).float()
+        settings = {"target": target, "reduce": reduce, "record": ["conv1", "relu"], "balance": reduce != "bytes"}
+        return explain_model, lrpfx.lower(explain_model, images().float(), **settings)
+
+    return program
+
+
+@pytest.mark.parametrize("kind, form", CASES)
+def test_every_format_gives_what_attribute_gives(kind, form, program_in, tmp_path):
+    target, reduce = form
+    explain_model, program = program_in(target, reduce)
+    record = ["conv1", "relu"]
     write, name = WRITERS[kind]
     runner = lrpfx.load(write(program, tmp_path / name))
     assert os.listdir(tmp_path) == [name]
@@ -311,15 +339,13 @@ def test_programs_are_lowered_in_any_surroundings(explain_model):
 
 
 @pytest.mark.parametrize("path", [b"model.pt2", None, 3, io.BytesIO()])
-def test_paths_of_other_types(path, explain_model):
-    program = lrpfx.lower(explain_model, images())
+def test_paths_of_other_types(path, program):
     for function in (lambda: lrpfx.save(program, path), lambda: lrpfx.load(path)):
         with pytest.raises(lrpfx.InputTypeError, match="a path is a str or a Path"):
             function()
 
 
-def test_names_that_are_odd(explain_model, tmp_path):
-    program = lrpfx.lower(explain_model, images())
+def test_names_that_are_odd(program, explain_model, tmp_path):
     (tmp_path / "loop.pt2").symlink_to("loop.pt2")
     for name, message in (("loop.pt2", "link to itself|symbolic links"), ("a\0.pt2", "not the name of a file")):
         with pytest.raises(lrpfx.ArtefactError, match=message):
@@ -390,8 +416,7 @@ def test_files_that_are_no_artefacts(artefact, onnx_artefact, tmp_path):
             lrpfx.save(program, tmp_path / path)
 
 
-def test_an_interrupted_write_leaves_the_old_file(explain_model, tmp_path, monkeypatch):
-    program = lrpfx.lower(explain_model, images())
+def test_an_interrupted_write_leaves_the_old_file(program, tmp_path, monkeypatch):
     path = lrpfx.save(program, tmp_path / "model.pt2")
     before = path.read_bytes()
 
@@ -491,8 +516,7 @@ def test_onnx_says_where_operations_come_from(onnx_artefact):
     onnx.checker.check_model(model)
 
 
-def test_a_program_that_fails_its_self_test_is_not_written(explain_model, tmp_path, monkeypatch):
-    program = lrpfx.lower(explain_model, images())
+def test_a_program_that_fails_its_self_test_is_not_written(program, tmp_path, monkeypatch):
     path = lrpfx.save(program, tmp_path / "model.pt2")
     before = path.read_bytes()
     exported = artefacts._exported
@@ -532,8 +556,7 @@ def test_nothing_is_stored_twice(name, tmp_path):
         assert lrpfx.load(path).verify() <= 1e-4
 
 
-def test_a_batch_of_one_is_part_of_the_self_test(explain_model, tmp_path, monkeypatch):
-    program = lrpfx.lower(explain_model, images())
+def test_a_batch_of_one_is_part_of_the_self_test(program, explain_model, tmp_path, monkeypatch):
     exported = artefacts._exported
 
     def wrong_for_one(archive):
@@ -561,16 +584,16 @@ def test_compiled_convolutions_in_three_dimensions(tmp_path):
         assert_close(runner(x, target)["relevance"], expected.relevance, 1e-5)
 
 
-def test_onnx_runtime_has_no_convolutions_in_float64(explain_model, tmp_path):
+def test_onnx_runtime_has_no_convolutions_in_float64(program, tmp_path):
     with pytest.raises(lrpfx.ArtefactError, match=r"model.onnx is not loaded: onnxruntime [\d.]+ cannot load it"):
-        lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.onnx")
+        lrpfx.save(program, tmp_path / "model.onnx")
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("wrong, size", [(float("nan"), "first"), (float("inf"), "last"), (1.0, "last")])
-def test_no_wrong_result_passes_the_self_test(wrong, size, explain_model, tmp_path, monkeypatch):
+def test_no_wrong_result_passes_the_self_test(wrong, size, artefact, monkeypatch):
     """Results that are not finite differ, too."""
-    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, images()), tmp_path / "model.pt2"))
+    runner = lrpfx.load(artefact)
     assert runner.verify() <= 1e-12
     call, batches = type(runner).__call__, []
 

@@ -1,5 +1,7 @@
 """Lowered programs: the results of `lrpfx.attribute`, without autograd."""
 
+import itertools
+
 import pytest
 import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
@@ -107,8 +109,18 @@ def test_operations_in_place_stay_where_others_see_them():
         assert any(map(lowering._is_in_place, traced.graph.nodes)) == in_place
 
 
-@pytest.mark.parametrize("target", ["index", "weights", "max"])
-@pytest.mark.parametrize("reduce", [None, "sum", "absolute", "bytes"])
+TARGETS, REDUCTIONS = ("index", "weights", "max"), (None, "sum", "absolute", "bytes")
+#: What is reduced does not depend on the target: each of both always, all pairs among the slow tests.
+ALWAYS = {("index", None), ("weights", "sum"), ("max", "absolute"), ("index", "bytes")}
+
+
+@pytest.mark.parametrize(
+    "target, reduce",
+    [
+        pytest.param(target, reduce, marks=[] if (target, reduce) in ALWAYS else [pytest.mark.slow])
+        for target, reduce in itertools.product(TARGETS, REDUCTIONS)
+    ],
+)
 def test_targets_and_reductions(explain_model, target, reduce):
     program = lrpfx.lower(explain_model, images(), target=target, reduce=reduce)
     x = images(4)
