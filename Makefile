@@ -8,7 +8,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks architecture lint format clean
+.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks architecture documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code.
@@ -34,11 +34,15 @@ test: $(VENV)/installed
 
 # The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
 test-torch:
-	$(PYTHON) tests/other_torch.py --torch $(TORCH)
+	$(PYTHON) tests/tools/other_torch.py --torch $(TORCH)
 
 # Write the table and the picture of docs/architecture.md from the imports.
 architecture: $(VENV)/installed
-	$(BIN)/python tests/architecture.py
+	$(BIN)/python tests/tools/architecture.py
+
+# What the code in README and docs prints, written into them anew.
+documentation: $(VENV)/installed
+	$(BIN)/python tests/tools/documentation.py
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
@@ -50,7 +54,7 @@ fuzz: $(VENV)/installed
 # Make MUTANTS small changes to the code that some test must detect; writes the table of docs/testing.md.
 mutants: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
-	$(BIN)/python tests/mutants.py --mutants $(MUTANTS) --seed $(SEED)
+	$(BIN)/python tests/tools/mutants.py --mutants $(MUTANTS) --seed $(SEED)
 
 # The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
 test-examples: $(VENV)/installed
@@ -58,15 +62,15 @@ test-examples: $(VENV)/installed
 
 # Load damaged and crafted files, in minutes; writes the table of docs/deploying.md.
 attacks: $(VENV)/installed
-	$(BIN)/python tests/attack_sweep.py
+	$(BIN)/python tests/tools/attack_sweep.py
 
 # Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/installed
-	$(BIN)/python tests/format_sweep.py
+	$(BIN)/python tests/tools/format_sweep.py
 
 # Test all classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
 sweep: $(VENV)/installed
-	$(BIN)/python tests/torchvision_sweep.py
+	$(BIN)/python tests/tools/torchvision_sweep.py
 
 # Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
 # docs/benchmarks.md. Captum is installed without dependencies, because it requires an older numpy.

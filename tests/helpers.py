@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,11 @@ import torchvision
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+
+#: The repository.
+ROOT = Path(__file__).parent.parent
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
 
 
@@ -69,17 +75,63 @@ def torchvision_model(name):
 
 @functools.cache
 def _torchvision_model(name, dtype):
-    """A network to copy.
-
-    In AlexNet and VGG, dense layers of 32 features stand in the place of 4,096: most of their time, none of their structure.
-    """
+    """A network to copy."""
     torch.manual_seed(0)
-    model = randomize_batch_norm(getattr(torchvision.models, name)())
-    dense = [layer for layer in model.classifier if isinstance(layer, nn.Linear)] if name.startswith(("alex", "vgg")) else []
-    for before, after in itertools.pairwise(dense):
-        before.__init__(before.in_features, 32)
-        after.__init__(32, after.out_features)
-    return model.eval()
+    make = getattr(torchvision.models, name)
+    return randomize_batch_norm(narrow(make) if name.startswith(("alex", "vgg")) else make()).eval()
+
+
+def narrow(make):
+    """AlexNet or VGG with dense layers of 32 features in the place of 4,096: most of their time, none of their structure.
+
+    The wide layers are never made; what stands in their place is drawn as torch does, and convolutions as torchvision does.
+    """
+    with torch.device("meta"):
+        model = make()
+        dense = [layer for layer in model.classifier if isinstance(layer, nn.Linear)]
+        for before, after in itertools.pairwise(dense):
+            before.__init__(before.in_features, 32)
+            after.__init__(32, after.out_features)
+    model.to_empty(device="cpu")
+    for layer in model.modules():
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+        if isinstance(layer, nn.Conv2d) and isinstance(model, torchvision.models.VGG):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def snapshot(model):
+    """All that module mode could leave behind."""
+    modules = dict(model.named_modules())
+    return (
+        {name: id(parameter) for name, parameter in model.named_parameters()},
+        {name: (type(module), sorted(vars(module))) for name, module in modules.items()},
+        {name: [len(vars(module)[key]) for key in vars(module) if key.endswith("_hooks")] for name, module in modules.items()},
+        {name: value.clone() for name, value in model.state_dict().items()},
+    )
+
+
+def assert_untouched(model, before):
+    after = snapshot(model)
+    assert after[:3] == before[:3] and list(after[3]) == list(before[3])
+    assert all(torch.equal(after[3][name], value) for name, value in before[3].items())
+
+
+def both_front_ends(model, x, composite=None):
+    """The relevance from both front ends, which must agree with each other, and their graphs with the model."""
+    expected = model(x)
+    results = []
+    for capture in ("symbolic", "export"):
+        explain_model = lrpfx.transform(model, composite or EpsilonPlus(), example_inputs=x, capture=capture)
+        result = lrpfx.attribute(explain_model, x, torch.cos)
+        assert_close(result.output, expected.detach(), 1e-12)
+        accounts = lrpfx.ledger(explain_model, x, torch.cos)
+        assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+        results.append(result.relevance)
+    assert_close(*results, 1e-11)
+    return explain_model
 
 
 class Unary(nn.Module):

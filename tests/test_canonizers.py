@@ -4,9 +4,16 @@ import pytest
 import torch
 import zennit.composites
 import zennit.torchvision
-from helpers import assert_close, randomize_batch_norm, relative_difference, small_net, torchvision_model
-from test_against_zennit import for_zennit
-from test_module_mode import assert_untouched, snapshot
+from helpers import (
+    assert_close,
+    assert_untouched,
+    randomize_batch_norm,
+    relative_difference,
+    small_net,
+    snapshot,
+    torchvision_model,
+)
+from reference.for_zennit import for_zennit
 from torch import nn
 from torchvision.models import densenet121
 

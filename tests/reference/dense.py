@@ -3,6 +3,39 @@
 import copy
 
 import torch
+from torch import nn
+
+#: name -> (a linear layer with or without a bias, the shape of its input without the batch)
+LAYERS = {
+    "linear": (lambda bias: nn.Linear(6, 4, bias=bias), (6,)),
+    "conv1d": (lambda bias: nn.Conv1d(2, 3, 3, bias=bias), (2, 7)),
+    "conv1d-all": (lambda bias: nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2, bias=bias), (4, 7)),
+    "conv2d": (lambda bias: nn.Conv2d(2, 3, (2, 3), bias=bias), (2, 4, 5)),
+    "conv2d-all": (
+        lambda bias: nn.Conv2d(4, 2, 3, stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2, bias=bias),
+        (4, 5, 5),
+    ),
+    "conv2d-same": (lambda bias: nn.Conv2d(2, 2, (2, 3), padding="same", bias=bias), (2, 4, 4)),
+    "conv2d-valid": (lambda bias: nn.Conv2d(2, 2, 2, padding="valid", bias=bias), (2, 4, 4)),
+    "conv2d-depthwise": (lambda bias: nn.Conv2d(3, 6, 3, padding=1, groups=3, bias=bias), (3, 4, 4)),
+    "conv3d": (lambda bias: nn.Conv3d(2, 2, 2, bias=bias), (2, 3, 3, 3)),
+    "conv3d-all": (lambda bias: nn.Conv3d(2, 4, 2, stride=2, padding=1, dilation=(1, 2, 1), groups=2, bias=bias), (2, 3, 4, 3)),
+    "conv_transpose1d": (lambda bias: nn.ConvTranspose1d(3, 2, 3, bias=bias), (3, 5)),
+    "conv_transpose1d-all": (
+        lambda bias: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, dilation=2, groups=2, bias=bias),
+        (4, 5),
+    ),
+    "conv_transpose2d": (lambda bias: nn.ConvTranspose2d(3, 2, 2, bias=bias), (3, 3, 3)),
+    "conv_transpose2d-all": (
+        lambda bias: nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1, output_padding=1, dilation=2, groups=2, bias=bias),
+        (4, 3, 3),
+    ),
+    "conv_transpose3d": (lambda bias: nn.ConvTranspose3d(2, 2, 2, bias=bias), (2, 2, 2, 2)),
+    "conv_transpose3d-all": (
+        lambda bias: nn.ConvTranspose3d(2, 4, 2, stride=2, padding=1, output_padding=1, dilation=2, groups=2, bias=bias),
+        (2, 3, 2, 2),
+    ),
+}
 
 
 def dense_form(layer, shape):

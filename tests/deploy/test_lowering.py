@@ -1,0 +1,305 @@
+"""Lowered programs: the results of `lrpfx.attribute`, without autograd."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import Unary, assert_close, small_net, torchvision_model
+from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
+from lrpfx.passes.program import Program
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import lrpfx
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat
+from lrpfx.deploy import lowering
+from lrpfx.deploy.lowering import EXPORTABLE
+from lrpfx.rules import Hook
+
+
+@pytest.fixture
+def explain_model():
+    return lrpfx.transform(small_net(), EpsilonAlpha2Beta1Flat())
+
+
+def images(batch=2):
+    return torch.rand(batch, 3, 8, 8)
+
+
+def test_the_program_gives_what_attribute_gives(explain_model):
+    program = lrpfx.lower(explain_model, images(), record=["conv1", "relu"], balance=True)
+    run = program.module()
+    for batch in (1, 2, 3, 8):
+        x, target = images(batch), torch.arange(batch) % 5
+        expected = lrpfx.attribute(explain_model, x, target, record=["conv1", "relu"])
+        result = run(x, target)
+        assert list(result) == ["output", "relevance", "conv1", "relu", "balance"]
+        assert_close(result["output"], expected.output, 1e-12)
+        assert_close(result["relevance"], expected.relevance, 1e-10)
+        assert_close(result["conv1"], expected.layers["conv1"], 1e-10)
+        gained = expected.relevance.flatten(1).sum(1) - expected.output[torch.arange(batch), target]
+        assert_close(result["balance"], gained, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name, composite", [("resnet18", EpsilonGammaBox(0.0, 1.0)), ("mobilenet_v3_small", EpsilonPlusFlat())]
+)
+def test_classifiers(name, composite):
+    explain_model = lrpfx.transform(torchvision_model(name), composite, input_range=(0.0, 1.0))
+    program = lrpfx.lower(explain_model, torch.rand(1, 3, 64, 64), target="max")
+    x = torch.rand(5, 3, 64, 64)
+    expected = lrpfx.attribute(explain_model, x)
+    for value in (x, x.contiguous(memory_format=torch.channels_last)):
+        assert_close(program.module()(value)["relevance"], expected.relevance, 1e-9)
+
+
+def test_it_is_a_plain_inference_graph(explain_model):
+    program = lrpfx.lower(explain_model, images())
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert all(name.startswith("aten.") or "getitem" in name for name in names)
+    assert not any("detach" in name or name.endswith("_.default") for name in names)
+    assert [spec.arg.name for spec in program.graph_signature.input_specs][-2:] == ["input", "target"]
+    parameters = set(program.state_dict)
+    assert parameters <= {name for name, _ in (*explain_model.named_parameters(), *explain_model.named_buffers())}
+    assert "conv1.weight_positive" in parameters or "conv1.merged_weight" in parameters
+    noted = [node.meta.get("custom", {}).get("lrpfx", "") for node in program.graph.nodes]
+    assert any(text.startswith("fc: Epsilon(") for text in noted)
+    assert sum(map(bool, noted)) > len(noted) / 2
+
+
+def test_its_facts_name_the_canonizers_that_changed_something():
+    explain_model = lrpfx.transform(torchvision_model("resnet18"), EpsilonPlusFlat())
+    facts = lowering.facts_of(lrpfx.lower(explain_model, torch.rand(1, 3, 32, 32), target="max"))
+    changed = {(stage.stage, stage.name) for stage in explain_model.history if stage.matches}
+    assert facts["canonizers"] == ["merge_batch_norm"] and len({stage for stage, _ in changed}) > 1
+
+
+@pytest.mark.parametrize("dtype, allowed", [(torch.float64, None), (torch.float32, 10 * 4 * 2**-23 * (2 + 2**-10) * 2**10)])
+def test_results_may_differ_by_ten_times_what_rounding_changes(dtype, allowed):
+    """A difference of two numbers that are nearly equal, each of which may change by four units in the last place."""
+    model = torch.nn.Linear(4, 1, bias=False).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -1.0, 0.0, 0.0]]))
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    x = torch.tensor([[1 + 2**-10, 1.0, 2.0, -2.0]], dtype=dtype)
+    tolerance = lowering.facts_of(lrpfx.lower(explain_model, x, dynamic_batch=False))["tolerance"]
+    assert tolerance == pytest.approx(allowed or lowering.tolerance_of(dtype), rel=1e-3)
+
+
+def test_results_that_are_zero_have_a_tolerance():
+    model = torch.nn.Linear(4, 1, bias=False).float()
+    torch.nn.init.zeros_(model.weight)
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 4).float(), dynamic_batch=False)
+    assert lowering.facts_of(program)["tolerance"] == lowering.tolerance_of(torch.float32)
+
+
+def test_operations_in_place_stay_where_others_see_them():
+    def seen_by_a_view(x):
+        changed = x + 1
+        view = changed.view(-1)
+        changed.mul_(2)
+        return view
+
+    def seen_by_nothing(x):
+        return (x + 1).mul_(2) + 3
+
+    x = torch.rand(2, 3)
+    for function, in_place in ((seen_by_a_view, True), (seen_by_nothing, False)):
+        traced = make_fx(function)(x)
+        result = OutOfPlace().run(Program(traced, traced.graph, "function", properties=[]))
+        traced.recompile()
+        assert torch.equal(traced(x), function(x))
+        assert any(map(is_in_place, traced.graph.nodes)) == in_place
+        assert (result.matches, len(result.reasons)) == ((0, 1) if in_place else (1, 0))
+
+
+def test_history_and_dumps_reach_the_program(explain_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRPFX_DUMP_DIR", str(tmp_path))
+    program = lrpfx.lower(explain_model, images())
+    stages = lrpfx.history(program)
+    compiled = lrpfx.history(explain_model)
+    assert stages[: len(compiled)] == compiled
+    names = [stage.name for stage in stages[len(compiled) :]]
+    assert names == ["trace", "drop_detach", "out_of_place", "name_tensors", "derive_weights", "export"]
+    by_name = {stage.name: stage for stage in stages}
+    assert by_name["drop_detach"].matches and "detach" not in by_name["drop_detach"].code
+    assert "self.conv1.merged_weight" in by_name["name_tensors"].code
+    assert not any(stage.unverified for stage in stages[len(compiled) :])
+    dumped = sorted(path.name for path in tmp_path.iterdir())
+    assert dumped == [f"{number:03d}_lower_{name}.py" for number, name in enumerate(names, len(compiled) + 1)]
+    with pytest.raises(lrpfx.InputTypeError, match=r"not made by lrpfx.lower"):
+        lrpfx.history(torch.export.export(torch.nn.Linear(2, 2), (torch.rand(1, 2),)))
+
+
+TARGETS, REDUCTIONS = ("index", "weights", "max"), (None, "sum", "absolute", "bytes")
+#: What is reduced does not depend on the target: each of both always, all pairs among the slow tests.
+ALWAYS = {("index", None), ("weights", "sum"), ("max", "absolute"), ("index", "bytes")}
+
+
+@pytest.mark.parametrize(
+    "target, reduce",
+    [
+        pytest.param(target, reduce, marks=[] if (target, reduce) in ALWAYS else [pytest.mark.slow])
+        for target, reduce in itertools.product(TARGETS, REDUCTIONS)
+    ],
+)
+def test_targets_and_reductions(explain_model, target, reduce):
+    program = lrpfx.lower(explain_model, images(), target=target, reduce=reduce)
+    x = images(4)
+    given = {"index": torch.tensor([0, 1, 2, 1]), "weights": torch.randn(4, 5), "max": None}[target]
+    full = lrpfx.attribute(explain_model, x, given).relevance
+    result = program.module()(x, *([] if given is None else [given]))["relevance"]
+    if reduce == "bytes":
+        assert result.dtype == torch.uint8 and result.shape == (4, 8, 8)
+        total = full.sum(1)
+        expected = 128 + 127 * total / total.abs().flatten(1).amax(1)[:, None, None]
+        assert (result.double() - expected).abs().max() <= 0.51
+    else:
+        expected = {None: full, "sum": full.sum(1), "absolute": full.abs().sum(1)}[reduce]
+        assert_close(result, expected, 1e-10)
+
+
+def test_several_inputs_and_a_fixed_batch():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 3), torch.nn.Linear(5, 3)
+            self.eval()
+
+        def forward(self, a, b):
+            return self.first(a) + self.second(b)
+
+    explain_model = lrpfx.transform(Two(), EpsilonPlusFlat())
+    a, b = torch.rand(2, 4), torch.rand(2, 5)
+    for example, dynamic in (((a, b), True), ({"b": b, "a": a}, False)):
+        program = lrpfx.lower(explain_model, example, target="weights", dynamic_batch=dynamic)
+        seed = torch.randn(2, 3)
+        result = program.module()(a, b, seed)
+        expected = lrpfx.attribute(explain_model, (a, b), seed).relevance
+        assert_close(result["relevance.a"], expected[0], 1e-10)
+        assert_close(result["relevance.b"], expected[1], 1e-10)
+
+
+def test_tokens():
+    """Integers have the relevance of the embeddings that they look up."""
+
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.place = torch.nn.Embedding(9, 6), torch.nn.Embedding(5, 6)
+            self.mix, self.head = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
+            self.eval()
+
+        def forward(self, tokens, places):
+            return self.head(torch.relu(self.mix(self.token(tokens) + self.place(places))).mean(1))
+
+    explain_model = lrpfx.transform(Tokens(), EpsilonPlusFlat())
+    tokens, places = torch.randint(9, (3, 4)), torch.randint(5, (3, 4))
+    program = lrpfx.lower(explain_model, (tokens, places), target="max", balance=True, record=["relu"])
+    result = program.module()(tokens, places)
+    found = lrpfx.attribute(explain_model, (tokens, places), record=["relu"])
+    assert list(result) == ["output", "relevance.tokens", "relevance.places", "relu", "balance"]
+    assert_close(result["relevance.tokens"], found.relevance[0], 1e-10)
+    assert_close(result["relevance.places"], found.relevance[1], 1e-10)
+    assert_close(result["relu"], found.layers["relu"], 1e-10)
+    summed = lrpfx.lower(explain_model, (tokens, places), target="max", reduce="sum").module()(tokens, places)
+    assert_close(summed["relevance.tokens"], found.relevance[0].sum(-1), 1e-10)
+
+
+def test_several_outputs():
+    class Several(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.first, self.second = torch.nn.Linear(4, 5), torch.nn.Linear(5, 3), torch.nn.Linear(5, 2)
+            self.eval()
+
+        def forward(self, x):
+            x = torch.relu(self.body(x))
+            return {"classes": self.first(x), "others": (self.second(x), x.argmax(1))}
+
+    model = Several()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    program = lrpfx.lower(explain_model, torch.rand(2, 4), target="max", output="classes")
+    x = torch.rand(3, 4)
+    result, outputs = program.module()(x), model(x)
+    assert list(result) == ["output", "output.classes", "output.others.0", "output.others.1", "relevance"]
+    assert_close(result["output"], outputs["classes"].detach(), 1e-12)
+    assert_close(result["output.others.0"], outputs["others"][0].detach(), 1e-12)
+    assert torch.equal(result["output.others.1"], outputs["others"][1])
+    assert_close(result["relevance"], lrpfx.attribute(explain_model, x, output="classes").relevance, 1e-10)
+
+
+def test_names_of_results_are_reserved():
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.output = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.output(x)
+
+    explain_model = lrpfx.transform(Named().eval(), EpsilonPlusFlat())
+    with pytest.raises(lrpfx.InputError, match="'output' cannot be recorded"):
+        lrpfx.lower(explain_model, torch.rand(2, 3), record=["output"])
+
+
+@pytest.mark.parametrize(
+    "inputs, settings, message",
+    [
+        (torch.rand(2, 3, 8, 8), {"target": "best"}, "target is one of"),
+        (torch.rand(2, 3, 8, 8), {"reduce": "mean"}, "reduce is one of"),
+        (torch.rand(2, 3, 8, 8), {"record": ["nowhere"]}, "no node named"),
+        ((torch.rand(2, 3, 8, 8),) * 2, {}, "takes 1 inputs"),
+        ({"y": torch.rand(2, 3, 8, 8)}, {}, "no input 'y'"),
+        (torch.ones(2, 3, 8, 8, dtype=torch.long), {}, "floating-point"),
+        ((3,), {}, "takes tensors"),
+        (torch.tensor(1.0), {}, "no batch dimension"),
+    ],
+)
+def test_bad_arguments(explain_model, inputs, settings, message):
+    if isinstance(inputs, torch.Tensor) and inputs.is_floating_point():
+        inputs = inputs.double()
+    with pytest.raises((lrpfx.InputError, lrpfx.LoweringError), match=message):
+        lrpfx.lower(explain_model, inputs, **settings)
+
+
+def test_what_cannot_be_traced():
+    class Impatient(Hook):
+        def propagate(self, call, relevance):
+            return (relevance * float(relevance.sum()),)
+
+    model = Unary(lambda x: torch.relu(x).flatten(1))
+    explain_model = lrpfx.transform(model, lrpfx.composites.LayerMapComposite([(torch.nn.ReLU, Impatient())]))
+    with pytest.raises(lrpfx.LoweringError, match="cannot be traced"):
+        lrpfx.lower(explain_model, torch.rand(2, 3))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, None])
+def test_functions_that_are_replaced_for_export(dim):
+    form = EXPORTABLE[torch.take_along_dim]
+    x = torch.rand(3, 4, 5)
+    fitting = {0: [(2, 4, 5), (7, 1, 5), (1, 4, 1)], 1: [(3, 2, 5), (1, 6, 1)], -1: [(3, 4, 2), (3, 1, 9)], None: [(2, 3)]}
+    for shape in fitting[dim]:
+        indices = torch.randint(3, shape)
+        assert torch.equal(form(x, indices, dim), torch.take_along_dim(x, indices, dim))
+
+
+@pytest.mark.parametrize(
+    "result, wrong", [("output", float("nan")), ("relevance", float("inf")), ("balance", 1.0), ("conv1", 1.0)]
+)
+def test_programs_are_held_against_attribute(result, wrong, explain_model, monkeypatch):
+    """Every result of every batch size, and what is not finite differs."""
+    expected = lowering._Job.expected
+    sizes = []
+
+    def with_a_wrong_entry(self, arguments):
+        found = expected(self, arguments)
+        sizes.append(len(arguments[0]))
+        if len(sizes) == 3:
+            found[result] = found[result].clone()
+            found[result].view(-1)[-1] += wrong
+        return found
+
+    monkeypatch.setattr(lowering._Job, "expected", with_a_wrong_entry)
+    with pytest.raises(lrpfx.LoweringError, match=f"{result} of the program differs from the module's own for a batch of"):
+        lrpfx.lower(explain_model, images(), record=["conv1"], balance=True)
+    assert len(set(sizes)) == 3

@@ -1,0 +1,43 @@
+"""Numbers of dimensions are known from examples."""
+
+import pytest
+import torch
+from helpers import Unary, assert_close
+from torch import nn
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+
+
+class ByRank(nn.Module):
+    """Reads what is known of its inputs: numbers of dimensions, shapes of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, batch):
+        x = batch["image"]
+        standardized = (self.weight - self.weight.mean(1, keepdim=True)) / self.weight.size(1) ** 0.5
+        if self.weight.shape[0] == 6 and len(standardized.T) == 4 and x.is_floating_point():
+            x = F.linear(x, standardized)
+        axes = tuple(range(1, x.ndim - 1))
+        return x.mean(axes) if axes else x
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4), (2, 3, 5, 4)])
+def test_numbers_of_dimensions_are_known_from_examples_and_guarded(shape):
+    model, inputs = ByRank().eval(), ({"image": torch.randn(shape)},)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=inputs, capture="symbolic")
+    assert_close(explain_model(*inputs), model(*inputs).detach(), 1e-14)
+    with pytest.raises(lrpfx.InputError, match=r"batch\['image'\].* has 5 dimensions"):
+        explain_model({"image": torch.randn(2, 4, 4, 4, 4)})
+    with pytest.raises(lrpfx.CaptureError):
+        lrpfx.transform(model, EpsilonPlus())
+
+
+def test_a_number_of_dimensions_that_sizes_decide_is_not_known():
+    model = Unary(lambda x: x.squeeze() if x.squeeze().ndim == 2 else x)
+    with pytest.raises(lrpfx.CaptureError, match="branches on a value"):
+        lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 1, 3), capture="symbolic")

@@ -1,0 +1,354 @@
+"""The driver of passes: history, dumps, verification."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import NETWORKS, assert_close, small_net
+from lrpfx.passes.driver import random_arguments
+from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.stages import STAGES, Settings, passes_of
+from torch import nn
+
+import lrpfx
+from lrpfx import passes
+from lrpfx.composites import EpsilonPlus
+from lrpfx.frontends.symbolic import capture_symbolic
+from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
+
+
+class Counting(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_verifying_counts_nothing_up(capture):
+    model = Counting().eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3), capture=capture)
+    assert explain_model.state_dict()["calls"] == model.calls == 0
+
+
+def test_dump_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("LRPFX_DUMP_DIR", str(tmp_path / "dump"))
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus())
+    files = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    stages = lrpfx.history(explain_model)
+    assert files == [f"{n:03d}_{stage.stage}_{stage.name}.py" for n, stage in enumerate(stages, 1)]
+    assert "008_canonize_merge_batch_norm.py" in files
+    text = (tmp_path / "dump" / "008_canonize_merge_batch_norm.py").read_text()
+    assert text == str(stages[7]) + "\n"
+    compile(text, "dump", "exec")
+    assert "# CANONIZE merge_batch_norm: 2 matched" in text and "left alone: norm: " in text
+
+
+class Breaks(passes.Pass):
+    """A pass with a defect."""
+
+    name = "breaks"
+    stage = "canonize"
+
+    def __init__(self, defect):
+        self.defect = defect
+
+    def run(self, program):
+        self.defect(program.graph)
+        return passes.PassResult(1)
+
+
+def test_the_driver_lints_every_pass():
+    program = capture_symbolic(small_net())
+
+    def use_before_definition(graph):
+        first, *_, last = (node for node in graph.nodes if node.op == "call_function")
+        first.args = (last, *first.args[1:])
+
+    with pytest.raises(lrpfx.PassError, match="the pass breaks left a graph of ResidualNet that is not well formed"):
+        passes.run_pass(program, Breaks(use_before_definition))
+
+
+def test_the_driver_verifies_passes_that_promise_to_preserve():
+    model, x = small_net(), torch.randn(2, 3, 8, 8)
+    program = capture_symbolic(model)
+    verification = passes.driver.Verification((x,), model(x).detach())
+
+    def skip_a_layer(graph):
+        norm = next(node for node in graph.nodes if node.name == "bn1")
+        norm.replace_all_uses_with(norm.args[0])
+
+    with pytest.raises(lrpfx.VerificationError, match="after breaks the graph of ResidualNet computes something else"):
+        passes.run_pass(program, Breaks(skip_a_layer), verification)
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_networks_keep_their_output_with_example_inputs(name):
+    model, x = NETWORKS[name]()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert_close(explain_model(x), model(x).detach(), 1e-12)
+
+
+# --- verification ---------------------------------------------------------------------------------------------------------
+
+
+class Sloppy(passes.Pass):
+    """A pass that changes a graph and reports nothing."""
+
+    name = "sloppy"
+    stage = "canonize"
+
+    def __init__(self, change):
+        self.change = change
+
+    def run(self, program):
+        self.change(program)
+        return passes.PassResult()
+
+
+def without_relu(program):
+    node = next(node for node in program.graph.nodes if node.target is torch.nn.functional.relu)
+    node.replace_all_uses_with(node.args[0])
+    program.graph.erase_node(node)
+
+
+def with_other_weights(program):
+    with torch.no_grad():
+        next(program.root.parameters()).mul_(2.0)
+
+
+def with_another_constant(program):
+    node = next(node for node in program.graph.nodes if node.target is torch.nn.functional.avg_pool2d)
+    node.args, node.kwargs = (node.args[0],), {"kernel_size": 2, "divisor_override": 3}
+
+
+@pytest.mark.parametrize("change", [without_relu, with_other_weights, with_another_constant])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_change_that_a_pass_does_not_report_is_found(change, given, monkeypatch):
+    assign = STAGES["assign"]
+    monkeypatch.setitem(STAGES, "assign", lambda settings: (Sloppy(change), *assign(settings)))
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(lrpfx.VerificationError, match="after sloppy the graph of ResidualNet computes something else"):
+        lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=x if given else None)
+
+
+@pytest.mark.parametrize("name", ["remove_dropout", "find_gates", "rewrite", "fold"])
+@pytest.mark.parametrize("given", [True, False])
+def test_every_stage_is_verified(name, given, monkeypatch):
+    """A defect of a pass is found at the pass, or at the one that completes it."""
+    step = next(cls for cls in vars(passes).values() if getattr(cls, "name", None) == name)
+    run = step.run
+
+    def defective(self, program):
+        result = run(self, program)
+        (output,) = program.graph.find_nodes(op="output")
+        with program.graph.inserting_before(output):
+            turned = program.graph.call_function(torch.flip, (output.args[0],), {"dims": (1,)})
+        set_info(turned, NodeInfo("turned", operator="flip", kind="Neutral"))
+        output.args = (turned,)
+        return result
+
+    monkeypatch.setattr(step, "run", defective)
+    where = "rewrite and fold" if name in ("rewrite", "fold") else "normalize" if not given else name
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(lrpfx.VerificationError, match=f"after {where} the graph"):
+        lrpfx.transform(
+            small_net(), EpsilonPlus(), example_inputs=x if given else None, unassigned="gradient", capture="symbolic"
+        )
+
+
+def test_verification_that_is_left_out_is_noticed(monkeypatch):
+    checked = []
+    check = passes.Verification.check
+
+    def noted(self, program, name, **options):
+        checked.append(name)
+        check(self, program, name, **options)
+
+    monkeypatch.setattr(passes.Verification, "check", noted)
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(2, 3, 8, 8))
+    assert checked == [
+        "capture", "normalize_operators", "remove_dropout", "merge_batch_norm", "rewrite and fold",
+    ]  # fmt: skip
+    assert not any(stage.unverified for stage in lrpfx.history(explain_model))
+    checked.clear()
+    lrpfx.transform(small_net(), EpsilonPlus(), fold=False)
+    assert checked == ["normalize", "merge_batch_norm", "rewrite"]
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(6, 4, 3, groups=2), nn.Conv1d(4, 4, 2, groups=4), nn.Conv3d(2, 3, 2), nn.Linear(3, 2)]
+)
+def test_random_inputs_fit_the_first_layer(layer):
+    stages = lrpfx.history(lrpfx.transform(nn.Sequential(layer, nn.ReLU()).eval(), EpsilonPlus()))
+    assert not any(stage.unverified for stage in stages)
+
+
+@pytest.mark.parametrize("size", [8, 16, 28, 32, 64, 96, 128, 224, 256, 299, 384])
+def test_random_inputs_have_the_usual_sizes(size):
+    model = nn.Sequential(nn.Conv1d(2, 1, 1), nn.Flatten(), nn.Linear(size, 3)).eval()
+    assert not any(stage.unverified for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus())))
+
+
+def test_random_inputs_have_not_too_many_values():
+    program = capture_symbolic(nn.Sequential(nn.Conv3d(2, 1, 1)).eval())
+    passes.run_pass(program, NormalizeOperators())
+    assert [tuple(x.shape) for (x,) in random_arguments(program)] == [(2, 2, *[size] * 3) for size in (32, 28, 16, 8)]
+
+
+def test_a_pass_that_is_not_to_edit():
+    class Edits(Sloppy):
+        edits = False
+
+    with pytest.raises(lrpfx.PassError, match="sloppy is not to edit anything, but it changed the graph of ResidualNet"):
+        passes.run_pass(capture_symbolic(small_net()), Edits(with_other_weights))
+
+
+class Pair(nn.Module):
+    def forward(self, a, b):
+        return torch.relu(a) + b
+
+
+def test_what_nothing_verifies_says_so():
+    model, a = Pair().eval(), torch.randn(2, 3)
+    reason = "there are no example inputs, and random ones do not fit the model"
+    stages = {stage.name: stage for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus()))}
+    for name in ("symbolic", "normalize_operators", "rewrite"):
+        assert stages[name].unverified == reason and f"not verified: {reason}" in str(stages[name])
+    assert not stages["assign"].unverified, "it changes nothing"
+    assert f"the graph is not verified: {reason}" in lrpfx.check(model, EpsilonPlus()).warnings
+    for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus(), example_inputs=(a, a))):
+        assert not stage.unverified and "not verified" not in str(stage)
+    assert not lrpfx.check(model, EpsilonPlus(), a, a).warnings
+
+
+def checked(expected, actual):
+    """Hold a graph that returns `actual` against `expected`."""
+    holder = nn.Module()
+    graph = torch.fx.Graph()
+    graph.placeholder("x")
+
+    def node_of(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = f"value{len(dict(holder.named_buffers()))}"
+        holder.register_buffer(name, value)
+        return graph.get_attr(name)
+
+    graph.output(map_arguments(actual, node_of))
+    passes.Verification((torch.zeros(1),), expected, records=False).check(passes.Program(holder, graph, "Net"), "a test")
+
+
+PRECISION = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 5e-2}
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+def test_precision_is_that_of_the_dtype(dtype):
+    expected = torch.tensor([100.0, 1.0, -50.0], dtype=torch.float64)
+    near = expected * (1 + 0.4 * PRECISION[dtype])
+    far = expected * (1 + 4 * PRECISION[dtype])
+    checked(expected.to(dtype), near.to(dtype))
+    with pytest.raises(lrpfx.VerificationError, match="not close"):
+        checked(expected.to(dtype), far.to(dtype))
+    with pytest.raises(lrpfx.VerificationError, match="not close"):  # however small outputs are
+        checked((1e-4 * expected).to(dtype), (0.5e-4 * expected).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, torch.nan])),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, torch.nan])),
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, -torch.inf])),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float16)),
+        (torch.tensor([1.0]), torch.tensor([[1.0]])),
+        (torch.tensor([1.0]), (torch.tensor([1.0]), torch.tensor([1.0]))),
+        (torch.tensor([1000]), torch.tensor([1001])),
+        (torch.tensor([True]), torch.tensor([False])),
+        ((torch.tensor([1.0]), 3), (torch.tensor([1.0]), 4)),
+        ((torch.tensor([1.0]), "a"), (torch.tensor([1.0]), "b")),
+        ((torch.tensor([1.0]), 1), (torch.tensor([1.0]), True)),
+        ({"a": torch.tensor([1.0]), "b": torch.tensor([1e6])}, {"a": torch.tensor([1.01]), "b": torch.tensor([1e6])}),
+    ],
+)
+def test_outputs_that_differ(expected, actual):
+    checked(expected, expected)
+    with pytest.raises(lrpfx.VerificationError, match="after a test the graph of Net computes something else"):
+        checked(expected, actual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_models_of_low_precision_are_verified(dtype, capture):
+    model, x = small_net().to(dtype), torch.randn(2, 3, 8, 8, dtype=dtype)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
+    result = lrpfx.attribute(explain_model, x, 1)
+    assert result.relevance.dtype == dtype and torch.isfinite(result.relevance).all()
+
+
+def test_a_stage_that_changed_nothing_has_the_text_of_the_one_before():
+    stages = lrpfx.history(lrpfx.transform(small_net(), EpsilonPlus()))
+    unchanged = [(before, after) for before, after in itertools.pairwise(stages) if after.name.startswith("analyze")]
+    assert len(unchanged) == 2 and all(after.code is before.code for before, after in unchanged)
+
+
+def test_outputs_of_integers_make_others_no_less_precise():
+    """A result that should be zero is measured by the other floating-point results, not by integers."""
+    tiny, zero, integers = torch.full((3,), 1e-6, dtype=torch.float32), torch.zeros(3, dtype=torch.float32), torch.arange(3)
+    verification = passes.Verification((), (tiny, zero, integers))
+    verification._compare([tiny, zero, integers])
+    with pytest.raises(AssertionError):
+        verification._compare([tiny, zero + 1e-7, integers])
+
+
+def test_passes_that_need_others_are_refused_without_them():
+    program = capture_symbolic(small_net())
+    with pytest.raises(lrpfx.PassError, match="analyze_signs needs a graph that is canonical, but no pass made it so"):
+        passes.run_pass(program, passes.AnalyzeSigns())
+    for step in passes_of(Settings(), "normalize"):
+        passes.run_pass(program, step)
+    with pytest.raises(lrpfx.PassError, match="rewrite needs a graph that is validated, supported"):
+        passes.run_pass(program, passes.Rewrite())
+
+
+class Undoing(passes.Pass):
+    name, stage = "undoing", "canonize"
+
+    def __init__(self, undo):
+        self.undo = undo
+
+    def run(self, program):
+        self.undo(program)
+        return passes.PassResult()
+
+
+def with_dropout(program):
+    (relu, *_) = program.graph.find_nodes(op="call_function", target=torch.nn.functional.relu)
+    update_info(relu, operator="dropout")
+
+
+def with_a_method(program):
+    (output,) = program.graph.find_nodes(op="output")
+    with program.graph.inserting_before(output):
+        output.args = (program.graph.call_method("contiguous", (output.args[0],)),)
+    set_info(output.args[0], NodeInfo("contiguous", operator="contiguous", kind="Neutral"))
+
+
+def without_info(program):
+    (output,) = program.graph.find_nodes(op="output")
+    with program.graph.inserting_before(output):
+        output.args = (program.graph.call_function(torch.flip, (output.args[0],), {"dims": (1,)}),)
+
+
+@pytest.mark.parametrize(
+    "undo, property", [(with_dropout, "deterministic"), (with_a_method, "canonical"), (without_info, "named")]
+)
+def test_what_a_pass_made_true_stays_true(undo, property, monkeypatch):
+    canonize = STAGES["canonize"]
+    monkeypatch.setitem(STAGES, "canonize", lambda settings: (*canonize(settings), Undoing(undo)))
+    with pytest.raises(lrpfx.PassError, match=f"after the pass undoing the graph of ResidualNet is not {property}"):
+        lrpfx.transform(small_net(), EpsilonPlus())

@@ -1,0 +1,39 @@
+"""docs/architecture.md shows the imports, and there are no import cycles."""
+
+import subprocess
+import sys
+
+import networkx as nx
+import pytest
+from tools.architecture import BEGIN, DOCUMENT, END, descriptions, house, modules, table
+
+
+def test_the_document_shows_the_imports():
+    text = DOCUMENT.read_text()
+    assert text.split(BEGIN)[1].split(END)[0].strip() == table(), "make architecture"
+
+
+def test_no_import_runs_back_up():
+    assert nx.is_directed_acyclic_graph(house())
+
+
+def test_rooms_say_what_is_in_them():
+    assert all(descriptions().values())
+
+
+FACES = ["attribution", "canonizers", "cmap", "composites", "core", "image", "layer", "rules", "torchvision", "types"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_zennits_names_are_in_their_place(face):
+    assert f"lrpfx.{face}" in modules()
+
+
+def test_importing_takes_little_longer_than_torch():
+    """The parts of the package are imported when a name of them is first used."""
+    code = "import time, torch; start = time.perf_counter(); import lrpfx; print(time.perf_counter() - start)"
+
+    def seconds():
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+
+    assert any(seconds() <= 0.3 for _ in range(3)), "three times"  # another process may have been in its way

@@ -1,0 +1,155 @@
+"""The examples in other languages, on the digits: built, run, and compared with `lrpfx.attribute`."""
+
+import functools
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+
+import pytest
+import torch
+from helpers import ROOT, assert_close, needs_compiler
+
+import lrpfx
+from lrpfx.composites import EpsilonGammaBox
+from lrpfx.demo import digits
+
+pytestmark = pytest.mark.examples
+
+SCREENSHOT = ROOT / "docs" / "images" / "draw_a_digit.png"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The digits held out, an explainable network that reads them, and its program."""
+    torch.set_default_dtype(torch.float32)
+    train, held_out = digits.load()
+    explain_model = lrpfx.transform(digits.train(train), EpsilonGammaBox(low=0.0, high=1.0))
+    return held_out, explain_model, lrpfx.lower(explain_model, held_out.images[:2])
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
+def test_cpp(trained, tmp_path):
+    held_out, explain_model, program = trained
+    package = lrpfx.package(program, tmp_path / "digits.pt2")
+    build = tmp_path / "build"
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    source = ROOT / "examples" / "cpp"
+    for command in (["-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Release", prefix], ["--build", build]):
+        subprocess.run(["cmake", *map(str, command)], check=True, capture_output=True)
+    image = held_out.images[:1]
+    pixels = (image * 16).round().to(torch.uint8).flatten().tolist()
+    (tmp_path / "digit.pgm").write_bytes(b"P5\n8 8\n16\n" + bytes(pixels))
+    for target in ([], ["7"]):
+        command = [build / "explain", package, tmp_path / "digit.pgm", *target]
+        printed = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout.splitlines()
+        expected = lrpfx.attribute(explain_model, image, int(target[0]) if target else None)
+        assert printed[0] == f"prediction {int(expected.output.argmax())}"
+        relevance = torch.tensor([[float(number) for number in line.split()] for line in printed[4:]], dtype=torch.float32)
+        assert_close(relevance, expected.relevance[0, 0], 1e-5)
+    (tmp_path / "text.pgm").write_text("no image")
+    for arguments, message in [
+        (["none.pt2", "digit.pgm"], "error:"),
+        ([package, tmp_path / "text.pgm"], "not a binary PGM file"),
+    ]:
+        run = subprocess.run(list(map(str, [build / "explain", *arguments])), capture_output=True, text=True)
+        assert run.returncode == 1 and message in run.stderr
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def address(trained, tmp_path):
+    """A server of the page, its packages and the model, as the checkout holds them."""
+    for name in ("index.html", "page.css", "page.js", "package.json", "package-lock.json"):
+        (tmp_path / "examples" / "javascript").mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "examples" / "javascript" / name, tmp_path / "examples" / "javascript")
+    install = ["npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"]
+    subprocess.run(install, cwd=tmp_path / "examples" / "javascript", check=True, capture_output=True)
+    (tmp_path / "demo").mkdir()
+    lrpfx.save(trained[2], tmp_path / "demo" / "digits.onnx")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=tmp_path))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/examples/javascript/"
+    server.shutdown()
+
+
+@pytest.fixture
+def browser():
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+            *("--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}"),
+            "--window-size=1180,680",
+        ):
+            options.add_argument(flag)
+        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        yield driver
+        driver.quit()
+
+
+def _draw(browser, points):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    (x, y), *others = points
+    strokes = ActionChains(browser, duration=20).move_to_element_with_offset(browser.find_element("id", "drawing"), x, y)
+    strokes.click_and_hold()
+    for left, top in others:
+        strokes.move_by_offset(left - x, top - y)
+        x, y = left, top
+    strokes.release().perform()
+
+
+def _shown(browser, until):
+    """What the page shows as soon as `until` holds of it."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def results(browser):
+        text = browser.execute_script("return document.body.dataset.results ?? null")
+        found = None if text is None else json.loads(text)
+        return found if found is not None and until(found) else None
+
+    return WebDriverWait(browser, 60).until(results)
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("npm", "chromium", "chromedriver"))), reason="needs npm and Chromium")
+def test_javascript(trained, address, browser):
+    """A three is drawn; what the page shows is what `lrpfx.attribute` gives for the pixels that the page made of it."""
+    explain_model = trained[1]
+    browser.get(address)
+    _shown(browser, lambda found: True)
+    _draw(browser, [(-50, -70), (0, -90), (50, -60), (30, -10), (0, 0), (50, 30), (40, 80), (0, 95), (-55, 75)])
+    found = _shown(browser, lambda found: found["prediction"] == 3 and found["explained"] == 3)
+    assert browser.find_element("id", "status").text == "the network reads 3"
+    if os.environ.get("LRPFX_SCREENSHOTS"):
+        browser.save_screenshot(str(SCREENSHOT))
+    _compare(explain_model, found)
+    browser.find_elements("css selector", "#outputs button")[8].click()
+    _compare(explain_model, _shown(browser, lambda found: found["explained"] == 8))
+    browser.find_element("id", "clear").click()
+    assert max(_shown(browser, lambda found: not any(found["image"]))["image"]) == 0.0
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    browser.get(f"{address}?model=nothing.onnx")
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 60).until(lambda browser: "cannot be loaded" in browser.find_element("id", "status").text)
+
+
+def _compare(explain_model, found):
+    image = torch.tensor(found["image"], dtype=torch.float32).reshape(1, 1, 8, 8)
+    expected = lrpfx.attribute(explain_model, image, found["explained"])
+    assert_close(torch.tensor(found["outputs"]), expected.output[0], 1e-5)
+    assert_close(torch.tensor(found["relevance"]), expected.relevance.flatten(), 1e-4)

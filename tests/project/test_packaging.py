@@ -1,0 +1,58 @@
+"""The wheel that users get."""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("wheel")
+    source = directory / "source"
+    for name in ("lrpfx", "passes"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(directory), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = directory.glob("lrpfx-*.whl")
+    return path
+
+
+def test_contents(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"lrpfx"}
+    assert {"lrpfx/py.typed", "lrpfx/passes/rewrite/rewrite.py", "lrpfx/demo/__main__.py"} <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_installed_into_an_empty_environment(wheel, tmp_path):
+    """Outside the checkout; the dependencies are lent from this environment, which spares a download of torch."""
+    venv.create(tmp_path / "env", with_pip=False)
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(packages)
+    (packages / "lent.pth").write_text(str(Path(pytest.__file__).parent.parent))  # does not bring the editable lrpfx along
+    program = (
+        "import lrpfx, lrpfx.passes, torch, sys\n"
+        "from torch import nn\n"
+        "model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).eval()\n"
+        "explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonPlusFlat())\n"
+        "print(lrpfx.attribute(explain_model, torch.rand(1, 1, 4, 4)).relevance.shape)\n"
+        "assert 'passes' not in sys.modules and lrpfx.__file__.startswith(sys.prefix), lrpfx.__file__\n"
+        "lrpfx.draw(explain_model).source\n"
+        "extras = {'matplotlib', 'sklearn', 'pygraphviz', 'torchvision', 'zennit'}\n"
+        "extras |= {'onnx', 'onnxruntime', 'onnxscript', 'typer', 'rich'}\n"
+        "assert not extras & set(sys.modules), 'the core imports an optional dependency'\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    python = str(tmp_path / "env" / "bin" / "python")
+    process = subprocess.run([python, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "torch.Size([1, 1, 4, 4])\n"
