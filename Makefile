@@ -21,7 +21,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime
 	touch $@
 
-demo: $(VENV)/installed
+# A strict editable installation is a tree with a link for each file, laid out like an installation, which type checkers read.
+# New and removed files change it.
+$(VENV)/linked: $(VENV)/installed $(shell find lrpfx passes -type d ! -name __pycache__)
+	$(BIN)/python -m pip install --quiet --no-deps --editable . --config-settings editable_mode=strict
+	touch $@
+
+demo: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo --directory demo
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
@@ -29,7 +35,7 @@ page: demo
 	cd examples/javascript && npm ci --no-fund --no-audit
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
 
-test: $(VENV)/installed
+test: $(VENV)/linked
 	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist loadfile
 
 # The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
@@ -37,56 +43,54 @@ test-torch:
 	$(PYTHON) tests/tools/other_torch.py --torch $(TORCH)
 
 # Write the table and the picture of docs/architecture.md from the imports.
-architecture: $(VENV)/installed
+architecture: $(VENV)/linked
 	$(BIN)/python tests/tools/architecture.py
 
 # What the code in README and docs prints, written into them anew.
-documentation: $(VENV)/installed
+documentation: $(VENV)/linked
 	$(BIN)/python tests/tools/documentation.py
 
-test-slow: $(VENV)/installed
+test-slow: $(VENV)/linked
 	$(BIN)/python -m pytest -m slow
 
 # Test NETWORKS random networks and composites, starting at SEED; about three per second.
-fuzz: $(VENV)/installed
+fuzz: $(VENV)/linked
 	$(BIN)/python tests/fuzzing --networks $(NETWORKS) --seed $(SEED)
 
 # Make MUTANTS small changes to the code that some test must detect; writes the table of docs/testing.md.
-mutants: $(VENV)/installed
+mutants: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
 	$(BIN)/python tests/tools/mutants.py --mutants $(MUTANTS) --seed $(SEED)
 
 # The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
-test-examples: $(VENV)/installed
+test-examples: $(VENV)/linked
 	$(BIN)/python -m pytest -m examples
 
 # Load damaged and crafted files, in minutes; writes the table of docs/deploying.md.
-attacks: $(VENV)/installed
+attacks: $(VENV)/linked
 	$(BIN)/python tests/tools/attack_sweep.py
 
 # Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
-formats: $(VENV)/installed
+formats: $(VENV)/linked
 	$(BIN)/python tests/tools/format_sweep.py
 
 # Test all classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
-sweep: $(VENV)/installed
+sweep: $(VENV)/linked
 	$(BIN)/python tests/tools/torchvision_sweep.py
 
 # Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
 # docs/benchmarks.md. Captum is installed without dependencies, because it requires an older numpy.
-bench: $(VENV)/installed
+bench: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps captum
 	$(BIN)/python benchmarks/run.py
 
-# mypy reads packages as directories, so create the layout of an installation for it.
-lint: $(VENV)/installed
+# In another folder, mypy reads the installation, where passes/ is a part of lrpfx.
+lint: $(VENV)/linked
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	rm -rf build/typing && mkdir -p build/typing/lrpfx
-	ln -s $(CURDIR)/lrpfx/* build/typing/lrpfx/ && ln -s $(CURDIR)/passes build/typing/lrpfx/passes
-	cd build/typing && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --package lrpfx
+	cd build && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --package lrpfx
 
-format: $(VENV)/installed
+format: $(VENV)/linked
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 

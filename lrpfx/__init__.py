@@ -1,6 +1,7 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from lrpfx.reports.check import Report, check
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.ledger import Ledger, ledger
+
+# Where Python runs at the root of the repository, passes/ stands beside this folder; the installation has it inside.
+__path__ = pkgutil.extend_path(__path__, __name__)
 
 __version__ = "0.1.0"
 
