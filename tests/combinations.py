@@ -18,25 +18,30 @@ def all_pairs(*parameters):
         for a, b in itertools.product(range(counts[first]), range(counts[second]))
     }
 
-    def pairs(combination):
+    def pairs_in(combination):
         places = enumerate(combination)
         return {(first, a, second, b) for (first, a), (second, b) in itertools.combinations(places, 2)}
 
     def best(fixed):
         """Of all combinations with some values fixed, the first one that has most of what is missing."""
         choices = [[fixed[place]] if place in fixed else range(count) for place, count in enumerate(counts)]
-        return max(itertools.product(*choices), key=lambda combination: len(pairs(combination) & missing))
+        return max(itertools.product(*choices), key=lambda combination: len(pairs_in(combination) & missing))
 
     found = []
     large = sorted(sorted(range(len(counts)), key=lambda place: -counts[place])[:2])
     for values in itertools.product(*(range(counts[place]) for place in large)):
         found.append(best(dict(zip(large, values, strict=True))))
-        missing -= pairs(found[-1])
+        missing -= pairs_in(found[-1])
     while missing:
         first, a, second, b = min(missing)
         found.append(best({first: a, second: b}))
-        missing -= pairs(found[-1])
+        missing -= pairs_in(found[-1])
     return found
+
+
+def pairs(*parameters):
+    """Few combinations of values in which each two of different parameters meet."""
+    return [tuple(values[place] for values, place in zip(parameters, places, strict=True)) for places in all_pairs(*parameters)]
 
 
 def each_pair(rest=True, **parameters):

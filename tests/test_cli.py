@@ -1,12 +1,14 @@
 """The command line: export, run, inspect and verify, on a small model and images of digits."""
 
 import csv
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +64,18 @@ def exported(name, *options):
     return run("export", "small_model:make", name, "--shape", "1,3,8,8", "--weights", "weights.pt", *options)
 
 
+@functools.cache
+def model_file():
+    """The file that an export without options writes."""
+    exported("model.pt2")
+    return Path("model.pt2").read_bytes()
+
+
+def exported_before():
+    """What `exported("model.pt2")` does, once for all tests."""
+    Path("model.pt2").write_bytes(model_file())
+
+
 def test_export_and_run(folder):
     box = ("--composite", "epsilon_gamma_box", "--setting", "low=0.0", "--setting", "high=1.0", "--input-range", "0", "1")
     status, printed = exported("model.onnx", *box)
@@ -90,7 +104,7 @@ def test_export_and_run(folder):
 
 
 def test_a_chosen_class_and_normalization(folder):
-    exported("model.pt2")
+    exported_before()
     scale = ("--mean", "0.5,0.4,0.3", "--std", "0.2")
     assert run("run", "model.pt2", "images", "results", "--target", "2", *scale)[0] == 0
     with open("results/outputs.csv") as file:
@@ -122,7 +136,7 @@ def test_inspect_and_verify(folder):
 
 
 def test_images_that_cannot_be_read(folder):
-    exported("model.pt2")
+    exported_before()
     (folder / "images" / "broken.png").write_bytes(b"no image")
     with pytest.raises(lrpfx.InputError, match=r"broken\.png"):
         run("run", "model.pt2", "images", "results")
@@ -135,7 +149,7 @@ def rows_of(folder="results"):
 
 
 def test_a_bad_image_costs_its_own_row(folder):
-    exported("model.pt2")
+    exported_before()
     os.mkfifo("images/pipe.png")
     Image.fromarray(np.zeros((1, 300_000), dtype=np.uint8)).save("images/wide.png")
     whole = (folder / "images" / "0.png").read_bytes()
@@ -156,7 +170,7 @@ def test_a_bad_image_costs_its_own_row(folder):
 
 
 def test_images_of_16_bits(folder):
-    exported("model.pt2")
+    exported_before()
     values = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
     for name, image in (("deep", values.astype(np.uint16) * 257), ("flat", values)):
         os.mkdir(name)
@@ -167,7 +181,7 @@ def test_images_of_16_bits(folder):
 
 
 def test_photographs_are_upright(folder):
-    exported("model.pt2")
+    exported_before()
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     for name, image, orientation in (("turned", np.rot90(pixels), 6), ("upright", pixels, 1)):
         os.mkdir(name)
@@ -181,14 +195,14 @@ def test_photographs_are_upright(folder):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_images_of_32_bits_have_no_known_range(dtype, folder):
-    exported("model.pt2")
+    exported_before()
     Image.fromarray(np.ones((8, 8), dtype=dtype)).save("images/wide.tif")
     with pytest.raises(lrpfx.InputError, match=r"wide\.tif: InputError: its values have 32 bits"):
         run("run", "model.pt2", "images", "results")
 
 
 def test_no_program_is_started_for_an_image(folder, monkeypatch):
-    exported("model.pt2")
+    exported_before()
     (folder / "bin").mkdir()
     (folder / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {folder}/started\nexit 1\n")
     (folder / "bin" / "gs").chmod(0o755)
@@ -200,7 +214,7 @@ def test_no_program_is_started_for_an_image(folder, monkeypatch):
 
 
 def test_a_changed_image_has_one_row(folder):
-    exported("model.pt2")
+    exported_before()
     run("run", "model.pt2", "images", "results")
     before = rows_of()
     Image.new("RGB", (8, 8), (9, 0, 0)).save("images/1.png")
@@ -215,7 +229,7 @@ def test_a_changed_image_has_one_row(folder):
 
 
 def test_what_the_file_system_refuses_costs_its_own_row(folder):
-    exported("model.pt2")
+    exported_before()
     image = (folder / "images" / "0.png").read_bytes()
     for name in (b"\xff.png", b"a" * 250 + b".png", b"link.png", b"folder.png"):
         with open(os.path.join(b"images", name), "wb") as file:
@@ -233,7 +247,7 @@ def test_what_the_file_system_refuses_costs_its_own_row(folder):
 
 
 def test_settings_are_checked_before_a_folder_is_begun(folder):
-    exported("model.pt2")
+    exported_before()
     for wrong, message in (
         (("--cmap", "bvr"), "Did you mean 'bwr'"),
         (("--mean", "nan"), "finite numbers"),
@@ -258,7 +272,7 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
 
 
 def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
-    exported("model.pt2")
+    exported_before()
     for number in range(3, 12):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
     run("run", "model.pt2", "images", "expected")
@@ -402,7 +416,7 @@ def test_mistakes(folder, arguments, message):
     torch.save({"0.weight": Mistake()}, "pickled.pt")
     os.mkdir("results")
     if arguments[:2] == ["run", "model.pt2"]:
-        exported("model.pt2")
+        exported_before()
     if arguments[1] == "weights.pt2":
         exported("weights.pt2", "--target", "weights")
     with pytest.raises(lrpfx.LrpfxError, match=message):

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from combinations import each_pair
 from helpers import Unary, assert_close, small_net
 from torch import nn
 from torch.nn import functional as F
@@ -263,9 +264,7 @@ def test_the_output_that_is_chosen():
 # --- explain="logits" --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimize", [True, False])
-@pytest.mark.parametrize("capture", ["symbolic", "export"])
-@pytest.mark.parametrize("name", [*SOFTMAXES, "sigmoid"])
+@each_pair(name=[*SOFTMAXES, "sigmoid"], capture=["symbolic", "export"], optimize=[True, False])
 def test_logits(name, capture, optimize):
     model, x = Ends({**SOFTMAXES, **OTHERS}[name]), torch.rand(2, 4) - 0.5
     factor = 3 if name == "function" else 1

@@ -7,6 +7,7 @@ import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
 from lrpfx.passes.program import Program
+from small_families import small_family
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
@@ -40,13 +41,23 @@ def test_the_program_gives_what_attribute_gives(explain_model):
         assert_close(result["balance"], gained, 1e-9)
 
 
+@pytest.mark.parametrize("name, composite", [("resnet", EpsilonGammaBox(0.0, 1.0)), ("mobilenet_v3", EpsilonPlusFlat())])
+def test_families_of_classifiers(name, composite):
+    compare_classifier(small_family(name)[0], composite, 32)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, composite", [("resnet18", EpsilonGammaBox(0.0, 1.0)), ("mobilenet_v3_small", EpsilonPlusFlat())]
 )
 def test_classifiers(name, composite):
-    explain_model = lrpfx.transform(torchvision_model(name), composite, input_range=(0.0, 1.0))
-    program = lrpfx.lower(explain_model, torch.rand(1, 3, 64, 64), target="max")
-    x = torch.rand(5, 3, 64, 64)
+    compare_classifier(torchvision_model(name), composite, 64)
+
+
+def compare_classifier(model, composite, size):
+    explain_model = lrpfx.transform(model, composite, input_range=(0.0, 1.0))
+    program = lrpfx.lower(explain_model, torch.rand(1, 3, size, size), target="max")
+    x = torch.rand(5, 3, size, size)
     expected = lrpfx.attribute(explain_model, x)
     for value in (x, x.contiguous(memory_format=torch.channels_last)):
         assert_close(program.module()(value)["relevance"], expected.relevance, 1e-9)
@@ -67,7 +78,7 @@ def test_it_is_a_plain_inference_graph(explain_model):
 
 
 def test_its_facts_name_the_canonizers_that_changed_something():
-    explain_model = lrpfx.transform(torchvision_model("resnet18"), EpsilonPlusFlat())
+    explain_model = lrpfx.transform(small_family("resnet")[0], EpsilonPlusFlat())
     facts = lowering.facts_of(lrpfx.lower(explain_model, torch.rand(1, 3, 32, 32), target="max"))
     changed = {(stage.stage, stage.name) for stage in explain_model.history if stage.matches}
     assert facts["canonizers"] == ["merge_batch_norm"] and len({stage for stage, _ in changed}) > 1

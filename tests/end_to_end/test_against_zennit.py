@@ -23,14 +23,26 @@ OUR_CANONIZERS = {"resnet18": lrpfx.torchvision.ResNetCanonizer, "vgg11_bn": lrp
 CANONIZERS = {"resnet18": zennit.torchvision.ResNetCanonizer, "vgg11_bn": zennit.torchvision.VGGCanonizer}
 
 
-@pytest.fixture(scope="module", params=["vgg11", "alexnet", "resnet18", "vgg11_bn"])
+NETWORKS = ["vgg11", "alexnet", "resnet18", "vgg11_bn"]
+#: Each composite on a network without batch norm and on one with it, in turn; the rest are slow tests.
+ALWAYS = {
+    (NETWORKS[place], key) for number, key in enumerate(sorted(COMPOSITES)) for place in (number % 2, 2 + number // 2 % 2)
+}
+CASES = [
+    pytest.param(name, key, marks=[] if (name, key) in ALWAYS else [pytest.mark.slow])
+    for name in NETWORKS
+    for key in sorted(COMPOSITES)
+]
+
+
+@pytest.fixture(scope="module")
 def network(request):
     torch.set_default_dtype(torch.float64)
     model = torchvision_model(request.param)
     return request.param, model, for_zennit(model), torch.randn(2, 3, *([64, 64] if request.param == "alexnet" else [32, 32]))
 
 
-@pytest.mark.parametrize("key", sorted(COMPOSITES))
+@pytest.mark.parametrize("network, key", CASES, indirect=["network"])
 def test_input_relevance_equals_zennit(network, key):
     name, model, merged, input = network
     low, high = torch.full((1, 3, 1, 1), input.min()), torch.full((1, 3, 1, 1), input.max())

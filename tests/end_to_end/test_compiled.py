@@ -49,6 +49,7 @@ COMPOSITES = {
     ),
     "guided": GuidedBackprop(),
 }
+REST = [name for name in COMPOSITES if name not in ("gamma_box", "squares")]
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,9 @@ def transformed(composite, **options):
     return lrpfx.transform(Net().float(), COMPOSITES[composite], input_range=(0.0, 1.0), **options)
 
 
-@pytest.mark.parametrize("composite", COMPOSITES)
+@pytest.mark.parametrize(
+    "composite", [*("gamma_box", "squares"), *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
+)
 def test_nothing_is_compiled_twice(composite):
     """Other values, other targets and, with a dynamic batch, other batch sizes run what was compiled first."""
     explain_model = transformed(composite)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from combinations import each_pair
 from helpers import Binary, Unary
 from torch import nn
 from torch.nn import functional as F
@@ -293,9 +294,7 @@ MEETS = {
 
 
 @pytest.mark.filterwarnings("ignore:the map is empty")
-@pytest.mark.parametrize("optimize", [True, False])
-@pytest.mark.parametrize("capture", ["symbolic", "export"])
-@pytest.mark.parametrize("name", MEETS)
+@each_pair(name=MEETS, capture=["symbolic", "export"], optimize=[True, False])
 def test_no_relevance_reaches_declared_inputs_behind_operations_that_move_values(name, capture, optimize):
     class Net(nn.Module):
         def __init__(self):

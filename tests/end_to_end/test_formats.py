@@ -1,4 +1,4 @@
-"""What docs/formats.md says, measured again: a little of it at once, the classifiers as a slow test."""
+"""What docs/formats.md says, measured again: a few operators at once, the others and classifiers as slow tests."""
 
 import json
 
@@ -16,6 +16,7 @@ def _single():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 def test_a_classifier_in_processes_that_do_not_know_it():
     row = format_sweep.examine("alexnet", "EpsilonPlusFlat", ("pt2", "ONNX"), record=["features.3", "features.7"])
     assert row["pt2"] <= 1e-5 and row["ONNX"] <= 1e-5
@@ -29,20 +30,12 @@ def test_classifiers(name, composite):
     assert max(row[kind] for kind in format_sweep.FORMATS) <= 1e-5
 
 
-def test_a_few_operators():
-    some = (
-        "avg_pool2d",
-        "adaptive_max_pool2d, uneven",
-        "interpolate",
-        "interpolate, bicubic, antialias",
-        "glu",
-        "diagonal",
-        "take_along_dim",
-        "pad, replicate",
-        "pad, circular",
-        "logsigmoid",
-        "prelu",
-    )
+FEW = ("adaptive_max_pool2d, uneven", "interpolate, bicubic, antialias", "take_along_dim", "pad, circular", "prelu")
+MORE = ("avg_pool2d", "interpolate", "glu", "diagonal", "pad, replicate", "logsigmoid")
+
+
+@pytest.mark.parametrize("some", [FEW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["few", "more"])
+def test_a_few_operators(some):
     cases = [case for case in support_matrix.CASES if case.operator in some]
     for row in support_matrix.measure(cases, ("pt2", "ONNX")):
         assert max(row["pt2"], row["ONNX"]) <= 1e-5, row

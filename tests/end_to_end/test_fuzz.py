@@ -11,10 +11,12 @@ from fuzzing.composites import random_composite
 from fuzzing.features import FEATURES, PENDING, generate
 from fuzzing.network import CONSTANT, Input, Network, Step, Value
 
-NETWORKS, CHUNK = 200, 10
+NETWORKS, ALWAYS, CHUNK = 200, 80, 10
 
 
-@pytest.mark.parametrize("first", range(0, NETWORKS, CHUNK))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= ALWAYS)) for first in range(0, NETWORKS, CHUNK)]
+)
 def test_random_networks(first):
     for seed in range(first, first + CHUNK):
         network, composite = generate(seed), random_composite(seed)

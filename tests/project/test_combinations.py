@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from combinations import all_pairs, each_pair
+from combinations import all_pairs, each_pair, pairs
 
 SIZES = [(13, 16, 2, 2), (2, 2), (3, 1, 4), (1, 1, 1), (2, 2, 2, 2), (5, 2, 3, 4, 2), (4,), (2, 7, 3)]
 
@@ -21,6 +21,11 @@ def test_each_two_values_meet(sizes):
 def test_they_are_few(sizes, count):
     assert len(all_pairs(*map(range, sizes))) <= count
     assert all_pairs(*map(range, sizes)) == all_pairs(*map(range, sizes))
+
+
+def test_values_in_pairs():
+    assert set(pairs("ab", (1, 2))) == {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
+    assert len(pairs("abc", (1, 2), (None, True), (0, 1))) < 24
 
 
 def test_what_is_left_out_is_slow():

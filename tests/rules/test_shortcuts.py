@@ -6,6 +6,7 @@ import pytest
 import torch
 from combinations import each_pair
 from helpers import NETWORKS, Unary, assert_close, relative_difference, small_net, torchvision_model
+from small_families import small_family
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -324,6 +325,22 @@ def test_networks(name, composite):
 @pytest.mark.parametrize(
     "name, composite",
     [
+        ("resnet", "alpha_beta_flat"),
+        ("densenet", "gamma_box"),
+        ("squeezenet", "plus_flat"),
+        ("mobilenet_v3", "gamma_box"),
+        ("efficientnet", "alpha_beta_flat"),
+        ("regnet_y", "gamma_box"),
+    ],
+)
+def test_families_of_classifiers(name, composite):
+    assert compare_classifier(*small_family(name), composite) > 0 or name in ("densenet", "mobilenet_v3", "efficientnet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, composite",
+    [
         ("resnet18", "alpha_beta_flat"),
         ("densenet121", "gamma_box"),
         ("googlenet", "plus_flat"),
@@ -333,13 +350,16 @@ def test_networks(name, composite):
     ],
 )
 def test_classifiers(name, composite):
-    model = torchvision_model(name)
-    x = torch.rand(2, 3, 64, 64)
+    claimed = compare_classifier(torchvision_model(name), torch.rand(2, 3, 64, 64), composite)
+    assert claimed > 10 or name in ("densenet121", "mobilenet_v3_small", "efficientnet_b0")
+
+
+def compare_classifier(model, x, composite):
+    """How many claims of where relevance is zero were made, and hold."""
     fast, direct = both(model, COMPOSITES[composite], input_range=(-3.0, 3.0))
     expected = lrpfx.attribute(direct, x, [1, 2]).relevance
     assert_close(lrpfx.attribute(fast, x, [1, 2]).relevance, expected, 1e-10)
-    claimed = claims_of_support_hold(direct, x)
-    assert claimed > 10 or name in ("densenet121", "mobilenet_v3_small", "efficientnet_b0")
+    return claims_of_support_hold(direct, x)
 
 
 # --- precision ---------------------------------------------------------------------------------------------------------------
@@ -362,9 +382,7 @@ def _lopsided(model):
     return model
 
 
-@pytest.mark.parametrize("change", [lambda model: model, _lopsided])
-@pytest.mark.parametrize("composite", COMPOSITES)
-@pytest.mark.parametrize("name", ["resnet18", "residual"])
+@each_pair(name=["residual", "resnet18"], composite=COMPOSITES, change=[lambda model: model, _lopsided])
 def test_single_precision_loses_nothing(name, composite, change):
     model = change(Residual() if name == "residual" else torchvision_model(name))
     errors = [_errors(model, COMPOSITES[composite], torch.rand(2, 3, 48, 48)) for _ in range(3)]

@@ -156,7 +156,11 @@ def test_two_transforms_live_side_by_side(model, input):
     assert torch.equal(relevance_of(two, input), second)
 
 
-def test_compiles_without_a_graph_break(model, input):
+@pytest.mark.parametrize(
+    "name", [*("small", "alexnet"), *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18", "vgg11", "vgg11_bn"))]
+)
+def test_compiles_without_a_graph_break(name):
+    model, input = NETWORKS[name]()
     composite = EpsilonGammaBox(torch.full((1, 3, 1, 1), -5.0), 5.0)
     explain_model = lrpfx.transform(model, composite)
     compiled = torch.compile(explain_model, backend="aot_eager", fullgraph=True)

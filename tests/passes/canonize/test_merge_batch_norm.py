@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from combinations import each_pair
 from helpers import assert_close, randomize_batch_norm, small_net, torchvision_model
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
@@ -33,10 +34,7 @@ def merge_stage(explain_model):
     return stage
 
 
-@pytest.mark.parametrize("eps", [1e-5, 0.5])
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("pair", PAIRS)
+@each_pair(pair=PAIRS, bias=[True, False], affine=[True, False], eps=[1e-5, 0.5])
 def test_merging_keeps_the_output_and_has_the_rule_of_one_layer(pair, bias, affine, eps):
     """Relevance is that of a single layer with the merged weights: the batch norm, eps included, is gone."""
     make, norm, shape = PAIRS[pair]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from combinations import each_pair
 from helpers import assert_close
 from torch import nn
 from torch.nn import functional as F
@@ -107,9 +108,7 @@ MULTIHEAD = {
 }
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("masks", ["none", "causal", "per head", "padding", "float"])
-@pytest.mark.parametrize("name", MULTIHEAD)
+@each_pair(name=MULTIHEAD, masks=["none", "causal", "per head", "padding", "float"], need_weights=[True, False])
 def test_multihead_attention_is_decomposed_exactly(name, masks, need_weights):
     settings = MULTIHEAD[name]
     module = nn.MultiheadAttention(8, 2, **settings).eval()
@@ -177,9 +176,7 @@ def test_multihead_attention_under_a_composite():
     assert_close(result.relevance.sum() + accounts.total("expansion") + accounts.total("stabilizer"), torch.tensor(80.0), 1e-9)
 
 
-@pytest.mark.parametrize("capture", ["symbolic", "export"])
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
+@each_pair(norm_first=[True, False], batch_first=[True, False], capture=["symbolic", "export"])
 def test_transformer_encoder(norm_first, batch_first, capture):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first, activation="gelu")
     model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False).eval()
