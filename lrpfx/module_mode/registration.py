@@ -15,9 +15,9 @@ from torch import nn
 
 from lrpfx import types
 from lrpfx.ir.node import is_floating, map_arguments
+from lrpfx.ir.operator import Operator
 from lrpfx.layers.layer import Operation, Slot, kind_of, spelled_rows
 from lrpfx.operators.functions import detached
-from lrpfx.operators.table import Operator
 from lrpfx.runtime.propagation import Gate, Rule, RuledOperation, propagate_relevance
 
 Forward = Callable[..., Any]

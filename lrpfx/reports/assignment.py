@@ -7,7 +7,6 @@ from typing import Any, overload
 from torch import nn
 
 from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
-from lrpfx.operators.table import is_neutral
 from lrpfx.passes.program import Stage
 from lrpfx.reports.table import format_table
 from lrpfx.runtime.explain_module import explainable
@@ -75,7 +74,7 @@ def assignment(explain_model: nn.Module) -> Assignment:
         [
             Assigned(
                 name,
-                info.kind or INPUT,
+                info.kind_name or INPUT,
                 rule_label(node_info(node)) if node.op != "placeholder" else INPUT,
                 info.chosen_by,
                 info.description,
@@ -94,7 +93,7 @@ def rule_label(info: NodeInfo) -> str:
     """The rule of a call, or how it does without one."""
     if info.rule is not None:
         return str(info.rule)
-    return NEUTRAL if is_neutral(info.operator) and not info.keeps_gradient else GRADIENT
+    return NEUTRAL if info.neutral and not info.keeps_gradient else GRADIENT
 
 
 def history(explain_model: nn.Module) -> tuple[Stage, ...]:

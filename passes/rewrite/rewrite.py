@@ -9,9 +9,11 @@ from lrpfx.passes.program import Pass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from torch import fx, nn
 
-from lrpfx.ir.node import Facts, NodeInfo, Role, Sign, attribute_of, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.ir.node import Facts, NodeInfo, Role, attribute_of, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.functions import without_gradient
+from lrpfx.operators.table import operator_named
 from lrpfx.rules.formulas import Pass as PassRule
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.shortcuts import PositiveAndNegativeTotals, ShareOfSum, TotalOfOwnSign, shortcut_for
@@ -103,7 +105,7 @@ def _save_less(node: fx.Node, root: nn.Module) -> None:
     elif isinstance(module.rule, PositiveAndNegativeTotals) and module.rule.saves_output and len(node.users) == 1:
         behind = _rule_module(next(iter(node.users)), root)
         operator = behind and behind.ruled.operation.operator
-        if behind is not None and operator is not None and operator.name == "relu" and type(behind.rule) is PassRule:
+        if behind is not None and operator is not None and operator.positive_part and type(behind.rule) is PassRule:
             module.ruled = replace(module.ruled, hands_on_positive=True)
             behind.ruled = replace(behind.ruled, takes_positive=True)
 
@@ -211,7 +213,7 @@ class _RewrittenCall:
         for value in inputs:
             if value in result:
                 name = f"{self.info.name}.alias"
-                alias = NodeInfo(name, source=self.info.source, operator="view", kind="Neutral", description="view_as")
+                alias = NodeInfo(name, source=self.info.source, operator=operator_named("view"), description="view_as")
                 value = insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), alias)
             result.append(value)
         return result
