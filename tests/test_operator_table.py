@@ -246,7 +246,7 @@ def check_facts(row):
         assert_same(middle, (output + canonical(row)({**given, name: other})) / 2)
     if row.keeps_last_dimension is not None and row.function is not None:
         assert output.shape[-1] == first.shape[-1]
-    if row.weight is not None:
+    if row.weight_layout is not None:
         assert row.data == ("input",) and {"weight", "bias"} <= set(row.parameters) and row.rank_of_batch == first.ndim
     if row.channels is not None:
         check_channels(row, output, given)

@@ -27,7 +27,7 @@ from lrpfx.ir.node import (
     output_node,
     set_info,
 )
-from lrpfx.ir.operator import Weight
+from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes import final_softmax
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
 from lrpfx.runtime.propagation import is_traced, several_relevances
@@ -122,7 +122,7 @@ def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
             layer = module.get_submodule(str(node.target))
             groups = layer.ruled.operation.kwargs.get("groups", 1) if isinstance(layer, RuleModule) else 1
             channels = attribute_of(node.args[1], module).shape[1] * groups
-            dense = row.weight is Weight.DENSE
+            dense = row.weight_layout is WeightLayout.DENSE
             takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"
             alone = not dense and any(one.ndim == takes.count("×") for one in tensors)
             remedy = ": pass input[None], a batch of one" if alone else ""

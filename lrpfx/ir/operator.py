@@ -23,7 +23,7 @@ class Sign(enum.Enum):
     NONPOSITIVE = "≤ 0"
 
 
-class Weight(enum.Enum):
+class WeightLayout(enum.Enum):
     """How the argument `weight` of a linear operator is laid out; its `bias` has an entry for each output channel."""
 
     DENSE = "(out, in), for the last dimension of the input"
@@ -77,6 +77,8 @@ class Builder(ABC):
     @abstractmethod
     def dtype_of(self, value: fx.Node) -> fx.Node: ...
 
+    # What attention reads from shapes.
+
     @abstractmethod
     def attention_scale(self, query: fx.Node) -> fx.Node: ...
 
@@ -94,6 +96,9 @@ ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.T
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
 Decomposition = Callable[[Builder], fx.Node | None]
+#: Where a dimension of the result was in the first argument, None if it was added; from its place in the result, the other
+#: arguments and the result's rank.
+DimensionBefore = Callable[[int, Sequence[Any], int], int | None]
 
 #: The default of an argument that has none.
 REQUIRED = object()
@@ -152,7 +157,7 @@ class Operator:
     # What its result is.
     sign: SignOf | None = None  # None: unknown
     moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
-    converts: bool = False  # ... of the first argument, possibly in another dtype
+    converts: bool = False  # every entry of the result is one of the first argument, possibly in another dtype
     elementwise: bool = False  # an entry of the result is made of the entries of the data at its place, broadcast
     adds_up: bool = False  # an entry of the result is a sum of entries of its one input, none with a negative weight
     multiplies_up: bool = False  # an entry of the result is a product of entries of its one input
@@ -184,7 +189,7 @@ class Operator:
     detached: Detached | None = None  # the operator with its scale held constant, where it normalizes
 
     # Affine maps: what can be merged into what.
-    weight: Weight | None = None  # the layout of its weight, if a map of its channels can be merged into weight and bias
+    weight_layout: WeightLayout | None = None  # where a map of its channels can be merged into its weight and bias
     spatial: int = 0  # how many dimensions it convolves or pools over; its data has two more, the channels being the second
     with_bias_map: str = ""  # the row of the convolution whose bias depends on the position
     affine_in: tuple[str, ...] = ()  # the data in which it is affine while the other operand is constant
@@ -198,10 +203,9 @@ class Operator:
     rank_of: dict[type, int] = field(default_factory=dict)  # how many its input and result have as one of these modules
     keeps_rank: bool = False  # the result has as many dimensions as the first argument
     broadcasts: bool = True  # ... unless another tensor, with which that is broadcast, has more
-    squeezes: bool = False  # how many dimensions the result has depends on their sizes
-    keeps_last_dimension: Callable[[Sequence[Any], int], bool] | None = None  # from positional arguments and the input's rank
-    dimension_before: Callable[[int, Sequence[Any], int], int | None] | None = None  # where a dimension of the result was
-    # in the first argument, None if it was added, from its place, the other arguments and the result's rank
+    squeezes: bool = False  # how many dimensions the result has may depend on their sizes
+    keeps_last_dimension: Callable[[Sequence[Any], int], bool] | None = None  # from its other arguments and the input's rank
+    dimension_before: DimensionBefore | None = None
 
     # For tests.
     sample: Sample | None = None
@@ -231,7 +235,7 @@ class Operator:
     @property
     def weighs_channels(self) -> bool:
         """Whether it is a dense layer or convolution whose weight has the shape (out, in, ...)."""
-        return self.weight in (Weight.DENSE, Weight.CONVOLUTION)
+        return self.weight_layout in (WeightLayout.DENSE, WeightLayout.CONVOLUTION)
 
     @property
     def rank_of_batch(self) -> int:

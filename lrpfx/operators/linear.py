@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import Role, node_info
-from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, Weight
+from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, WeightLayout
 from lrpfx.operators.functions import conv1d_with_bias_map, conv2d_with_bias_map, conv3d_with_bias_map
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, call, signal, weight
@@ -125,7 +125,7 @@ def _convolution(dimensions: int, function: Function, module: type) -> Operator:
         aten=f"conv{dimensions}d.default conv{dimensions}d.padding",
         adjoint=_convolution_adjoint(dimensions, transposed=False),
         constant_response=_convolution_response(dimensions, transposed=False, function=function),
-        weight=Weight.CONVOLUTION,
+        weight_layout=WeightLayout.CONVOLUTION,
         spatial=dimensions,
         with_bias_map=f"conv{dimensions}d_with_bias_map",
         keeps_rank=True,
@@ -145,7 +145,7 @@ def _transposed_convolution(dimensions: int, function: Function, module: type) -
         aten=f"conv_transpose{dimensions}d.{'default' if dimensions == 1 else 'input'}",
         adjoint=_convolution_adjoint(dimensions, transposed=True),
         constant_response=_convolution_response(dimensions, transposed=True, function=function),
-        weight=Weight.TRANSPOSED_CONVOLUTION,
+        weight_layout=WeightLayout.TRANSPOSED_CONVOLUTION,
         spatial=dimensions,
         keeps_rank=True,
         broadcasts=False,
@@ -190,7 +190,7 @@ ROWS: tuple[Operator, ...] = (
         aten="linear.default",
         adjoint=_linear_adjoint,
         constant_response=_linear_response,
-        weight=Weight.DENSE,
+        weight_layout=WeightLayout.DENSE,
         decomposition=_without_parameters,
         keeps_rank=True,
         broadcasts=False,

@@ -12,7 +12,7 @@ from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, update_info
-from lrpfx.ir.operator import Operator, Weight
+from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.table import operator_named
@@ -83,7 +83,7 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
         return "its input is an input of the model"
     info = node_info(producer)
     operator = info.operator
-    if operator is None or operator.weight is None:
+    if operator is None or operator.weight_layout is None:
         return f"its input comes from {info.name} ({info.operator or info.kind_name}), which is not a linear layer"
     others = [user for user in producer.users if user is not batch_norm]
     if others:
@@ -93,7 +93,7 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
     dimensions, expected = dimensions_of(program, batch_norm), operator.rank_of_batch
-    if dimensions is not None and operator.weight is Weight.DENSE and dimensions != 2:
+    if dimensions is not None and operator.weight_layout is WeightLayout.DENSE and dimensions != 2:
         where = "its channels are the last, but batch norm acts on the second"
         return f"the output of {info.name} has {dimensions} dimensions: {where}"
     if dimensions is not None and dimensions != expected:
@@ -190,7 +190,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
             move_up(value, linear)
     eps = statistics.get("eps", norm.arguments["eps"])
     scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
-    if operator.weight is Weight.TRANSPOSED_CONVOLUTION:
+    if operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
         groups = own.get("groups", 1)
         weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
     else:
@@ -208,7 +208,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
 def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
     """Let the call fail for inputs whose channels are not the second dimension, on which batch norm acts."""
     info = node_info(linear)
-    dense = operator.weight is Weight.DENSE
+    dense = operator.weight_layout is WeightLayout.DENSE
     function = require_matrix if dense else require_dimensions
     name, further = function.__name__, () if dense else (operator.rank_of_batch,)
     guard = NodeInfo(f"{info.name}.{name}", source=info.source, operator=operator_named(name), description=name)

@@ -18,7 +18,7 @@ from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, update_info
-from lrpfx.ir.operator import Channels, NotAffineError, Operator, Weight
+from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.functions import thresholded_relu
@@ -99,7 +99,7 @@ class _Place:
 
     @property
     def is_dense(self) -> bool:
-        return self.operator.weight is Weight.DENSE
+        return self.operator.weight_layout is WeightLayout.DENSE
 
 
 class _Layout(ABC):
@@ -196,6 +196,8 @@ def _linear_readers(value: fx.Node, layout: _Layout) -> list[_Place]:
                 raise _ObstacleError(f"{name} takes it as a parameter")
             if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
                 raise _ObstacleError(f"a parameter of {name} depends on the input")
+            if operator.weight_layout is WeightLayout.CONVOLUTION and not operator.with_bias_map:
+                raise _obstacle(user, "it has no form with a bias for each position")
             place = _Place(user, operator)
             layout.check_reader(place)
             found.append(place)
@@ -422,7 +424,7 @@ def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
 def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[_Place]:
     """The convolutions that read a normalized input; `_ObstacleError` unless its constants are ones of their channels."""
     first = next((node_info(user).operator for user in chain[-1].users), None)
-    dimensions = 0 if first is None or first.weight is not Weight.CONVOLUTION else first.spatial
+    dimensions = 0 if first is None or first.weight_layout is not WeightLayout.CONVOLUTION else first.spatial
     places = _linear_readers(chain[-1], _ConvolvedChannels(dimensions))
     if not places:
         raise _ObstacleError("no convolution reads it")
