@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
-from lrpfx.operators.table import operator_named
 from lrpfx.support.torch_internals import pytree
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
@@ -162,8 +161,8 @@ _SIZES = (32, 28, 64, 96, 128, 224, 256, 299, 384, 16, 8)
 def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
     """The weight of the first dense layer or convolution, with its groups and the number of dimensions that it moves over."""
     for node in data_calls(graph):
-        operator = operator_named(node_info(node).operator)
-        if operator is None or operator.name not in ("linear", "conv1d", "conv2d", "conv3d"):
+        operator = node_info(node).operator
+        if operator is None or not operator.weighs_channels:
             continue
         weight = node.args[1]
         if not isinstance(weight, fx.Node) or weight.op != "get_attr":

@@ -8,7 +8,6 @@ from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from torch import fx
 
 from lrpfx.ir.node import INPLACE, data_calls, has_info, node_info
-from lrpfx.operators.table import is_neutral, operator_named
 from lrpfx.types import Dropout
 
 
@@ -36,7 +35,7 @@ def _inplace(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _dropouts(graph: fx.Graph) -> list[fx.Node]:
-    rows = ((node, operator_named(node_info(node).operator)) for node in data_calls(graph))
+    rows = ((node, node_info(node).operator) for node in data_calls(graph))
     return [node for node, row in rows if row is not None and issubclass(row.kind, Dropout)]
 
 
@@ -46,7 +45,7 @@ def _unread(graph: fx.Graph) -> list[fx.Node]:
 
 def _undecided(graph: fx.Graph) -> list[fx.Node]:
     infos = ((node, node_info(node)) for node in data_calls(graph))
-    return [node for node, info in infos if info.rule is None and not info.keeps_gradient and not is_neutral(info.operator)]
+    return [node for node, info in infos if info.rule is None and not info.keeps_gradient and not info.neutral]
 
 
 def _not_rewritten(graph: fx.Graph) -> list[fx.Node]:

@@ -27,6 +27,7 @@ from lrpfx.ir.node import (
     output_node,
     set_info,
 )
+from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes import final_softmax
 from lrpfx.runtime.explain_module import Executor, ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
 from lrpfx.runtime.ruled_operation import Execution
@@ -109,19 +110,21 @@ def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
 
 
 _NO_VALUES = "{} is on the meta device, where there are no values to explain"
-_AXES = {"linear": "features", "conv1d": "length", "conv2d": "height×width", "conv3d": "depth×height×width"}
+_AXES = ("length", "height×width", "depth×height×width")
 
 
 def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
     """A hint about the input shape of the first layer with a weight."""
     for node in data_calls(module.graph):
         info = node_info(node)
-        if info.operator in _AXES and node.op == "call_module" and isinstance(node.args[1], fx.Node):
+        row = info.operator
+        if row is not None and row.weighs_channels and node.op == "call_module" and isinstance(node.args[1], fx.Node):
             layer = module.get_submodule(str(node.target))
             groups = layer.ruled.operation.kwargs.get("groups", 1) if isinstance(layer, RuleModule) else 1
             channels = attribute_of(node.args[1], module).shape[1] * groups
-            takes = f"...×{channels}" if info.operator == "linear" else f"batch×{channels}×{_AXES[info.operator]}"
-            alone = info.operator != "linear" and any(one.ndim == takes.count("×") for one in tensors)
+            dense = row.weight_layout is WeightLayout.DENSE
+            takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"
+            alone = not dense and any(one.ndim == takes.count("×") for one in tensors)
             remedy = ": pass input[None], a batch of one" if alone else ""
             return f", and the first layer, {info.name}, takes {takes}{remedy}"
     return ""
@@ -417,7 +420,7 @@ def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
             if keys:
                 if user.target is operator.getitem and user.args[1] == keys[0]:
                     pending.append((user, keys[1:]))
-            elif node_info(user).kind == Embedding.__name__ and user.args[0] is node:
+            elif node_info(user).kind is Embedding and user.args[0] is node:
                 found.append(user)
             elif user.op == "call_function" and user not in seen:
                 seen.add(user)
@@ -521,7 +524,7 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
         graph = copy_graph(module.graph)
         nodes = resolve_names(graph, names)
         (output,) = graph.find_nodes(op="output")
-        for embedding in [node for node in data_calls(graph) if node_info(node).kind == Embedding.__name__ and leaves]:
+        for embedding in [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]:
             with graph.inserting_after(embedding):
                 leaf = graph.call_function(as_leaf, (embedding,))
             set_info(leaf, node_info(embedding))

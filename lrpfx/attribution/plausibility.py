@@ -13,6 +13,7 @@ from torch import fx
 from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
 from lrpfx.runtime.explain_module import TreeGraphModule
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.types import Softmax
 
 #: The largest plausible ratio of a sample's relevance to its seed, in sums of magnitudes. For sixteen classifiers of
 #: torchvision with random weights it is at most 200 under the LRP composites, relative to the largest logit, and up to 1e37 if
@@ -92,8 +93,9 @@ class Watch(fx.Interpreter):
 
 def saturates(softmax: fx.Node) -> bool:
     """Whether the rule of a final softmax loses the relevance of a class that the network is sure of."""
-    rule = str(node_info(softmax).rule or "")
-    return node_info(softmax).operator == "log_softmax" or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
+    info = node_info(softmax)
+    rule = str(info.rule or "")
+    return info.kind is not Softmax or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
 
 
 def advice(softmax: fx.Node) -> str:

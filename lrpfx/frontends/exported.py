@@ -6,7 +6,7 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
@@ -24,7 +23,7 @@ from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
 from lrpfx.ir.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
-from lrpfx.operators.table import lookup, module_classes, spelling_of
+from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import undisturbed
@@ -37,41 +36,30 @@ _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embeddin
 _FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
 
 
-_LP_POOL = (
-    "(Tensor input, float norm_type, int{dimensions} kernel_size, int{dimensions}? stride=None, bool ceil_mode=False) -> Tensor"
-)
-
-#: Functions that torch.export decomposes but that are one operation of the table: name -> schema for torch, spellings.
-_WHOLE: dict[str, tuple[str, tuple[Callable[..., Any], ...]]] = {
-    "softsign": ("(Tensor input) -> Tensor", (functional.softsign,)),
-    "tanhshrink": ("(Tensor input) -> Tensor", (functional.tanhshrink,)),
-    "softshrink": ("(Tensor input, float lambd=0.5) -> Tensor", (functional.softshrink,)),
-    "hardshrink": (
-        "(Tensor input, float lambd=0.5) -> Tensor",
-        (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink),
-    ),
-    "normalize": ("(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor", (functional.normalize,)),
-    "local_response_norm": (
-        "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor",
-        (functional.local_response_norm,),
-    ),
-    "lp_pool1d": (_LP_POOL.format(dimensions=""), (functional.lp_pool1d,)),
-    "lp_pool2d": (_LP_POOL.format(dimensions="[2]"), (functional.lp_pool2d,)),
-    "lp_pool3d": (_LP_POOL.format(dimensions="[3]"), (functional.lp_pool3d,)),
-}
 _library = torch.library.Library("lrpfx", "FRAGMENT")  # must live as long as this module
 _kept_whole: dict[Any, Any] = {}
 _functions_kept: dict[Any, Any] = {}
-for _name, (_schema, _spellings) in _WHOLE.items():
-    _library.define(_name + _schema)
-    _library.impl(_name, _spellings[0], "CompositeExplicitAutograd")
-    _overload = getattr(torch.ops.lrpfx, _name).default
-    _kept_whole.update(dict.fromkeys(_spellings, _overload))
-    _functions_kept[_overload] = _spellings[0]
+
+
+def _keep_rows_whole() -> None:
+    """Give torch an operator for each function that it would take apart, and that is one operation of the table."""
+    for row in all_operators():
+        for schema, functions in row.whole.items():
+            name = functions[0].__name__
+            if functions[0] not in _kept_whole:
+                _library.define(name + schema)
+                _library.impl(name, functions[0], "CompositeExplicitAutograd")
+                overload = getattr(torch.ops.lrpfx, name).default
+                _kept_whole.update(dict.fromkeys(functions, overload))
+                _functions_kept[overload] = functions[0]
 
 
 class _KeepWhole(TorchFunctionMode):
-    """A context in which tracing sees each function of `_WHOLE` as one operator."""
+    """A context in which tracing sees each function that a row keeps whole as one operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _keep_rows_whole()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         whole = _kept_whole.get(func)
@@ -81,7 +69,7 @@ class _KeepWhole(TorchFunctionMode):
 
 
 def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether an operator of `_WHOLE` takes these arguments; others, such as `out=`, are left to torch."""
+    """Whether an operator that is kept whole takes these arguments; others, such as `out=`, are left to torch."""
     names = [argument.name for argument in operator._schema.arguments]
     return len(args) <= len(names) and set(keywords) <= set(names)
 

@@ -13,11 +13,10 @@ import torch
 from torch import fx, nn
 
 from lrpfx.ir.node import attribute_of, is_floating
+from lrpfx.operators.table import lookup_method, spelling_of, writes_in_place
 from lrpfx.support.torch_internals import FakeTensorMode
 
 _UNKNOWN = object()
-#: Operations that may remove a dimension, depending on sizes.
-_REMOVES_DIMENSIONS = frozenset({"squeeze", "squeeze_"})
 
 
 class _Evaluation:
@@ -61,9 +60,7 @@ class _Evaluation:
 
 def _writes(node: fx.Node) -> bool:
     """Whether a call may overwrite one of its arguments."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    inplace = name.endswith("_") and not name.endswith("__")
-    return inplace or "out" in node.kwargs or node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+    return "out" in node.kwargs or writes_in_place(node)
 
 
 class KnownValues:
@@ -131,7 +128,7 @@ class KnownValues:
         ancestors = _ancestors(node)
         inputs = {ancestor: value for ancestor in ancestors if is_floating(value := self._input(ancestor))}
         known = all(_reads_tensors(ancestor, inputs, ancestors) for ancestor in ancestors if ancestor.op == "placeholder")
-        if not known or any(_name(ancestor) in _REMOVES_DIMENSIONS for ancestor in ancestors):
+        if not known or any(map(_squeezes, ancestors)):
             return False
         self.dimensions.update({ancestor: value.ndim for ancestor, value in inputs.items()})
         return True
@@ -153,8 +150,11 @@ def _reads_tensors(node: fx.Node, inputs: Collection[fx.Node], ancestors: Collec
     return node in inputs or (bool(users) and entries)
 
 
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+def _squeezes(node: fx.Node) -> bool:
+    """Whether it depends on sizes which dimensions a call, or its form in place, leaves."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    spelling = spelling_of(node) or lookup_method(name.removesuffix("_"))
+    return spelling is not None and spelling.operator.squeezes
 
 
 def _ancestors(node: fx.Node) -> Collection[fx.Node]:

@@ -9,7 +9,6 @@ from torch.export import ExportedProgram
 
 from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
-from lrpfx.operators.table import is_neutral
 from lrpfx.passes.program import HISTORY, Stage
 from lrpfx.reports.table import format_table
 from lrpfx.runtime.explain_module import explainable
@@ -77,7 +76,7 @@ def assignment(explain_model: nn.Module) -> Assignment:
         [
             Assigned(
                 name,
-                info.kind or INPUT,
+                info.kind_name or INPUT,
                 rule_label(node_info(node)) if node.op != "placeholder" else INPUT,
                 info.chosen_by,
                 info.description,
@@ -96,7 +95,7 @@ def rule_label(info: NodeInfo) -> str:
     """The rule of a call, or "neutral" or "gradient" if it has none."""
     if info.rule is not None:
         return str(info.rule)
-    return NEUTRAL if is_neutral(info.operator) and not info.keeps_gradient else GRADIENT
+    return NEUTRAL if info.neutral and not info.keeps_gradient else GRADIENT
 
 
 def history(compiled: nn.Module | ExportedProgram) -> tuple[Stage, ...]:

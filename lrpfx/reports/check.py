@@ -22,7 +22,6 @@ from lrpfx.frontends.capture import (
     normal_form,
 )
 from lrpfx.ir.node import data_calls, node_info, output_node
-from lrpfx.operators.table import is_neutral
 from lrpfx.passes.canonize.explain_logits import final_softmax
 from lrpfx.passes.driver import NOT_VERIFIED, Verification, run_passes
 from lrpfx.passes.program import Program
@@ -164,7 +163,7 @@ def _report(
     nodes = list(data_calls(program.graph))
     for node in nodes:
         info = node_info(node)
-        rule = str(info.rule) if info.rule is not None else NEUTRAL if is_neutral(info.operator) else ""
+        rule = str(info.rule) if info.rule is not None else NEUTRAL if info.neutral else ""
         if not rule:
             uncovered += 1
             if not keeps_gradient:
@@ -172,8 +171,8 @@ def _report(
         elif info.rule is not None:
             problem = misfit(program, node)
             problems += [] if problem is None else [problem.strip()]
-        name = str(info.operator or getattr(node.target, "__name__", str(node.target)))
-        uses.setdefault((name, info.kind), []).append((info.name, rule))
+        name = str(getattr(node.target, "__name__", node.target) if info.operator is None else info.operator)
+        uses.setdefault((name, info.kind_name), []).append((info.name, rule))
     operators = tuple(
         OperatorUse(
             name,

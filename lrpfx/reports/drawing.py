@@ -68,10 +68,10 @@ def _operands(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
 def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:
     is_input = node.op == "placeholder"
     return {
-        "kind": INPUT if is_input else info.kind,
+        "kind": INPUT if is_input else info.kind_name,
         "rule": INPUT if is_input else rule_label(info),
         "chosen_by": info.chosen_by,
-        "operator": info.operator,
+        "operator": None if info.operator is None else info.operator.name,
         "description": info.description,
         "merged": info.merged,
         "shape": info.shape,

@@ -19,7 +19,6 @@ from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.errors import LrpfxWarning, RuleError
 from lrpfx.ir.node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
-from lrpfx.operators.table import is_neutral
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
 from lrpfx.reports.table import format_table
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
@@ -331,9 +330,9 @@ class _Sweep:
         ]
         incoming = sum(_total(relevance) for _, relevance in pairs)
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
-        if info.kind == Embedding.__name__:
+        if info.kind is Embedding:
             self.inputs[info.name] = outgoing = incoming
-            return Entry(info.name, info.kind, rule_label(info), incoming, outgoing)
+            return Entry(info.name, info.kind_name, rule_label(info), incoming, outgoing)
         passing = [(output, relevance) for output, relevance in pairs if output.requires_grad]
         gradients: Sequence[torch.Tensor | None] = [None] * len(call.leaves)
         if passing and call.leaves:
@@ -356,7 +355,7 @@ class _Sweep:
             for part, amount in self._absorbed(call, pairs).items():
                 parts[part] += amount
         unexplained = incoming - outgoing - sum(parts.values())
-        return Entry(info.name, info.kind, rule_label(info), incoming, outgoing, **parts, unexplained=unexplained)
+        return Entry(info.name, info.kind_name, rule_label(info), incoming, outgoing, **parts, unexplained=unexplained)
 
     def _absorbed(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
         """The relevance that a rule or a neutral operation does not pass on, from its formula."""
@@ -374,7 +373,7 @@ class _Sweep:
             if unknown:
                 raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
             return {part: float(amount) for part, amount in found.items()}
-        if is_neutral(info.operator) and not info.keeps_gradient:
+        if info.neutral and not info.keeps_gradient:
             return {"constants": self._taken_by_numbers(call, pairs)}
         return {}
 

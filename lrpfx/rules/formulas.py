@@ -666,7 +666,7 @@ class SoftmaxTaylor(Hook):
 def _scores(call: LayerCall) -> torch.Tensor:
     """What the softmax is of: in a softmin, as a module has it, the input with its sign turned."""
     operator = call.operation.operator
-    return -call.inputs[0] if operator is not None and operator.name == "softmin" else call.inputs[0]
+    return -call.inputs[0] if operator is not None and operator.negates else call.inputs[0]
 
 
 def _softmax_dimension(call: LayerCall) -> int:

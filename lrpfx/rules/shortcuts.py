@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from lrpfx.ir.node import Facts, Sign
+from lrpfx.ir.node import Facts
+from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer
 from lrpfx.rules.modifiers import ClampMod, ParamMod, SquareMod, expand
 from lrpfx.rules.ratios import weights_by_sign
@@ -27,8 +28,9 @@ def is_affine(layer: Layer) -> bool:
 def is_plain_addition(layer: Layer) -> bool:
     """Whether a layer is a + b."""
     operation = layer.operation
-    by_name = operation.operator is not None and operation.operator.name == "add"
-    return by_name and operation.inputs == 2 and operation.kwargs.get("alpha", 1) == 1 and len(operation.args) == 2
+    coefficients = None if operation.operator is None else operation.operator.coefficients
+    adds = coefficients is not None and coefficients(1) == (1, 1)
+    return adds and operation.inputs == 2 and operation.kwargs.get("alpha", 1) == 1 and len(operation.args) == 2
 
 
 def is_elementwise(stabilizer: StabilizerFunction) -> bool:
@@ -266,7 +268,7 @@ class EvenSpread(Shortcut):
         members = input.shape[channel] // groups
         ones = weight.new_ones((groups, 1, *weight.shape[2:]))
         arguments = {**arguments, "weight": ones, "bias": None}
-        count = members * _uniform(call, None, {**arguments, "weight": ones[:1], "groups": 1})
+        count = members * _constant_response(call, None, {**arguments, "weight": ones[:1], "groups": 1})
         shares = relevance.unflatten(channel, (groups, -1)).sum(channel) / self.stabilizer(count)
         operator = call.operation.operator
         assert operator is not None and operator.adjoint is not None
@@ -285,7 +287,7 @@ class ConstantTotal(Shortcut):
         return (SquareMod(),)
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        total = _uniform(call, None, {**call.arguments(), **call.named_branch(0)})
+        total = _constant_response(call, None, {**call.arguments(), **call.named_branch(0)})
         ratio = relevance / self.stabilizer(total)
         return (call.pull_back_branch(0, ratio, call.inputs[0]),)
 
@@ -324,11 +326,11 @@ class BoundedInput(Shortcut):
         return self.stabilizer(call.own_output() - constant)
 
 
-def _uniform(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
+def _constant_response(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
     """The layer's output for an input that has one value in each channel, by default 1."""
     operator = call.operation.operator
-    assert operator is not None and operator.uniform is not None
-    return operator.uniform(call.inputs[0].shape, values, arguments)
+    assert operator is not None and operator.constant_response is not None
+    return operator.constant_response(call.inputs[0].shape, values, arguments)
 
 
 def _bound(bound: float | torch.Tensor, input: torch.Tensor) -> torch.Tensor:
@@ -350,7 +352,7 @@ def _output_for(call: LayerCall, values: torch.Tensor, arguments: dict[str, Any]
     channel = input.ndim - (weight.ndim - 1)
     alike = all(size == 1 for place, size in enumerate(values.shape) if place != channel)
     if alike:
-        return _uniform(call, values.flatten().expand(input.shape[channel]), arguments)
+        return _constant_response(call, values.flatten().expand(input.shape[channel]), arguments)
     operator = call.operation.operator
     assert operator is not None and operator.function is not None
     result: torch.Tensor = operator.function(**{**arguments, "input": values.expand(-1, *input.shape[1:])})

@@ -9,9 +9,9 @@ from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from torch import fx
 
-from lrpfx.ir.node import Role, Sign, node_info, update_info
+from lrpfx.ir.node import Role, node_info, update_info
+from lrpfx.ir.operator import Sign
 from lrpfx.operators.signs import of_input
-from lrpfx.operators.table import operator_named
 from lrpfx.types import Activation
 
 
@@ -47,11 +47,11 @@ def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
     info = node_info(user)
     if info.role is not Role.DATA:  # sizes
         return True
-    operator = operator_named(info.operator)
+    operator = info.operator
     if info.rule is not None and not info.rule.passes_all:
         return info.rule.is_proportional and node_info(node).sign is Sign.NONNEGATIVE
     if operator is None or info.keeps_gradient or not info.relevant_where_positive:
         return False
     if info.rule is None:
         return operator.moves
-    return operator.kind is Activation and (operator.sign is of_input or operator.name in ("relu", "relu6"))
+    return operator.kind is Activation and (operator.sign is of_input or operator.keeps_nonpositive)

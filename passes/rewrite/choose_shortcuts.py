@@ -4,7 +4,8 @@ from lrpfx.passes.program import Pass, PassResult, Program
 from lrpfx.passes.properties import SUPPORTED, VALIDATED
 from torch import fx
 
-from lrpfx.ir.node import Facts, Sign, data_calls, node_info, update_info
+from lrpfx.ir.node import Facts, data_calls, node_info, update_info
+from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer, layer_of_node
 
 

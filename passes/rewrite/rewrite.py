@@ -10,6 +10,7 @@ from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
+from lrpfx.operators.table import operator_named
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
@@ -101,9 +102,8 @@ class _RewrittenCall:
 
     def _alias(self, value: fx.Node) -> fx.Node:
         """A second node for an operand that comes twice."""
-        alias = NodeInfo(
-            f"{self.info.name}.alias", source=self.info.source, operator="view", kind="Neutral", description="view_as"
-        )
+        name = f"{self.info.name}.alias"
+        alias = NodeInfo(name, source=self.info.source, operator=operator_named("view"), description="view_as")
         return insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), alias)
 
     def _as_node(self, value: fx.Node | str) -> fx.Node:

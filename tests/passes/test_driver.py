@@ -15,6 +15,7 @@ from lrpfx import passes
 from lrpfx.composites import EpsilonPlus
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
+from lrpfx.operators.table import operator_named
 
 
 class Counting(nn.Linear):
@@ -147,7 +148,7 @@ def test_every_stage_is_verified(name, given, monkeypatch):
         (output,) = program.graph.find_nodes(op="output")
         with program.graph.inserting_before(output):
             turned = program.graph.call_function(torch.flip, (output.args[0],), {"dims": (1,)})
-        set_info(turned, NodeInfo("turned", operator="flip", kind="Neutral"))
+        set_info(turned, NodeInfo("turned", operator=operator_named("flip")))
         output.args = (turned,)
         return result
 
@@ -328,14 +329,14 @@ class Undoing(passes.Pass):
 
 def with_dropout(program):
     (relu, *_) = program.graph.find_nodes(op="call_function", target=torch.nn.functional.relu)
-    update_info(relu, operator="dropout")
+    update_info(relu, operator=operator_named("dropout"))
 
 
 def with_a_method(program):
     (output,) = program.graph.find_nodes(op="output")
     with program.graph.inserting_before(output):
         output.args = (program.graph.call_method("contiguous", (output.args[0],)),)
-    set_info(output.args[0], NodeInfo("contiguous", operator="contiguous", kind="Neutral"))
+    set_info(output.args[0], NodeInfo("contiguous", operator=operator_named("contiguous")))
 
 
 def without_info(program):

@@ -121,11 +121,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "with one branch, the last is the first",
     (
         "passes/canonize/merge_batch_norm.py",
-        'if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
-        'if operator.name <= "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
-    ): "no other operator has a start_dim",
-    (
-        "passes/canonize/merge_batch_norm.py",
         "if value < target:",
         "if value <= target:",
     ): "a parameter never equals the layer that reads it",
