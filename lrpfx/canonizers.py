@@ -17,7 +17,7 @@ from lrpfx import passes
 from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
-from lrpfx.passes import Pass
+from lrpfx.passes import GraphPass
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
     merged_bias,
@@ -254,7 +254,7 @@ class GraphCanonizer(Canonizer):
     """Base of canonizers that are compiler passes: options for `lrpfx.transform`, not for module mode."""
 
     @abstractmethod
-    def graph_pass(self) -> Pass:
+    def graph_pass(self) -> GraphPass:
         """The compiler pass."""
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
@@ -270,7 +270,7 @@ class GraphCanonizer(Canonizer):
 class MergeLayerNorm(GraphCanonizer):
     """Merge the weight and bias of layer norms into the dense layers after them, in graphs."""
 
-    def graph_pass(self) -> Pass:
+    def graph_pass(self) -> GraphPass:
         return passes.MergeLayerNorm()
 
 
@@ -280,13 +280,13 @@ class MergeInputNormalization(GraphCanonizer):
     Rules that need the input range, such as ZBox, then take it in the units of the model's input.
     """
 
-    def graph_pass(self) -> Pass:
+    def graph_pass(self) -> GraphPass:
         return passes.MergeInputNormalization()
 
 
-def graph_passes(canonizers: Sequence[Any]) -> list[Pass]:
+def graph_passes(canonizers: Sequence[Any]) -> list[GraphPass]:
     """The compiler passes of a composite's canonizers."""
-    found: list[Pass] = []
+    found: list[GraphPass] = []
     for canonizer in canonizers:
         if isinstance(canonizer, CompositeCanonizer):
             found += graph_passes(canonizer.canonizers)

@@ -13,7 +13,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
 from lrpfx.frontends.symbolic import private_copy
 from lrpfx.ir.node import named_nodes
-from lrpfx.passes.analyze.signs import InputRange
+from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.stages import LOGITS, OUTPUT, STAGES, Settings, passes_of
 from lrpfx.runtime.explain_module import ExplainModule

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, Stage, draws_random_numbers, random_error
+from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
@@ -172,7 +172,7 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
     return None
 
 
-def run_pass(program: Program, step: Pass, verification: Verification | None = None) -> PassResult:
+def run_pass(program: Program, step: GraphPass, verification: Verification | None = None) -> PassResult:
     """Run `step` on `program`, then lint and record; where it changed the graph, verify, or record that nothing could be."""
     missing = [need for need in step.requires if need not in program.properties]
     if missing:
@@ -200,7 +200,7 @@ def run_pass(program: Program, step: Pass, verification: Verification | None = N
     return result
 
 
-def run_passes(program: Program, steps: Iterable[Pass], verification: Verification | None = None) -> list[str]:
+def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> list[str]:
     """Run those of the passes that apply, in order; what the user should know."""
     warnings = []
     for step in steps:
@@ -209,7 +209,7 @@ def run_passes(program: Program, steps: Iterable[Pass], verification: Verificati
     return warnings
 
 
-def _check_properties(program: Program, step: Pass) -> None:
+def _check_properties(program: Program, step: GraphPass) -> None:
     for held in program.properties:
         violations = held.violations(program.graph)
         if violations:
@@ -256,7 +256,7 @@ def record(program: Program, stage: str, name: str, result: PassResult, unverifi
     else:
         code = program.history[-1].code
     details, reasons = tuple(result.details), tuple(result.reasons)
-    program.history.append(Stage(stage, name, result.matches, details, reasons, code, unverified))
+    program.history.append(PassRecord(stage, name, result.matches, details, reasons, code, unverified))
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:
         dump(program.history[-1], len(program.history), Path(directory))
@@ -274,7 +274,7 @@ def readable_code(graph: fx.Graph) -> str:
     return "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
 
 
-def dump(stage: Stage, number: int, directory: Path) -> Path:
+def dump(stage: PassRecord, number: int, directory: Path) -> Path:
     """Write a stage to `directory` as `003_canonize_merge_batch_norm.py`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{number:03d}_{stage.stage.lower()}_{stage.name}.py"

@@ -19,7 +19,7 @@ HISTORY = "lrpfx_history"
 
 
 @dataclass(frozen=True)
-class Stage:
+class PassRecord:
     """One step of the compilation: what a pass did, and the graph after it as Python code."""
 
     stage: str
@@ -48,7 +48,7 @@ class Program:
     root: nn.Module
     graph: fx.Graph
     title: str
-    history: list[Stage] = field(default_factory=list)
+    history: list[PassRecord] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers whose values the graph holds as numbers, by name
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
@@ -69,7 +69,7 @@ class PassResult:
     warnings: list[str] = field(default_factory=list)
 
 
-class Pass(ABC):
+class GraphPass(ABC):
     """A step of the compilation."""
 
     name: ClassVar[str]

@@ -3,23 +3,23 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from lrpfx.passes.analyze.signs import AnalyzeSigns, InputRange
-from lrpfx.passes.analyze.support import AnalyzeSupport
+from lrpfx.passes.analyze.infer_signs import AnalyzeSigns, InputRange
+from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits
-from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_right import MergeBatchNormRight
 from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
 from lrpfx.passes.lower.out_of_place import OutOfPlace
-from lrpfx.passes.normalize.dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.decompose import Decompose
-from lrpfx.passes.normalize.dropout import RemoveDropout
-from lrpfx.passes.normalize.gates import FindGates
-from lrpfx.passes.normalize.inplace import RemoveInplace
-from lrpfx.passes.normalize.operators import NormalizeOperators
-from lrpfx.passes.program import Pass
+from lrpfx.passes.normalize.find_gates import FindGates
+from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
+from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
+from lrpfx.passes.normalize.remove_dropout import RemoveDropout
+from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.program import GraphPass
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
@@ -38,7 +38,7 @@ class Settings:
     """What passes need to know of how the compiler was called; see `lrpfx.transform`."""
 
     composite: RuleMapping | None = None
-    canonizers: Sequence[Pass] = ()  # the passes that the composite's canonizers ask for
+    canonizers: Sequence[GraphPass] = ()  # the passes that the composite's canonizers ask for
     constants: Collection[str] = ()
     input_range: InputRange = None
     keep_gradient: bool = False
@@ -48,7 +48,7 @@ class Settings:
 
 
 #: Stage -> its passes, in the order in which they run.
-STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
+STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "normalize": lambda settings: (
         NormalizeOperators(settings.constants),
         RemoveInplace(),
@@ -58,7 +58,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
         FindGates(),
     ),
     "canonize": lambda settings: (
-        MergeBatchNorm(),
+        MergeBatchNormLeft(),
         MergeBatchNormRight(),
         *settings.canonizers,
         *([ExplainLogits()] if settings.explain == LOGITS else []),
@@ -76,11 +76,11 @@ STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
 }
 
 
-def lowering_of(module: ExplainModule) -> list[Pass]:
+def lowering_of(module: ExplainModule) -> list[GraphPass]:
     """The passes over the trace of an explainable module, in order. A backend has more, over the exported program."""
     return [DropDetach(), OutOfPlace(), NameTensors(module), DeriveWeights(module)]
 
 
-def passes_of(settings: Settings, *stages: str) -> list[Pass]:
+def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:
     """The passes of these stages, in order."""
     return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]

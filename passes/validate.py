@@ -1,6 +1,6 @@
 """VALIDATE: every node has a rule, is neutral, or was allowed to keep its gradient; all problems in one error."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from torch import fx
 
@@ -10,7 +10,7 @@ from lrpfx.layers.layer import bound_arguments, layer_of_node
 from lrpfx.rules.hook import Hook
 
 
-class Validate(Pass):
+class Validate(GraphPass):
     """Check every assignment. `UnsupportedOperationError` lists all operations without a rule, `RuleError` all misfits."""
 
     name = "validate"

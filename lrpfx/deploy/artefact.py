@@ -19,7 +19,7 @@ from lrpfx.deploy.manifest import checked_facts, describe
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import ArtefactError, LrpfxError, os_errors
 from lrpfx.passes.driver import run_passes
-from lrpfx.passes.program import Program, Stage
+from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
 from lrpfx.reports.assignment import history
 from lrpfx.support.interrupts import undisturbed
@@ -71,7 +71,7 @@ def write_with(program: ExportedProgram, given: Path, target: Path, backend: Bac
     return given
 
 
-def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgram, list[Stage]]:
+def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgram, list[PassRecord]]:
     """The program in operators that a backend has, and the stages that it was made in."""
     lowered = Program(
         program.graph_module,

@@ -76,7 +76,7 @@ DECOMPOSED = {
 #: What the program takes as its target.
 TARGETS = ("index", "weights", "max")
 
-Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
 def _as_bytes(relevance: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 @torch.inference_mode(False)
 def lower(
     explain_model: nn.Module,
-    example_inputs: Inputs,
+    example_inputs: ProgramInputs,
     *,
     target: str = "index",
     record: str | Sequence[str] = (),
@@ -134,7 +134,7 @@ def lower(
 
 def _lowered(
     module: ExplainModule,
-    example_inputs: Inputs,
+    example_inputs: ProgramInputs,
     target: str,
     record: str | Sequence[str],
     dynamic_batch: bool,
@@ -177,7 +177,7 @@ def _lowered(
     return _with_facts(job, program, lowered, examples[0], dynamic_batch)
 
 
-def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tensor]:
+def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, torch.Tensor]:
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)

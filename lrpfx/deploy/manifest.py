@@ -12,7 +12,7 @@ from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of
 from lrpfx.errors import ArtefactError, InputTypeError
-from lrpfx.passes.program import Stage
+from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def checked_facts(program: ExportedProgram) -> dict[str, Any]:
     return facts
 
 
-def describe(program: ExportedProgram, kind: str, history: Sequence[Stage]) -> tuple[dict[str, Any], bytes]:
+def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord]) -> tuple[dict[str, Any], bytes]:
     """The manifest without hashes, and the self-test. `history`: the stages that the program was made in."""
     logger.info("recording a self-test")
     facts = checked_facts(program)

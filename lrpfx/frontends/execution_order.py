@@ -5,7 +5,7 @@ from torch import nn
 from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_copy, private_copy
 from lrpfx.ir.node import data_calls, node_info
-from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, passes_of
@@ -37,7 +37,7 @@ def mergeable_batch_norms(model: nn.Module) -> list[tuple[str, str]] | None:
     program = traced(model)
     if program is None:
         return None
-    MergeBatchNorm().run(program)
+    MergeBatchNormLeft().run(program)
     pairs = []
     for node in data_calls(program.graph):
         info = node_info(node)

@@ -15,7 +15,7 @@ from lrpfx import types
 from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.table import rows_of_class
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch.export import ExportedProgram
 
 from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
-from lrpfx.passes.program import HISTORY, Stage
-from lrpfx.reports.table import format_table
+from lrpfx.passes.program import HISTORY, PassRecord
+from lrpfx.reports.format_table import format_table
 from lrpfx.runtime.explain_module import explainable
 
 NEUTRAL = "neutral"
@@ -98,7 +98,7 @@ def rule_label(info: NodeInfo) -> str:
     return NEUTRAL if info.neutral and not info.keeps_gradient else GRADIENT
 
 
-def history(compiled: nn.Module | ExportedProgram) -> tuple[Stage, ...]:
+def history(compiled: nn.Module | ExportedProgram) -> tuple[PassRecord, ...]:
     """The stages that an explainable module or a lowered program was compiled in, in order.
 
     Each prints as Python code with the changes of its pass. Errors: `InputTypeError` for anything else.
@@ -107,5 +107,5 @@ def history(compiled: nn.Module | ExportedProgram) -> tuple[Stage, ...]:
         return explainable(compiled, "history").history
     if HISTORY not in compiled.graph_module.meta:
         raise InputTypeError("the program was not made by lrpfx.lower")
-    stages: tuple[Stage, ...] = compiled.graph_module.meta[HISTORY]
+    stages: tuple[PassRecord, ...] = compiled.graph_module.meta[HISTORY]
     return stages

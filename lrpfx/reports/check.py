@@ -28,7 +28,7 @@ from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.passes.validate import complaint, misfit
 from lrpfx.reports.assignment import NEUTRAL
-from lrpfx.reports.table import format_table
+from lrpfx.reports.format_table import format_table
 
 MERGED = "merged into"  # how the passes report a merged batch norm
 

@@ -20,7 +20,7 @@ from lrpfx.errors import LrpfxWarning, RuleError
 from lrpfx.ir.node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
-from lrpfx.reports.table import format_table
+from lrpfx.reports.format_table import format_table
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
 from lrpfx.types import Embedding
 

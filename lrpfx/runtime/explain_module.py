@@ -14,7 +14,7 @@ from lrpfx.ir.node import map_arguments
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 

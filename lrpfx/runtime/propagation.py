@@ -10,7 +10,7 @@ from torch.fx import traceback as fx_traceback
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.ir.node import is_floating
-from lrpfx.runtime.code import CodeOfCall
+from lrpfx.runtime.code_of_rules import CodeOfCall
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
 

@@ -3,7 +3,7 @@
 A softmax passes on next to nothing of a class that it is sure of: what the class had above the others is gone from p near 1.
 """
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, LIVE
 from torch import fx
 
@@ -12,7 +12,7 @@ from lrpfx.ir.node import Role, node_info, nodes_in, update_info
 from lrpfx.ir.operator import Probability
 
 
-class ExplainLogits(Pass):
+class ExplainLogits(GraphPass):
     """Let the network return what goes into its final softmax or sigmoid. `InputError` where it ends in neither."""
 
     name = "explain_logits"

@@ -7,7 +7,7 @@ batch norm alone reads the layer's output, so that nobody sees that it changed.
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
@@ -51,7 +51,7 @@ def has_batch_norm(program: Program) -> bool:
     return any(info.kind is BatchNorm or info.merged for info in infos)
 
 
-class MergeBatchNorm(Pass):
+class MergeBatchNormLeft(GraphPass):
     """Merge each batch norm into the convolution, transposed convolution or dense layer whose output it alone reads."""
 
     name = "merge_batch_norm"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm, move_up
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
@@ -264,7 +264,7 @@ class _Merger:
 # --- passes ---------------------------------------------------------------------------------------------------------------
 
 
-class MergeBatchNormRight(Pass):
+class MergeBatchNormRight(GraphPass):
     """Merge each batch norm that is left into all linear layers that read it, directly or behind a ReLU.
 
     Behind a ReLU, relu(a x + c) = a T(x) + c with the thresholded ReLU T(x) = x if a x + c > 0 else -c / a.
@@ -328,7 +328,7 @@ def _is_positive_part(node: fx.Node) -> bool:
     return operator is not None and operator.positive_part
 
 
-class MergeInputNormalization(Pass):
+class MergeInputNormalization(GraphPass):
     """Merge the normalization of the model's input, such as (x - mean) / std with constants, into the layers that read it."""
 
     name = "merge_input_normalization"
@@ -467,7 +467,7 @@ def parameter_value(root: nn.Module, node: fx.Node) -> Any:
         return node.target(*args, **kwargs)
 
 
-class MergeLayerNorm(Pass):
+class MergeLayerNorm(GraphPass):
     """Merge the weight and bias of each layer norm into the dense layers that read it, so that the norm alone is left."""
 
     name = "merge_layer_norm"

@@ -5,7 +5,7 @@ runner of an exported program.
 """
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import TENSORS_NAMED
 from torch import fx, nn
 
@@ -19,7 +19,7 @@ SMALLEST = 1024
 _FILLING = (torch.ops.aten.ones_like.default, torch.ops.aten.zeros_like.default, torch.ops.aten.full_like.default)
 
 
-class DeriveWeights(Pass):
+class DeriveWeights(GraphPass):
     """Let the graph compute the derived buffers that elementwise operations give."""
 
     name = "derive_weights"

@@ -1,10 +1,10 @@
 """Remove operations that return their argument, as `detach` does where nobody asks for a gradient."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import NO_DETACH, identities
 
 
-class DropDetach(Pass):
+class DropDetach(GraphPass):
     """Let the users of `detach` and `alias` read their argument."""
 
     name = "drop_detach"

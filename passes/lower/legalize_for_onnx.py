@@ -1,14 +1,14 @@
 """Write a lowered program in operators that ONNX has a form of."""
 
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
 
 from lrpfx.errors import LoweringError
 from lrpfx.support.torch_internals import decompositions_of_backwards
 
 
-class LegalizeForOnnx(Pass):
+class LegalizeForOnnx(GraphPass):
     """Replace operators that stand for the backward of others. `LoweringError` where torch cannot."""
 
     name = "legalize_for_onnx"

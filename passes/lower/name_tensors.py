@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import TENSORS_NAMED
 from torch import nn
 
@@ -12,7 +12,7 @@ from lrpfx.ir.node import attribute_of
 from lrpfx.runtime.module_tree import set_derived_buffer
 
 
-class NameTensors(Pass):
+class NameTensors(GraphPass):
     """Put the tensors of a trace where the explainable module has them, and its other constants into `constants`."""
 
     name = "name_tensors"

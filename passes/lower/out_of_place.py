@@ -4,13 +4,13 @@ import operator
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from torch import fx
 
 from lrpfx.support.torch_internals import OpOverload
 
 
-class OutOfPlace(Pass):
+class OutOfPlace(GraphPass):
     """`add_(x, y)` becomes `add(x, y)`, and later operations read its result. Unused operations are removed."""
 
     name = "out_of_place"

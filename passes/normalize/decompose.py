@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from torch import fx
 
@@ -35,7 +35,7 @@ def queries_per_key(query: torch.Tensor, key: torch.Tensor) -> int:
     return query.size(-3) // key.size(-3)
 
 
-class Decompose(Pass):
+class Decompose(GraphPass):
     """Replace the operations of which a row says what they consist of."""
 
     name = "decompose"

@@ -1,6 +1,6 @@
 """Choose for each layer the cheapest form of its rule."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import SUPPORTED, VALIDATED
 from torch import fx
 
@@ -9,7 +9,7 @@ from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer, layer_of_node
 
 
-class ChooseShortcuts(Pass):
+class ChooseShortcuts(GraphPass):
     """Ask each rule for a shortcut, given the signs of the inputs and where the output has relevance."""
 
     name = "choose_shortcuts"

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 
 from lrpfx.ir.node import Role, node_info
 from lrpfx.operators.functions import without_gradient
 
 
-class CutConstants(Pass):
+class CutConstants(GraphPass):
     """Detach declared constants where they enter: operations that only move values have no rule to stop relevance."""
 
     name = "cut_constants"

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from torch import fx
 
@@ -18,7 +18,7 @@ from lrpfx.runtime.module_tree import ModuleTree, free_name
 from lrpfx.runtime.ruled_operation import Switch, ruled_operation
 
 
-class Rewrite(Pass):
+class Rewrite(GraphPass):
     """Put a rule module at the name of each node with a rule, and replace the model by a tree that only holds its tensors.
 
     The parameters of a rule's branches are arithmetic on the layer's parameters, in front of the call.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 from torch import fx, nn
 
@@ -15,7 +15,7 @@ from lrpfx.types import ConvolutionStandard
 CHEAP = 128  # products for one entry, up to which it is computed again rather than saved
 
 
-class SaveLess(Pass):
+class SaveLess(GraphPass):
     """Compute terms of sums again, and let a layer and the ReLU after it save one tensor for both."""
 
     name = "save_less"

@@ -20,7 +20,7 @@ from lrpfx.operators.row import row as row_of
 from lrpfx.operators.samples import Fixed, Signal, Weight, call, signal
 from lrpfx.operators.signs import of_input
 from lrpfx.reports.ledger import PARTS
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
 SAMPLED = [row for row in operators.all_operators() if row.sample is not None]

@@ -11,7 +11,7 @@ from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, layer_map_base
 from lrpfx.operators import table as operators
 from lrpfx.rules.template import BasicHook
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.types import Activation, Linear, Sum
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import NETWORKS, assert_close, small_net
 from lrpfx.passes.driver import random_arguments
-from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.stages import STAGES, Settings, passes_of
 from torch import nn
 
@@ -48,7 +48,7 @@ def test_dump_directory(tmp_path, monkeypatch):
     assert "# CANONIZE merge_batch_norm: 2 matched" in text and "left alone: norm: " in text
 
 
-class Breaks(passes.Pass):
+class Breaks(passes.GraphPass):
     """A pass with a defect."""
 
     name = "breaks"
@@ -96,7 +96,7 @@ def test_networks_keep_their_output_with_example_inputs(name):
 # --- verification ---------------------------------------------------------------------------------------------------------
 
 
-class Sloppy(passes.Pass):
+class Sloppy(passes.GraphPass):
     """A pass that changes a graph and reports nothing."""
 
     name = "sloppy"
@@ -316,7 +316,7 @@ def test_passes_that_need_others_are_refused_without_them():
         passes.run_pass(program, passes.Rewrite())
 
 
-class Undoing(passes.Pass):
+class Undoing(passes.GraphPass):
     name, stage = "undoing", "canonize"
 
     def __init__(self, undo):

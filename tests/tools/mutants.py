@@ -53,8 +53,8 @@ COVERED_BY = {
         "rules/test_formulas module_mode/test_registration attribution/test_plausibility reports/test_ledger "
         "end_to_end/test_known_defects rules/test_products_and_norms passes/normalize/test_decompose"
     ),
-    "passes/analyze/signs.py": "passes/analyze/test_signs operators/test_operators operators/test_operator_table",
-    "passes/analyze/support.py": "passes/analyze/test_signs rules/test_shortcuts",
+    "passes/analyze/infer_signs.py": "passes/analyze/test_signs operators/test_operators operators/test_operator_table",
+    "passes/analyze/infer_support.py": "passes/analyze/test_signs rules/test_shortcuts",
     "passes/canonize/merge_batch_norm.py": "passes/canonize/test_merge_batch_norm passes/canonize/test_merge_right",
     "passes/canonize/merge_right.py": "passes/canonize/test_merge_right",
     "passes/driver.py": "passes/test_driver passes/rewrite/test_fold test_errors",
@@ -130,7 +130,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'shift: Any = merger.derive(chain[ -1], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
     ): "the place where a constant is computed makes no difference",
     (
-        "passes/analyze/signs.py",
+        "passes/analyze/infer_signs.py",
         'if node.op == "placeholder":',
         'if node.op >= "placeholder":',
     ): "no kind of node sorts after it",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.runner import Function
-from lrpfx.passes.program import Pass
+from lrpfx.passes.program import GraphPass
 
 #: Gives a file its content, after the file has passed its self-test.
 Replace = Callable[[bytes], None]
@@ -30,7 +30,7 @@ class Backend(ABC):
     kind: ClassVar[str]
     suffix: ClassVar[str]
     #: The passes that write a program in operators that the backend has.
-    legalize: ClassVar[Sequence[type[Pass]]] = ()
+    legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
     @abstractmethod
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lrpfx.passes.program import Pass, PassResult, Program, refuse_state
+from lrpfx.passes.program import GraphPass, PassResult, Program, refuse_state
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
@@ -11,7 +11,7 @@ from lrpfx.ir.node import INPLACE, Role, calls, node_info, set_info
 from lrpfx.operators.table import spelling_of
 
 
-class RemoveInplace(Pass):
+class RemoveInplace(GraphPass):
     """Give the effect of in-place operations to their later readers.
 
     `NormalizeOperators` has made every listed operation out of place. In the source model the old value was gone afterwards, so

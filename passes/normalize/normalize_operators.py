@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
 from lrpfx.passes.properties import CANONICAL, NAMED
 from torch import fx
 
@@ -26,7 +26,7 @@ from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
 
-class NormalizeOperators(Pass):
+class NormalizeOperators(GraphPass):
     """Methods become functions, and arguments of listed operators take their canonical order and names.
 
     Tensors come first and by position; options follow by name, and those left at their

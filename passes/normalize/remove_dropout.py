@@ -1,6 +1,6 @@
 """NORMALIZE: dropout is the identity in evaluation mode; what only works in training mode is refused."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from torch import fx
 
@@ -10,7 +10,7 @@ from lrpfx.layers.layer import bound_arguments
 from lrpfx.types import BatchNorm, Dropout
 
 
-class RemoveDropout(Pass):
+class RemoveDropout(GraphPass):
     """Remove dropout. `CaptureError` for dropout, randomized activations and batch norm that behave as in training."""
 
     name = "remove_dropout"

@@ -7,7 +7,7 @@ parameters, which may change. Where nothing is known a value is of unknown sign.
 from collections.abc import Mapping
 from typing import Any
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, SIGNED
 from torch import fx
 
@@ -19,7 +19,7 @@ from lrpfx.layers.layer import bound_arguments
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
-class AnalyzeSigns(Pass):
+class AnalyzeSigns(GraphPass):
     """Write into the metadata which values are known not to be negative, or not to be positive.
 
     `input_range`: the lowest and the highest value of the inputs, for all or by name. `InputError` where it is not that.

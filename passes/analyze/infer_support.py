@@ -4,7 +4,7 @@ It runs against the flow. Rules that give an input its value times something giv
 that is wherever the value before it was not positive. The claim holds for relevance that enters at the model's output.
 """
 
-from lrpfx.passes.program import Pass as GraphPass
+from lrpfx.passes.program import GraphPass as GraphPass
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from torch import fx

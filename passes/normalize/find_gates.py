@@ -1,6 +1,6 @@
 """NORMALIZE: products in which one factor scales the other are told from products of equals."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 from torch import fx
 
@@ -10,7 +10,7 @@ from lrpfx.operators.table import operator_named
 from lrpfx.types import Product, Sum
 
 
-class FindGates(Pass):
+class FindGates(GraphPass):
     """Mark a product as a gate where one factor comes from a bounded function or a divisor: its first argument is the signal.
 
     A factor is followed back through views, constant factors and constant terms: 0.5 * (1 + erf(x)) scales what it is
