@@ -107,11 +107,10 @@ class MergeBatchNorm(Canonizer):
         scale = batch_norm_scale(var, affine[0], eps)
         for linear in linears:
             weight, bias = linear.weight, linear.bias
-            assert isinstance(weight, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))
+            if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
+                raise InputError(f"{linear} has no weight that {batch_norm} could be merged into")
             if isinstance(linear, ConvolutionTranspose):
-                groups = linear.groups
-                assert isinstance(groups, int)
-                merged = scale_output_channels_transposed(weight, scale, groups)
+                merged = scale_output_channels_transposed(weight, scale, int(getattr(linear, "groups", 1)))
             else:
                 merged = scale_output_channels(weight, scale)
             shadow.set(linear, "weight", merged)

@@ -96,18 +96,14 @@ class ColorMap:
         colors = [color for _, color in parsed]
         places[0] = 0 if places[0] is None else places[0]
         places[-1] = 255 if places[-1] is None else places[-1]
-        known = [position for position, place in enumerate(places) if place is not None]
+        known = [(position, place) for position, place in enumerate(places) if place is not None]
         placed: list[int] = []
-        for start, end in pairwise(known):
-            first, last = places[start], places[end]
-            assert first is not None and last is not None
+        for (start, first), (end, last) in pairwise(known):
             if last < first:
                 raise ColorMapError(f"the colour map {source!r} goes back from position {first:02x} to {last:02x}")
             count = end - start
             placed += [int(first * (1 - step / count) + last * (step / count)) for step in range(count)]
-        final = places[-1]
-        assert final is not None
-        placed.append(final)
+        placed.append(known[-1][1])
         nodes = [ColorNode(place, color) for place, color in zip(placed, colors, strict=True)]
         if nodes[0].index > 0:
             nodes.insert(0, ColorNode(0, nodes[0].value))

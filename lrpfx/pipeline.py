@@ -58,12 +58,11 @@ def transform(
     """
     _check_arguments(model, composite, unassigned, explain)
     canonizers = needed_in_graphs(composite.canonizers)
-    if canonizers and isinstance(model, ExportedProgram):
-        raise InputError(
-            f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
-        )
     if canonizers:
-        assert isinstance(model, nn.Module)
+        if isinstance(model, ExportedProgram):
+            raise InputError(
+                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
+            )
         model = private_copy(model)
         for canonizer in canonizers:
             canonizer.apply(model)

@@ -9,7 +9,7 @@ from lrpfx.passes.properties import NAMED, Property
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from lrpfx.errors import CaptureError
+from lrpfx.errors import CaptureError, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
 from lrpfx.support.torch_internals import OpOverload
@@ -57,6 +57,12 @@ class Program:
     fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
     exported: ExportedProgram | None = None  # the graph as torch.export has it, once it is lowered
+
+    def program(self) -> ExportedProgram:
+        """The exported program. `PassError` before there is one."""
+        if self.exported is None:
+            raise PassError(f"{self.title} is not exported yet")
+        return self.exported
 
 
 @dataclass

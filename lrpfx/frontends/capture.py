@@ -136,8 +136,8 @@ class TorchExport(FrontEnd):
         return super().hint(request)
 
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
-        model, args, names = request.model, request.args, request.names
-        assert args is not None
+        model, names = request.model, request.names
+        args = request.args or ()
         verification = Verification(args, _run_untouched(model, args, names))
         try:
             program = _normalized(capture_export(model, args, names), self.name, verification, request.settings)
@@ -186,10 +186,10 @@ def _captured(
         captured = found
     if captured is not None:
         return captured
-    assert failure is not None
+    failed = failure or CaptureError(f"no front end can capture {type(model).__name__}")
     for front_end in others:
-        failure.add_note(front_end.hint(request))
-    raise failure
+        failed.add_note(front_end.hint(request))
+    raise failed
 
 
 def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:

@@ -159,8 +159,7 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
 
 def _guards(exported: ExportedProgram) -> list[Guard]:
     """Guards for everything that torch.export fixed: constant arguments, sizes, and conditions on other sizes."""
-    spec = exported.call_spec.in_spec
-    assert spec is not None
+    spec = _in_spec(exported)
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     specs = [item for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
     args, keywords = pytree.tree_unflatten(list(range(len(specs))), spec)
@@ -366,8 +365,7 @@ class _Reader:
     def _inputs(self, flat: Sequence[fx.Node]) -> None:
         """Placeholders for the arguments of forward, and look-ups for the tensors in them."""
         numbers = iter(range(len(flat)))
-        spec = self.exported.call_spec.in_spec
-        assert spec is not None
+        spec = _in_spec(self.exported)
         args, keywords = pytree.tree_unflatten(list(numbers), spec)
         names = _argument_names(self.exported, len(args))
         for name, structure in [*zip(names, args, strict=True), *keywords.items()]:
@@ -383,11 +381,13 @@ class _Reader:
     def _outputs(self, node: fx.Node) -> Any:
         specs = self.exported.graph_signature.output_specs
         values: list[Any] = []
-        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
-            if spec.kind is OutputKind.USER_OUTPUT:
+        for one, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+            if one.kind is OutputKind.USER_OUTPUT:
                 values.append(self.copies[value] if isinstance(value, fx.Node) else value)
-        assert self.exported.call_spec.out_spec is not None
-        return self._rebuilt(pytree.tree_unflatten(values, self.exported.call_spec.out_spec))
+        spec = self.exported.call_spec.out_spec
+        if spec is None:
+            raise CaptureError("the exported program does not say how its results are arranged")
+        return self._rebuilt(pytree.tree_unflatten(values, spec))
 
     def _rebuilt(self, value: Any) -> Any:
         """An output as a graph can return it: dataclasses become calls of their class."""
@@ -402,11 +402,17 @@ class _Reader:
         return value
 
 
+def _in_spec(exported: ExportedProgram) -> Any:
+    """How the arguments of an exported program are arranged."""
+    if exported.call_spec.in_spec is None:
+        raise CaptureError("the exported program does not say how its arguments are arranged")
+    return exported.call_spec.in_spec
+
+
 def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
     """Names of the positional arguments, taken from the placeholders of torch.export."""
     names = []
-    spec = exported.call_spec.in_spec
-    assert spec is not None
+    spec = _in_spec(exported)
     flat = [item.arg.name for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
     args, _ = pytree.tree_unflatten(flat, spec)
     for number, argument in enumerate(args[:count]):

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx import types
+from lrpfx.errors import PassError
 from lrpfx.ir.operator import Operator, Sign
 
 _KEY = "lrpfx"
@@ -71,6 +72,14 @@ class NodeInfo:
     def neutral(self) -> bool:
         """Whether the call is known to need no rule."""
         return self.operator is not None and self.operator.neutral
+
+
+def row_of(node: fx.Node) -> Operator:
+    """The row that a node's operator has in the table. `PassError` where there is none."""
+    row = node_info(node).operator
+    if row is None:
+        raise PassError(f"{node_info(node).name} is not an operation of the table")
+    return row
 
 
 def node_info(node: fx.Node) -> NodeInfo:

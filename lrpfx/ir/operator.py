@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from lrpfx import types
+from lrpfx.errors import PassError
 
 
 class Sign(enum.Enum):
@@ -216,6 +217,13 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
+
+    @property
+    def canonical(self) -> Function:
+        """The canonical spelling. `PassError` for a row of spellings that keep their own function."""
+        if self.function is None:
+            raise PassError(f"the row {self.name} has no canonical spelling")
+        return self.function
 
     @property
     def neutral(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx import types
+from lrpfx.errors import RuleError
 from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.table import rows_of_class
@@ -90,9 +91,16 @@ class Operation:
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the operator by name, defaults included."""
-        assert self.operator is not None
         args, kwargs = self._fill(values)
-        return {**self.operator.arguments, **dict(zip(self.operator.arguments, args, strict=False)), **kwargs}
+        names = self.listed.arguments
+        return {**names, **dict(zip(names, args, strict=False)), **kwargs}
+
+    @property
+    def listed(self) -> Operator:
+        """The row that the function and its arguments spell. `RuleError` where there is none."""
+        if self.operator is None:
+            raise RuleError("the operator table does not list the layer's operation")
+        return self.operator
 
 
 class Layer:

@@ -55,12 +55,11 @@ def _is_needed(row: Operator) -> bool:
 
 def _operator_call(operator: Operator, module: nn.Module, names: Sequence[str]) -> Operation:
     """The operator with the settings of `module`: its attributes go by the names of the operator's arguments."""
-    assert operator.function is not None
     options = {
         name: getattr(module, name) for name in operator.arguments if name not in operator.tensors and hasattr(module, name)
     }
     tensors = {name: Slot(place) for place, name in enumerate(names, start=1)}
-    return Operation(operator.function, (Slot(0),), {**tensors, **options}, 1, tuple(names), operator)
+    return Operation(operator.canonical, (Slot(0),), {**tensors, **options}, 1, tuple(names), operator)
 
 
 def _module_call(

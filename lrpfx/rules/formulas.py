@@ -523,9 +523,7 @@ class AbsoluteRatio(_SharingRule):
         sizes = self._sizes(call)
         ratio = relevance / self.stabilizer(sum_of(sizes))
         if _adds_up(call.operation):
-            (gradient,) = call.pull_back(ratio)
-            assert gradient is not None
-            return (call.inputs[0].abs() * gradient,)
+            return (call.inputs[0].abs() * call.pull_back_single(ratio),)
         return tuple(_fit(size * ratio, input) for size, input in zip(sizes, call.inputs, strict=True))
 
     def _sizes(self, call: LayerCall) -> list[torch.Tensor]:
@@ -789,13 +787,11 @@ class ReLUGuidedBackprop(_ElementWiseRule):
     """The gradient where the incoming one is positive (Springenberg et al. 2015, https://arxiv.org/abs/1412.6806)."""
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (gradient,) = call.pull_back(relevance)
-        assert gradient is not None
+        gradient = call.pull_back_single(relevance)
         return (gradient * (relevance > 0.0),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        (gradient,) = call.pull_back(relevance)
-        assert gradient is not None
+        gradient = call.pull_back_single(relevance)
         return {"stopped": relevance.clamp(max=0.0).sum() + ((relevance - gradient) * (relevance > 0.0)).sum()}
 
 

@@ -6,18 +6,9 @@ from torch import nn
 
 from lrpfx.errors import InputTypeError, RuleError
 from lrpfx.layers.layer import layer_of_module
-from lrpfx.module_mode.registration import (
-    Forward,
-    Registration,
-    RemovableHandle,
-    RemovableHandleList,
-    call_with_code,
-    call_with_rule,
-    inner_forward,
-    ruled_call,
-    stored_arguments,
-    takes_kwargs,
-)
+from lrpfx.module_mode.call_with_code import call_with_code, takes_kwargs
+from lrpfx.module_mode.call_with_rule import call_with_rule, ruled_call, stored_arguments
+from lrpfx.module_mode.registration import Forward, Registration, RemovableHandle, RemovableHandleList, inner_forward
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.ruled_operation import Switch

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lrpfx.errors import RuleError
 from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import StabilizerFunction
 
@@ -158,7 +159,8 @@ class FirstGradient:
     """The pulled-back gradient of the first branch alone, without the input as a factor."""
 
     def __call__(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        assert gradients[0] is not None
+        if gradients[0] is None:
+            raise RuleError("the gradient mapper gives the first branch nothing, which the reducer takes alone")
         return gradients[0]
 
     def branch_weights(self, count: int) -> Sequence[float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lrpfx.errors import RuleError
 from lrpfx.ir.node import Facts
 from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer
@@ -270,12 +271,10 @@ class EvenSpread(Shortcut):
         arguments = {**arguments, "weight": ones, "bias": None}
         count = members * _constant_response(call, None, {**arguments, "weight": ones[:1], "groups": 1})
         shares = relevance.unflatten(channel, (groups, -1)).sum(channel) / self.stabilizer(count)
-        operator = call.operation.operator
-        assert operator is not None and operator.adjoint is not None
-        pulled = operator.adjoint(shares, (input.narrow(channel, 0, groups),), arguments)
-        if pulled is None:
+        adjoint = call.operation.listed.adjoint
+        pulled = None if adjoint is None else adjoint(shares, (input.narrow(channel, 0, groups),), arguments)
+        if pulled is None or pulled[0] is None:
             return self.rule.propagate(call.with_modified(self.rule.parameter_modifiers), relevance)
-        assert pulled[0] is not None
         return (pulled[0].repeat_interleave(members, channel),)
 
 
@@ -328,9 +327,10 @@ class BoundedInput(Shortcut):
 
 def _constant_response(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
     """The layer's output for an input that has one value in each channel, by default 1."""
-    operator = call.operation.operator
-    assert operator is not None and operator.constant_response is not None
-    return operator.constant_response(call.inputs[0].shape, values, arguments)
+    respond = call.operation.listed.constant_response
+    if respond is None:
+        raise RuleError(f"the row {call.operation.listed} has no response to a constant input")
+    return respond(call.inputs[0].shape, values, arguments)
 
 
 def _bound(bound: float | torch.Tensor, input: torch.Tensor) -> torch.Tensor:
@@ -353,7 +353,5 @@ def _output_for(call: LayerCall, values: torch.Tensor, arguments: dict[str, Any]
     alike = all(size == 1 for place, size in enumerate(values.shape) if place != channel)
     if alike:
         return _constant_response(call, values.flatten().expand(input.shape[channel]), arguments)
-    operator = call.operation.operator
-    assert operator is not None and operator.function is not None
-    result: torch.Tensor = operator.function(**{**arguments, "input": values.expand(-1, *input.shape[1:])})
+    result: torch.Tensor = call.operation.listed.canonical(**{**arguments, "input": values.expand(-1, *input.shape[1:])})
     return result

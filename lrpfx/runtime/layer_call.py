@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Operation
 from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 
@@ -151,9 +152,18 @@ class LayerCall:
 
     def pull_back_with(self, gradient: torch.Tensor, parameters: Sequence[Any], input: torch.Tensor) -> torch.Tensor:
         """A layer's gradient with other parameters, for its one input; new memory."""
-        (relevance,) = self.adjoint(gradient, (input,), parameters)
-        assert relevance is not None
-        return relevance
+        return self._single(self.adjoint(gradient, (input,), parameters))
+
+    def pull_back_single(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The layer's ordinary gradient with respect to its one input."""
+        return self._single(self.pull_back(gradient))
+
+    @staticmethod
+    def _single(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+        (gradient,) = gradients
+        if gradient is None:
+            raise RuleError("the layer's output does not depend on its input")
+        return gradient
 
     def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The layer's ordinary gradient with respect to each input."""

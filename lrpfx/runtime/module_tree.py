@@ -58,10 +58,10 @@ def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persiste
 def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
     """The module at `path` below `root`; scopes are made where there is none."""
     for part in path:
-        if part not in root._modules:
-            root.add_module(part, Scope("Scope"))
-        child = root._modules[part]
-        assert child is not None
+        child = root._modules.get(part)
+        if child is None:
+            child = Scope("Scope")
+            root.add_module(part, child)
         root = child
     return root
 

@@ -11,7 +11,7 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, update_info
+from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
@@ -173,8 +173,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     graph = program.graph
     linear = batch_norm.args[0]
     assert isinstance(linear, fx.Node)
-    operator, norm = node_info(linear).operator, node_info(batch_norm).operator
-    assert operator is not None and norm is not None
+    operator, norm = row_of(linear), row_of(batch_norm)
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
     if dimensions_of(program, batch_norm) is None:

@@ -17,7 +17,7 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
-from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, update_info
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, row_of, update_info
 from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
@@ -254,8 +254,7 @@ class _Merger:
             args = (bound["input"], shift, weight, bias, options)
             bias = self.derive(node, f"{info.name}.bias_map", bias_map, *args, role=Role.METADATA)
             mapped = operator_named(place.operator.with_bias_map)
-            assert mapped.function is not None
-            node.target = mapped.function
+            node.target = mapped.canonical
             update_info(node, operator=mapped)
         node.args = (node.args[0], scaled, *([] if bias is None else [bias]))
         node.kwargs = options
@@ -367,11 +366,10 @@ class MergeInputNormalization(GraphPass):
             value, constant = _value_and_constant(node)
             if isinstance(constant, fx.Node):
                 constant = merger.derive(node, f"{node_info(node).name}.constant", as_channels, constant, counts)
-            operator, name = node_info(node).operator, node_info(node).name
-            assert operator is not None and operator.function is not None
+            operator, name = row_of(node), node_info(node).name
             if operator.coefficients is None:  # a product or quotient
-                scale = merger.derive(node, f"{name}.scale", operator.function, scale, constant)
-                shift = merger.derive(node, f"{name}.shift", operator.function, shift, constant)
+                scale = merger.derive(node, f"{name}.scale", operator.canonical, scale, constant)
+                shift = merger.derive(node, f"{name}.shift", operator.canonical, shift, constant)
                 continue
             factors = operator.coefficients(node.kwargs.get("alpha", 1))
             of_value, of_constant = factors if node.args[0] is value else reversed(factors)
@@ -411,8 +409,7 @@ def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
 
 def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
     """The operand of an operation that depends on the input, and the other one; None for both where there is no such pair."""
-    operator = node_info(node).operator
-    assert operator is not None
+    operator = row_of(node)
     for place, name in enumerate(operator.data):
         value, other = node.args[place], node.args[1 - place]
         is_constant = [not isinstance(one, fx.Node) or node_info(one).role is Role.PARAMETER for one in (value, other)]

@@ -17,14 +17,13 @@ class LegalizeForOnnx(GraphPass):
     ensures = (ONNX_OPERATORS,)
 
     def run(self, program: Program) -> PassResult:
-        assert program.exported is not None
         known = {**decompositions_of_backwards(), **FORWARD_FORMS}
         matches = sum(node.target in known for node in program.graph.nodes)
         try:
-            program.exported = program.exported.run_decompositions(known)
+            exported = program.program().run_decompositions(known)
         except Exception as error:
             raise LoweringError(
                 f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}"
             ) from error
-        program.root, program.graph = program.exported.graph_module, program.exported.graph
+        program.root, program.graph, program.exported = exported.graph_module, exported.graph, exported
         return PassResult(matches)

@@ -42,8 +42,7 @@ class FindGates(GraphPass):
                 if _certainty(signal) > _certainty(scale):
                     signal, scale = scale, signal
             row = operator_named(operator.scaled)
-            assert row.function is not None
-            node.target, node.args = row.function, (signal, scale)
+            node.target, node.args = row.canonical, (signal, scale)
             update_info(node, operator=row)
             result.matches += 1
             result.details.append((node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}"))

@@ -122,12 +122,13 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
             input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
             output_names=[f"lrpfx.result.{name}" for name in results],
         )
-        assert exported is not None
     except Exception as error:
         cause = error
         while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__  # torch.onnx wraps it in advice
         raise LoweringError(_missing_operators(program) or f"torch.onnx cannot translate the program: {cause}") from error
+    if exported is None:
+        raise LoweringError("torch.onnx returned no program")
     model = exported.model_proto
     _rename(model.graph, [*arguments, *results])
     _tidy(model, {node.name: origin_of(node) for node in program.graph.nodes})
