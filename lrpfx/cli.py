@@ -34,7 +34,7 @@ except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
 
 from lrpfx.composites import Composite, composite_named
-from lrpfx.deploy.artefact import SUFFIXES, load, package, save
+from lrpfx.deploy.artefact import load, package, save, suffixes
 from lrpfx.deploy.files import hash_of_file, locked, whole_file
 from lrpfx.deploy.lowering import lower
 from lrpfx.deploy.runner import Runner
@@ -108,7 +108,7 @@ def _failed(message: str) -> SystemExit:
 @app.command()
 def export(
     model: Annotated[str, typer.Argument(help="`module:callable` that makes the model, or `module:name` of a model.")],
-    output: Annotated[Path, typer.Argument(help=f"The file to write: {' or '.join(SUFFIXES)}.")],
+    output: Annotated[Path, typer.Argument(help=f"The file to write: {' or '.join(suffixes())}.")],
     shape: Annotated[str, typer.Option(help="Shape of an input, batch first: 1,3,224,224.")],
     composite: Annotated[str, typer.Option(help="Name of the composite.")] = "epsilon_plus_flat",
     setting: Annotated[list[str] | None, typer.Option(help="Setting of the composite: low=0.0. May be repeated.")] = None,

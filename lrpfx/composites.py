@@ -57,8 +57,8 @@ from lrpfx.types import (
     Sum,
 )
 
-LayerMap = list[tuple[type | tuple[type, ...], Hook]]
-NameMap = list[tuple[Sequence[str], Hook]]
+LayerMap = Sequence[tuple[type | tuple[type, ...], Hook]]
+NameMap = Sequence[tuple[Sequence[str], Hook]]
 ModuleMap = Callable[[dict[Any, Any], str, Any], Hook | None]
 CompositeClass = TypeVar("CompositeClass", bound=type)
 
@@ -362,7 +362,7 @@ class NameLayerMapComposite(MixedComposite):
         super().__init__([NameMapComposite(name_map or []), LayerMapComposite(layer_map or [])], canonizers)
 
 
-def layer_map_base(stabilizer: Stabilization = 1e-6) -> LayerMap:
+def layer_map_base(stabilizer: Stabilization = 1e-6) -> list[tuple[type | tuple[type, ...], Hook]]:
     """Entries shared by the LRP composites."""
     return [
         (Activation, Pass()),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import fx, nn
@@ -40,8 +40,11 @@ Target = OneTarget | Sequence[OneTarget]
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
 
+Relevance = TypeVar("Relevance")
+
+
 @dataclass(frozen=True)
-class Attribution:
+class Attribution(Generic[Relevance]):
     """The explained output, relevance of the inputs (same structure and shapes), and relevance of recorded layers by name.
 
     An integer input is represented by the relevance of the output of its embedding, by a dict of these by name if several
@@ -49,10 +52,40 @@ class Attribution:
     """
 
     output: torch.Tensor
-    relevance: Any
+    relevance: Relevance
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+@overload
+def attribute(
+    explain_model: nn.Module,
+    inputs: torch.Tensor,
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution[torch.Tensor]: ...
+@overload
+def attribute(
+    explain_model: nn.Module,
+    inputs: Mapping[str, Any],
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution[dict[str, Any]]: ...
+@overload
+def attribute(
+    explain_model: nn.Module,
+    inputs: Sequence[Any],
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution[tuple[Any, ...]]: ...
 def attribute(
     explain_model: nn.Module,
     inputs: Inputs,
@@ -61,7 +94,7 @@ def attribute(
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
-) -> Attribution:
+) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
     `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
@@ -137,7 +170,7 @@ def find_attribution(
     record: Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
-) -> tuple[Attribution, Callable[[], str | None]]:
+) -> tuple[Attribution[Any], Callable[[], str | None]]:
     """The result of `attribute`, and a function that returns an objection if the result is implausible, or None."""
     module = explainable(explain_model, "attribute")
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):

@@ -27,14 +27,16 @@ from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
 logger = logging.getLogger(__name__)
 
-#: The suffixes of files, each once.
-SUFFIXES = tuple(dict.fromkeys(backend.suffix for backend in BACKENDS.values()))
+
+def suffixes() -> tuple[str, ...]:
+    """The suffixes of files, each once."""
+    return tuple(dict.fromkeys(backend.suffix for backend in BACKENDS.values()))
 
 
 def backends_for(suffix: str) -> dict[str, Backend]:
-    """The backends whose files have this suffix, by kind; those of archives where none has."""
-    found = {kind: backend for kind, backend in BACKENDS.items() if backend.suffix == suffix}
-    return found or backends_for(SUFFIXES[0])
+    """The backends whose files have this suffix, by kind; those of the first suffix if none has."""
+    known = suffix if suffix in suffixes() else suffixes()[0]
+    return {kind: backend for kind, backend in BACKENDS.items() if backend.suffix == known}
 
 
 @undisturbed()
@@ -45,7 +47,7 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
     1.5 GiB go to a second file beside an `.onnx` one. A file that is overwritten keeps its mode, and a link to it stays one.
     Errors: `ArtefactError`, also where the file cannot be written; `LoweringError` for what ONNX cannot express.
     """
-    given, target = checked_path(path, SUFFIXES)
+    given, target = checked_path(path, suffixes())
     return write_with(program, given, target, next(iter(backends_for(given.suffix).values())))
 
 

@@ -148,7 +148,7 @@ class TorchExport(FrontEnd):
         return program, verification
 
 
-FRONT_ENDS: tuple[FrontEnd, ...] = (SymbolicTrace(), TorchExport())
+FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 
 
 def _captured(
