@@ -13,17 +13,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from lrpfx import passes
 from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
-from lrpfx.passes import GraphPass
+from lrpfx.passes.canonize import merge_right
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
     merged_bias,
     scale_output_channels,
     scale_output_channels_transposed,
 )
+from lrpfx.passes.program import GraphPass
 from lrpfx.types import BatchNorm, ConvolutionTranspose, Linear
 
 _ABSENT = object()
@@ -270,7 +270,7 @@ class MergeLayerNorm(GraphCanonizer):
     """Merge the weight and bias of layer norms into the dense layers after them, in graphs."""
 
     def graph_pass(self) -> GraphPass:
-        return passes.MergeLayerNorm()
+        return merge_right.MergeLayerNorm()
 
 
 class MergeInputNormalization(GraphCanonizer):
@@ -280,7 +280,7 @@ class MergeInputNormalization(GraphCanonizer):
     """
 
     def graph_pass(self) -> GraphPass:
-        return passes.MergeInputNormalization()
+        return merge_right.MergeInputNormalization()
 
 
 def graph_passes(canonizers: Sequence[Any]) -> list[GraphPass]:

@@ -45,6 +45,8 @@ class Settings:
     explain: str = OUTPUT
     fold: bool = True
     optimize: bool = True
+    module: ExplainModule | None = None  # the explainable module that is lowered
+    legalize: Sequence[type[GraphPass]] = ()  # passes that write a lowered program in the operators of a backend
 
 
 #: Stage -> its passes, in the order in which they run.
@@ -73,12 +75,11 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         *([SaveLess()] if settings.optimize and settings.fold else []),
     ),
     "fold": lambda settings: (Fold(),) if settings.fold else (),
+    "lower": lambda settings: (
+        (DropDetach(), OutOfPlace(), NameTensors(settings.module), DeriveWeights(settings.module)) if settings.module else ()
+    ),
+    "legalize": lambda settings: [step() for step in settings.legalize],
 }
-
-
-def lowering_of(module: ExplainModule) -> list[GraphPass]:
-    """The passes over the trace of an explainable module, in order. A backend has more, over the exported program."""
-    return [DropDetach(), OutOfPlace(), NameTensors(module), DeriveWeights(module)]
 
 
 def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:

@@ -21,6 +21,7 @@ from lrpfx.errors import ArtefactError, LrpfxError, os_errors
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
+from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import history
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
@@ -83,7 +84,7 @@ def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgr
         properties=[EXPORTED],
         exported=program,
     )
-    run_passes(lowered, [step() for step in backend.legalize])
+    run_passes(lowered, passes_of(Settings(legalize=backend.legalize), "legalize"))
     return lowered.exported or program, lowered.history
 
 

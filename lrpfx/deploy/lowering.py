@@ -39,7 +39,7 @@ from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
-from lrpfx.passes.stages import lowering_of
+from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
 from lrpfx.runtime.explain_module import Executor, ExplainModule, explainable
 from lrpfx.runtime.propagation import origin
@@ -399,7 +399,7 @@ def _export(
     traced.graph.owning_module = None  # passes put other modules in its place
     lowered = Program(traced, traced.graph, job.module.title, history=list(job.module.history), properties=[])
     record(lowered, "lower", "trace", PassResult(len(traced.graph.nodes)), _VERIFIED_LATER)
-    run_passes(lowered, lowering_of(job.module))
+    run_passes(lowered, passes_of(Settings(module=job.module), "lower"))
     logger.info("exporting %d operations", len(lowered.graph.nodes))
     for node, name in zip(lowered.graph.find_nodes(op="placeholder"), job.names(), strict=True):
         node.target = name

@@ -12,7 +12,7 @@ class LegalizeForOnnx(GraphPass):
     """Replace operators that stand for the backward of others. `LoweringError` where torch cannot."""
 
     name = "legalize_for_onnx"
-    stage = "lower"
+    stage = "legalize"
     requires = (EXPORTED,)
     ensures = (ONNX_OPERATORS,)
 

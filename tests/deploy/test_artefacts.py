@@ -558,7 +558,7 @@ def test_history_reaches_the_file(artefact, onnx_artefact):
     stages = lrpfx.load(artefact).manifest["stages"]
     assert "canonize merge_batch_norm: 1" in stages
     assert stages[-1].startswith("lower export: ")
-    assert lrpfx.load(onnx_artefact).manifest["stages"][-1].startswith("lower legalize_for_onnx: ")
+    assert lrpfx.load(onnx_artefact).manifest["stages"][-1].startswith("legalize legalize_for_onnx: ")
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
