@@ -1,4 +1,4 @@
-"""Time of `lrpfx.transform` against the number of nodes."""
+"""The time of `lrpfx.transform` by number of nodes."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is measured: the same attribution by lrpfx, Zennit and Captum, and the plain gradient that it is held against."""
+"""The contenders: the same attribution by lrpfx, Zennit and Captum, and the plain gradient as the reference."""
 
 import sys
 import warnings
@@ -22,7 +22,7 @@ import lrpfx
 from lrpfx import composites
 
 PLAIN, FURTHER = "plain gradient", "each further target"
-RANGE = (0.0, 1.0)  # of the inputs: images
+RANGE = (0.0, 1.0)  # of the inputs, which are images
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 
@@ -53,7 +53,7 @@ def network(name: str) -> nn.Module:
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """The network with batch norm merged by torch itself: what the plain gradient is taken of."""
+    """The network with batch norm merged by torch itself, for the plain gradient."""
     return optimization.fuse(model)
 
 
@@ -66,7 +66,7 @@ def gradient_of(model: nn.Module, target: int = 0) -> Run:
 
 
 def zennit_of(model: nn.Module, composite: str, target: int = 0) -> Run:
-    """Zennit's relevance; it hooks into `model`, which then belongs to it. The seed is the class's output, as in lrpfx."""
+    """Zennit's relevance; it registers hooks on `model` permanently. The seed is the output of the class, as in lrpfx."""
     canonizer = zennit.torchvision.ResNetCanonizer if hasattr(model, "layer1") else zennit.torchvision.VGGCanonizer
     COMPOSITES[composite].zennit(canonizers=[canonizer()]).register(model)
 
@@ -81,7 +81,7 @@ def zennit_of(model: nn.Module, composite: str, target: int = 0) -> Run:
 
 
 def captum_of(model: nn.Module, target: int = 0) -> Run:
-    """Captum's LRP with its default rules (Epsilon), for the networks that it can explain; the others raise."""
+    """Captum's LRP with its default rules (Epsilon), for the networks that it supports; others raise."""
 
     def run(images: torch.Tensor) -> torch.Tensor:
         with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def captum_of(model: nn.Module, target: int = 0) -> Run:
 
 
 def lowered_of(explain_model: nn.Module, images: torch.Tensor, target: int = 0) -> Run:
-    """The lowered program, an inference program, under inductor."""
+    """The lowered inference program under inductor."""
     program = torch.compile(lrpfx.lower(explain_model, images, dynamic_batch=False).module(), fullgraph=True)
     indices = torch.full((len(images),), target)
 
@@ -106,7 +106,7 @@ def lowered_of(explain_model: nn.Module, images: torch.Tensor, target: int = 0) 
 
 
 def files_of(explain_model: nn.Module, images: torch.Tensor, folder: Path, target: int = 0) -> dict[str, Run]:
-    """The lowered program in each format, as `lrpfx.load` runs it."""
+    """The lowered program in each format, run by `lrpfx.load`."""
     program = lrpfx.lower(explain_model, images)
     paths = {
         "exported, .pt2": lrpfx.save(program, folder / "exported.pt2"),

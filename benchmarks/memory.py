@@ -1,4 +1,4 @@
-"""Peak memory of one attribution above what is there before it, each contender in a process of its own."""
+"""Peak memory of one attribution above the memory in use before it, with each contender in a separate process."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ def _resident() -> float:
 
 
 def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
-    """Mebibytes that one attribution of four images takes at its peak, and those that the module holds all the time."""
+    """Peak memory of one attribution of four images, and the memory that the module holds permanently, in MiB."""
     torch.set_num_threads(2)
     images = torch.rand(4, 3, 224, 224)
     model = network(name)
@@ -40,16 +40,16 @@ def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
         model = lrpfx.transform(model, COMPOSITES[composite].lrpfx, input_range=RANGE)
         run = lrpfx_of(model)
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
-    run(images[:1, :, :64, :64])  # what is set up once
+    run(images[:1, :, :64, :64])  # one-time setup
     before = _resident()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     run(images)
     return {"peak": _status("VmHWM") - before, "held": sum(tensors.values()) / 2**20}
 
 
 def measure(networks: list[str], composites: list[str]) -> list[dict[str, Any]]:
     """One record for each network, composite and contender. Linux only."""
-    # Blocks go back to the system at once, so that the peak is that of what is in use.
+    # Freed blocks are returned to the system at once, so the peak counts only memory in use.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
     records = []
     for name in networks:

@@ -1,4 +1,4 @@
-"""The measurements as docs/benchmarks.md, with a plot."""
+"""Writes the measurements to docs/benchmarks.md, with a plot."""
 
 import platform
 from pathlib import Path
@@ -65,52 +65,52 @@ def write(
     costs = {**who, "ms": "milliseconds", "/ gradient": "to_gradient", "faster than Zennit": "faster_than_zennit"}
     peaks = {**who, "peak, MiB": "peak", "/ gradient": "to_gradient", "/ Zennit": "to_zennit", "held, MiB": "held"}
     shares = {"network": "network", "what": "what", "ms": "milliseconds", "convolutions and products": "arithmetic"}
-    growth = {"network": "network", "nodes": "nodes", "seconds": "seconds", "ms a node": "milliseconds_per_node"}
+    growth = {"network": "network", "nodes": "nodes", "seconds": "seconds", "ms per node": "milliseconds_per_node"}
     text = f"""# Benchmarks
 
 Written by `make bench`, on {platform.machine()} with torch {torch.__version__}, two threads. Batches of four images of 224×224,
 float32. Contenders take turns in one process; every ratio is a median over rounds. The plain gradient is that of the same
-network with batch norm merged; for the compiled contenders it is compiled as well.
+network with batch norm merged; compiled contenders are compared with the compiled plain gradient.
 
-![time in plain gradients](images/benchmarks.png)
+![Time relative to the plain gradient](images/benchmarks.png)
 
 ## Speed
 
-"Convolutions" counts those that run, forward and transposed; "floor" is the arithmetic of convolutions and matrix products
-compared with that of the plain gradient: the ratio that would be reached if nothing else took time. Captum has its own default
-rules.
+"Convolutions" counts the convolutions that run, forward and transposed. "Floor" is the arithmetic of convolutions and matrix
+products relative to that of the plain gradient: the ratio if nothing else took time. Captum uses its own default rules.
 
 {_table(timed, {**costs, "convolutions": "convolutions", "floor": "floor"})}
 
 ## Formats
 
-The lowered program in each format, through the runner of `lrpfx.load`, beside eager `lrpfx.attribute`.
+The lowered program in each format, run by `lrpfx.load`, compared with eager `lrpfx.attribute`.
 
 {_table(formats, {**who, "ms": "milliseconds", "/ eager": "to_eager"})}
 
 ## Each further target
 
-Ten targets share one forward pass. What each one after the first costs, in plain gradients. The floor is that of the transposed
-convolutions alone: 0.5 with one for each layer; AlphaBeta needs two for each layer, and Gamma where a convolution feeds a sum.
+Ten targets share one forward pass. The table shows the cost of each target after the first, relative to a plain gradient. The
+floor is the cost of the transposed convolutions alone: 0.5 with one for each layer. AlphaBeta needs two for each layer, and so
+does Gamma where a convolution feeds a sum.
 
 {_table(further, {**what, "/ gradient": "to_gradient"})}
 
 ## Where the time goes
 
-One eager attribution under the profiler: the share of convolutions and matrix products, and the largest of the rest.
+One eager attribution under the profiler: the share of convolutions and matrix products, and the largest other operators.
 
 {_table(profile, {**shares, "others": "others"})}
 
 ## Memory
 
-Peak of one attribution above what is there before it, each contender in a process of its own, and the parameters and buffers
-that the network holds all the time: in lrpfx the source's, those with batch norm merged, and modified ones.
+The peak of one attribution above the memory in use before it, with each contender in a separate process, and the parameters and
+buffers that the network holds permanently: in lrpfx those of the model, those with batch norm merged, and modified ones.
 
 {_table(memory, peaks)}
 
 ## Compilation
 
-Time of `lrpfx.transform` without example inputs.
+The time of `lrpfx.transform` without example inputs.
 
 {_table(compilation, growth)}
 """

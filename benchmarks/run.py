@@ -1,4 +1,4 @@
-"""Measure everything and write docs/benchmarks.md: `make bench`, or with names of parts."""
+"""Measure everything and write docs/benchmarks.md: `make bench`, or with the names of parts."""
 
 import argparse
 import json

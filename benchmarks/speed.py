@@ -1,4 +1,4 @@
-"""Time of one attribution, as a ratio to the plain gradient: contenders take turns in one process."""
+"""The time of one attribution relative to the plain gradient. Contenders take turns in one process."""
 
 import statistics
 import tempfile
@@ -31,7 +31,7 @@ COMPILED, EAGER = "plain gradient, compiled", "eager"
 
 
 def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contender in each round, after one that does not count."""
+    """Seconds of each contender in each round, after one warm-up round."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for name, run in contenders.items():
@@ -42,12 +42,12 @@ def interleaved(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[s
 
 
 def ratio(times: dict[str, list[float]], of: str, to: str) -> float:
-    """The median over rounds of the ratio of two contenders."""
+    """The median over rounds of the ratio between two contenders."""
     return statistics.median(one / other for one, other in zip(times[of], times[to], strict=True))
 
 
 class _Work(TorchDispatchMode):
-    """Counts convolutions, forward and transposed, and floating-point operations of convolutions and matrix products."""
+    """Counts convolutions, forward and transposed, and the floating-point operations of convolutions and matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Work(TorchDispatchMode):
 
 
 def work(run: Callable[[], Any]) -> _Work:
-    """What runs."""
+    """Count the work of one call."""
     with _Work() as counted:
         run()
     return counted
@@ -122,7 +122,7 @@ def measure(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dic
 
 
 def formats(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dict[str, Any]]:
-    """One record for each composite and format of the lowered program, beside eager `lrpfx.attribute`."""
+    """One record for each composite and format of the lowered program, and for eager `lrpfx.attribute`."""
     images = torch.rand(batch, 3, size, size)
     records = []
     for title, composite in COMPOSITES.items():
@@ -141,7 +141,7 @@ def formats(name: str, rounds: int, batch: int = 4, size: int = 224) -> list[dic
 def further_targets(
     name: str, title: str, explain_model: Any, plain: Callable[[], Any], images: torch.Tensor, rounds: int
 ) -> list[dict[str, Any]]:
-    """What each of nine more targets costs, as a fraction of a plain gradient."""
+    """The cost of each of nine further targets, relative to a plain gradient."""
     times = interleaved(
         {
             "plain": plain,
@@ -157,12 +157,12 @@ def further_targets(
     return [record]
 
 
-#: Operators that do the arithmetic that the floor counts.
+#: Operators whose arithmetic the floor counts.
 ARITHMETIC = ("aten::mkldnn_convolution", "aten::convolution_backward", "aten::addmm", "aten::mm", "aten::thnn_conv2d")
 
 
 def profile(name: str, batch: int = 4, size: int = 224) -> list[dict[str, Any]]:
-    """Where the time of one attribution goes: operators by their share, for the plain gradient and each composite."""
+    """The share of each operator in the time of one attribution, for the plain gradient and each composite."""
     images = torch.rand(batch, 3, size, size)
     runs = {PLAIN: gradient_of(merged(network(name)))}
     for title, composite in COMPOSITES.items():

@@ -1,13 +1,15 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, rules, torchvision, types
     from lrpfx.attribution.compute import Attribution, attribute
-    from lrpfx.deploy.artefacts import Runner, load, package, save
+    from lrpfx.deploy.artefact import load, package, save
     from lrpfx.deploy.lowering import lower
+    from lrpfx.deploy.runner import Runner
     from lrpfx.errors import (
         ArtefactError,
         CaptureError,
@@ -27,12 +29,16 @@ if TYPE_CHECKING:
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.ledger import Ledger, ledger
 
+# Where Python runs at the root of the repository, passes/ stands beside this folder; the installation has it inside.
+__path__ = pkgutil.extend_path(__path__, __name__)
+
 __version__ = "0.1.0"
 
 #: module -> the public names in it; modules are imported when one is first used, since torch takes long to import
 _NAMES_IN = {
     "reports.ledger": ("Ledger", "ledger"),
-    "deploy.artefacts": ("Runner", "load", "package", "save"),
+    "deploy.artefact": ("load", "package", "save"),
+    "deploy.runner": ("Runner",),
     "attribution": ("Attribution", "attribute"),
     "reports.drawing": ("draw", "to_networkx"),
     "errors": (

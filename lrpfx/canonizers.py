@@ -1,8 +1,8 @@
-"""Canonizers: a model brought into a form that rules fit, in module mode and reversibly.
+"""Canonizers: reversible changes that bring a model into a form that rules can handle, in module mode.
 
-They shadow attributes of module instances and take them away again; parameters, buffers and state_dict stay as they are. In
-graph mode the compiler merges batch norm and splits relevance at sums by itself: `transform` leaves out the canonizers that
-do so, and applies all others to a copy of the model.
+They shadow attributes of module instances and remove them again; parameters, buffers and state_dict are unchanged. In graph
+mode the compiler itself merges batch norm and splits relevance at sums: `transform` skips canonizers that only do this, and
+applies all others to a copy of the model.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from lrpfx import passes
 from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
-from lrpfx.passes import Pass
+from lrpfx.passes import GraphPass
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
     merged_bias,
@@ -30,13 +30,13 @@ _ABSENT = object()
 
 
 class Canonizer(ABC):
-    """Base of the canonizers: `apply` finds places, and registers one instance at each."""
+    """Base of the canonizers: `apply` finds places to change, and registers one instance at each."""
 
-    #: Whether the compiler does by itself, in graph mode, what the canonizer is for.
+    #: Whether the canonizer is unnecessary in graph mode, because the compiler does the same.
     superfluous_in_graphs: ClassVar[bool] = False
 
     def apply(self, root_module: nn.Module) -> "list[Canonizer]":
-        """Apply to `root_module` and what is below it; the instances that `remove` undoes."""
+        """Apply to `root_module` and its submodules. Returns the instances to `remove`."""
         return []
 
     @abstractmethod
@@ -48,12 +48,12 @@ class Canonizer(ABC):
         """Undo the change."""
 
     def copy(self) -> Self:
-        """A canonizer with the same settings; to override where __init__ takes arguments."""
+        """A canonizer with the same settings. Override it if __init__ takes arguments."""
         return type(self)()
 
 
 class _Shadow:
-    """Attributes set on module instances, whatever stands behind their names, and what they were before."""
+    """Attributes set directly in the __dict__ of module instances, and their former values."""
 
     def __init__(self) -> None:
         self.before: list[tuple[nn.Module, str, Any]] = []
@@ -94,7 +94,7 @@ class MergeBatchNorm(Canonizer):
 
     @staticmethod
     def merge_batch_norm(modules: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge for good, without a way back."""
+        """Merge permanently."""
         MergeBatchNorm._merge(_Shadow(), modules, batch_norm)
 
     @staticmethod
@@ -107,11 +107,10 @@ class MergeBatchNorm(Canonizer):
         scale = batch_norm_scale(var, affine[0], eps)
         for linear in linears:
             weight, bias = linear.weight, linear.bias
-            assert isinstance(weight, torch.Tensor) and (bias is None or isinstance(bias, torch.Tensor))
+            if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
+                raise InputError(f"{linear} has no weight that {batch_norm} could be merged into")
             if isinstance(linear, ConvolutionTranspose):
-                groups = linear.groups
-                assert isinstance(groups, int)
-                merged = scale_output_channels_transposed(weight, scale, groups)
+                merged = scale_output_channels_transposed(weight, scale, int(getattr(linear, "groups", 1)))
             else:
                 merged = scale_output_channels(weight, scale)
             shadow.set(linear, "weight", merged)
@@ -124,9 +123,9 @@ class MergeBatchNorm(Canonizer):
 
 
 class SequentialMergeBatchNorm(MergeBatchNorm):
-    """Merge every batch norm that alone reads the output of a linear layer.
+    """Merge every batch norm that is the only reader of a linear layer.
 
-    Where the model cannot be traced: every batch norm that is registered right behind a linear layer with as many channels.
+    If the model cannot be traced: every batch norm registered directly after a linear layer with as many channels.
     """
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
@@ -177,9 +176,9 @@ class NamedMergeBatchNorm(MergeBatchNorm):
 
 
 class AttributeCanonizer(Canonizer):
-    """Set attributes on modules: `attribute_map(name, module)` returns them as a dict, or None for modules to leave alone.
+    """Set attributes on modules: `attribute_map(name, module)` returns them as a dict, or None for modules to skip.
 
-    Typical is a `forward` that makes an operation visible as a module, together with that module.
+    A typical use sets a `forward` that makes an operation visible as a module, together with that module.
     """
 
     def __init__(self, attribute_map: Callable[[str, nn.Module], dict[str, Any] | None]) -> None:
@@ -222,7 +221,7 @@ class AttributeCanonizer(Canonizer):
 
 
 class CompositeCanonizer(Canonizer):
-    """Several canonizers, one after the other."""
+    """Several canonizers in sequence."""
 
     def __init__(self, canonizers: Sequence[Canonizer]) -> None:
         self.canonizers = list(canonizers)
@@ -239,10 +238,10 @@ class CompositeCanonizer(Canonizer):
         return instances
 
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the canonizers in it register themselves."""
+        """Do nothing: the contained canonizers register themselves."""
 
     def remove(self) -> None:
-        """Nothing: `apply` returns the instances to remove."""
+        """Do nothing: `apply` returns the instances to remove."""
 
     def copy(self) -> Self:
         copied = type(self).__new__(type(self))
@@ -251,42 +250,42 @@ class CompositeCanonizer(Canonizer):
 
 
 class GraphCanonizer(Canonizer):
-    """Base of the canonizers that are passes of the compiler: options for `lrpfx.transform`, not for module mode."""
+    """Base of canonizers that are compiler passes: options for `lrpfx.transform`, not for module mode."""
 
     @abstractmethod
-    def graph_pass(self) -> Pass:
-        """The pass that does it."""
+    def graph_pass(self) -> GraphPass:
+        """The compiler pass."""
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
-        raise InputError(f"{type(self).__name__} works on graphs alone: use lrpfx.transform(model, composite)")
+        raise InputError(f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)")
 
     def register(self, *args: Any, **kwargs: Any) -> None:
-        raise InputError(f"{type(self).__name__} works on graphs alone: use lrpfx.transform(model, composite)")
+        raise InputError(f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)")
 
     def remove(self) -> None:
-        """There is nothing to undo."""
+        """Do nothing: there is nothing to undo."""
 
 
 class MergeLayerNorm(GraphCanonizer):
-    """Merge the weight and bias of layer norms into the dense layers that read them, in graphs."""
+    """Merge the weight and bias of layer norms into the dense layers after them, in graphs."""
 
-    def graph_pass(self) -> Pass:
+    def graph_pass(self) -> GraphPass:
         return passes.MergeLayerNorm()
 
 
 class MergeInputNormalization(GraphCanonizer):
-    """Merge the normalization of the input that a model begins with into its first convolutions, in graphs.
+    """Merge an input normalization at the start of a model into its first convolutions, in graphs.
 
-    Rules that know the range of the input, such as ZBox, then take it in the units of the model's own input.
+    Rules that need the input range, such as ZBox, then take it in the units of the model's input.
     """
 
-    def graph_pass(self) -> Pass:
+    def graph_pass(self) -> GraphPass:
         return passes.MergeInputNormalization()
 
 
-def graph_passes(canonizers: Sequence[Any]) -> list[Pass]:
-    """The passes that a composite's canonizers ask for."""
-    found: list[Pass] = []
+def graph_passes(canonizers: Sequence[Any]) -> list[GraphPass]:
+    """The compiler passes of a composite's canonizers."""
+    found: list[GraphPass] = []
     for canonizer in canonizers:
         if isinstance(canonizer, CompositeCanonizer):
             found += graph_passes(canonizer.canonizers)
@@ -296,7 +295,7 @@ def graph_passes(canonizers: Sequence[Any]) -> list[Pass]:
 
 
 def needed_in_graphs(canonizers: Sequence[Any]) -> list[Any]:
-    """The canonizers that do something which the compiler does not do by itself."""
+    """The canonizers that do more than the compiler itself."""
     needed: list[Any] = []
     for canonizer in canonizers:
         if isinstance(canonizer, CompositeCanonizer):

@@ -34,8 +34,10 @@ except ImportError as error:
     raise SystemExit(f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})") from error
 
 from lrpfx.composites import Composite, composite_named
-from lrpfx.deploy.artefacts import Runner, hash_of_file, load, locked, package, save, whole_file
+from lrpfx.deploy.artefact import load, package, save, suffixes
+from lrpfx.deploy.files import hash_of_file, locked, whole_file
 from lrpfx.deploy.lowering import lower
+from lrpfx.deploy.runner import Runner
 from lrpfx.errors import (
     InputError,
     InputTypeError,
@@ -49,28 +51,26 @@ from lrpfx.errors import (
 from lrpfx.image import CMAPS, get_cmap, imsave
 from lrpfx.pipeline import transform
 
-app = typer.Typer(
-    help="Attribution models as files: make them, run them, look into them.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(help="Create, run and inspect attribution models as files.", no_args_is_help=True, add_completion=False)
 
-#: The environment variable that asks for the traceback of an error which nobody thought of.
+#: The environment variable that shows the traceback of an unexpected error.
 TRACEBACK = "LRPFX_TRACEBACK"
 
 INTERRUPTED = 130  # typer's exit status after Ctrl-C
 
-#: Of a larger image the decoder would take more than half a GiB.
+#: The decoder would need more than half a GiB for a larger image.
 MOST_PIXELS = 1 << 27
-#: Suffixes of the files that `lrpfx run` takes for images.
+#: Suffixes of the files that `lrpfx run` reads as images.
 IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-#: The formats of such files for Pillow, which for some others would start programs.
+#: The formats that Pillow may read; for some others it would start programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 Artefact = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
 
 
 def main() -> None:
-    """Errors are messages, not tracebacks, and torch's warnings are its own."""
+    """Run the command line: errors are messages instead of tracebacks, and only warnings of lrpfx are shown."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("default", LrpfxWarning)
     for stream in (sys.stdout, sys.stderr):
@@ -93,11 +93,11 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        raise _failed(f"{first_lines(error)}\nThis should not happen; {TRACEBACK}=1 shows where it did.") from error
+        raise _failed(f"{first_lines(error)}\nThis should not happen; set {TRACEBACK}=1 to see the traceback.") from error
 
 
 def _failed(message: str) -> SystemExit:
-    with suppress(OSError):  # nobody can read it then
+    with suppress(OSError):  # stderr is closed
         Console(stderr=True, soft_wrap=True).print(printable(message), style="red", markup=False, highlight=False)
     return SystemExit(2)
 
@@ -108,16 +108,16 @@ def _failed(message: str) -> SystemExit:
 @app.command()
 def export(
     model: Annotated[str, typer.Argument(help="`module:callable` that makes the model, or `module:name` of a model.")],
-    output: Annotated[Path, typer.Argument(help="The file to write: .pt2 or .onnx.")],
-    shape: Annotated[str, typer.Option(help="Shape of an input, the batch first: 1,3,224,224.")],
+    output: Annotated[Path, typer.Argument(help=f"The file to write: {' or '.join(suffixes())}.")],
+    shape: Annotated[str, typer.Option(help="Shape of an input, batch first: 1,3,224,224.")],
     composite: Annotated[str, typer.Option(help="Name of the composite.")] = "epsilon_plus_flat",
     setting: Annotated[list[str] | None, typer.Option(help="Setting of the composite: low=0.0. May be repeated.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A state_dict, read with weights_only=True.")] = None,
-    target: Annotated[str, typer.Option(help="What the program takes as its target: index, weights or max.")] = "index",
+    target: Annotated[str, typer.Option(help="The target that the program takes: index, weights or max.")] = "index",
     record: Annotated[list[str] | None, typer.Option(help="Layer whose relevance is returned. May be repeated.")] = None,
-    reduce: Annotated[str | None, typer.Option(help="What becomes of relevance: sum, absolute or bytes.")] = None,
-    balance: Annotated[bool, typer.Option("--balance", help="Return relevance of the input less that of the output.")] = False,
-    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Take the batch size of the shape alone.")] = False,
+    reduce: Annotated[str | None, typer.Option(help="Reduction of relevance over channels: sum, absolute or bytes.")] = None,
+    balance: Annotated[bool, typer.Option("--balance", help="Return relevance of the input minus that of the output.")] = False,
+    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Accept only the batch size of the shape.")] = False,
     input_range: Annotated[
         tuple[float, float] | None, typer.Option(help="Lowest and highest value of the input; makes rules cheaper.")
     ] = None,
@@ -176,7 +176,7 @@ class _StatusHandler(logging.Handler):
 
 @contextmanager
 def _steps_shown() -> Iterator[None]:
-    """While it is entered, a terminal shows what lrpfx logs."""
+    """A context in which the terminal shows the log of lrpfx."""
     logger = logging.getLogger("lrpfx")
     level = logger.level
     with Console(stderr=True).status("transforming") as status:
@@ -191,12 +191,12 @@ def _steps_shown() -> Iterator[None]:
 
 
 def _model(name: str) -> nn.Module:
-    """The model that `module:callable` makes or is."""
+    """The model given as `module:callable` or `module:name`."""
     path, colon, attribute = name.partition(":")
     if not (path and colon and attribute):
         raise InputError(f"a model is given as module:callable, not {name!r}")
     folder = os.getcwd()
-    before, sys.argv[1:] = sys.argv[1:], []  # they are not the model's
+    before, sys.argv[1:] = sys.argv[1:], []  # they are not meant for the model
     sys.path.insert(0, folder)
     try:
         found: Any = importlib.import_module(path)
@@ -209,7 +209,7 @@ def _model(name: str) -> nn.Module:
         raise
     except ModuleNotFoundError as error:
         raise InputError(f"{name} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # from the user's code
         raise InputError(
             f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
             "and returns the model"
@@ -219,7 +219,7 @@ def _model(name: str) -> nn.Module:
         with suppress(ValueError):
             sys.path.remove(folder)
     if not isinstance(model, nn.Module):
-        raise InputTypeError(f"{name} is or makes a {type(model).__name__}, not a torch.nn.Module")
+        raise InputTypeError(f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
@@ -229,12 +229,12 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
-    except Exception as error:  # of many kinds, for a file that is none
+    except Exception as error:  # torch.load raises many kinds of errors
         raise InputError(f"{path} holds no weights: {first_lines(error)}") from error
     own = model.state_dict()
     if not isinstance(state, dict):
         raise InputError(f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict")
-    for keys, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "has, and the model has not,")):
+    for keys, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "has, but the model lacks,")):
         if keys:
             first = ", ".join(sorted(map(str, keys))[:3])
             raise InputError(f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}")
@@ -258,7 +258,7 @@ def _numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"{text!r} is no list of numbers with commas between them") from error
+        raise InputError(f"{text!r} is not a comma-separated list of numbers") from error
 
 
 def _shape(text: str) -> list[int]:
@@ -276,15 +276,15 @@ def run(
     artefact: Artefact,
     images: Annotated[Path, typer.Argument(help="A folder of images.")],
     output: Annotated[Path, typer.Argument(help="The folder for heatmaps and outputs.csv.")],
-    target: Annotated[int | None, typer.Option(help="The class to explain; by default that of the largest output.")] = None,
-    mean: Annotated[str, typer.Option(help="What is subtracted from pixels in [0, 1], for each channel.")] = "0",
-    std: Annotated[str, typer.Option(help="What they are then divided by.")] = "1",
+    target: Annotated[int | None, typer.Option(help="The class to explain; by default the largest output.")] = None,
+    mean: Annotated[str, typer.Option(help="Subtracted from pixels in [0, 1]: one number, or one per channel.")] = "0",
+    std: Annotated[str, typer.Option(help="Divides the pixels after that: one number, or one per channel.")] = "1",
     cmap: Annotated[str, typer.Option(help="Colour map of the heatmaps.")] = "bwr",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that run together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per batch.")] = 8,
 ) -> None:
     """Explain a folder of images: a heatmap for each, and a CSV file of the outputs.
 
-    What was explained before into the same folder is kept, so that a run that was stopped goes on.
+    Earlier results in the same folder are kept, so a stopped run resumes.
     """
     runner = load(artefact)
     shape = _image_shape(runner)
@@ -311,14 +311,14 @@ def run(
             for path in chunk:
                 try:
                     batch[path] = _read_image(path, shape, *scale)
-                except Exception as error:  # decoders raise all kinds
+                except Exception as error:  # decoders raise errors of all kinds
                     results.add_problem(path, error)
             if batch:
                 for path, row, heatmap in _explained(runner, batch, target, fixed):
                     try:
                         _write_heatmap(heatmap, output / f"{path.name}.png", cmap)
                     except OSError as error:
-                        if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):  # it would be so for all others
+                        if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):  # all others would fail too
                             raise
                         results.add_problem(path, error)
                     else:
@@ -329,21 +329,21 @@ def run(
     if results.problems:
         shown = [f"{row[0]}: {row[-1]}" for row in results.problems]
         rest = [f"and {len(shown) - 10} others, in outputs.csv"] if len(shown) > 10 else []
-        raise InputError("these are no images that can be read:\n  " + "\n  ".join(shown[:10] + rest))
+        raise InputError("these images cannot be read:\n  " + "\n  ".join(shown[:10] + rest))
 
 
 @dataclass
 class _Results:
-    """outputs.csv: a row for each image, as it comes. The last row of an image is right until `_results` leaves that alone."""
+    """outputs.csv: rows are appended as they come. The last row of an image is valid; `_results` drops others in the end."""
 
     folder: Path
     columns: list[str]
-    before: dict[str, list[str]]  # rows of the images that a run which was stopped has explained, by name
+    before: dict[str, list[str]]  # rows of a stopped run, by image name
     file: TextIO
     problems: list[list[Any]] = field(default_factory=list)
 
     def has(self, image: Path) -> bool:
-        """Whether the image was explained already, and is the same file since."""
+        """Whether the image was explained already and has not been replaced since."""
         name = _name_of(image)
         heatmap = self.folder / f"{image.name}.png"
         with suppress(OSError):
@@ -357,7 +357,7 @@ class _Results:
         self.file.flush()
 
     def add_problem(self, image: Path, error: Exception) -> None:
-        """Say why there is no heatmap; one of what the file was before goes."""
+        """Record why there is no heatmap, and remove that of a former version of the file."""
         with suppress(OSError):
             (self.folder / f"{image.name}.png").unlink(missing_ok=True)
         self.add([_name_of(image), *[""] * (len(self.columns) - 2), printable(first_lines(error))])
@@ -365,7 +365,7 @@ class _Results:
 
 @contextmanager
 def _results(folder: Path, settings: dict[str, Any], classes: int, images: Sequence[Path]) -> Iterator[_Results]:
-    """The results in `folder`, which a run of these settings wrote or begins. In the end there is one row for each image."""
+    """The results in `folder`, of an earlier run with the same settings or new. In the end there is one row for each image."""
     folder.mkdir(parents=True, exist_ok=True)
     path, table = folder / "run.json", folder / "outputs.csv"
     with open(path, "a+b") as file:
@@ -374,7 +374,7 @@ def _results(folder: Path, settings: dict[str, Any], classes: int, images: Seque
         file.seek(0)
         before = file.read()
         if not before and table.exists():
-            raise InputError(f"{folder} has an outputs.csv of something else: choose another folder")
+            raise InputError(f"{folder} has an outputs.csv that is not from lrpfx run: choose another folder")
         if before and before != json.dumps(settings).encode():
             raise InputError(f"{folder} has the results of another program, or of other settings: choose another folder")
         if not before:
@@ -387,18 +387,18 @@ def _results(folder: Path, settings: dict[str, Any], classes: int, images: Seque
             yield _Results(folder, columns, rows, output)
         rows = _rows(table, columns)
         names = [name for name in map(_name_of, images) if name in rows]
-        _write_rows(table, [columns, *(rows[name] for name in dict.fromkeys([*names, *rows]))])  # of images that are gone last
+        _write_rows(table, [columns, *(rows[name] for name in dict.fromkeys([*names, *rows]))])  # those of removed images last
 
 
 def _rows(table: Path, columns: list[str]) -> dict[str, list[str]]:
-    """The last row of each image, by its name. The last one of a run that was killed may be cut off."""
+    """The last row of each image, by its name. The last row of a killed run may be truncated, and is dropped."""
     if not table.exists():
         return {}
     try:
         with open(table, newline="", encoding="utf-8") as file:
             rows = [row for row in csv.reader(file) if len(row) == len(columns)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{table} is damaged ({error}): choose another folder, or remove it to begin anew") from error
+        raise InputError(f"{table} is damaged ({error}): choose another folder, or remove it to start over") from error
     return {row[0]: row for row in rows[1:]}
 
 
@@ -410,18 +410,18 @@ def _write_rows(table: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 
 def _name_of(image: Path) -> str:
-    """The name of a file as text, also where it is none."""
+    """The name of a file as text, with escapes for bytes that are not UTF-8."""
     return os.fsencode(image.name).decode("utf-8", "backslashreplace")
 
 
 def _version_of(image: Path) -> str:
-    """What changes where a file is replaced."""
+    """A text that changes if the file is replaced."""
     found = image.stat()
     return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
 
 
 def _image_shape(runner: Runner) -> list[int]:
-    """Channels, height and width of the images that a program takes."""
+    """Channels, height and width of the program's input images."""
     shapes = [described["shape"][1:] for name, described in runner.manifest["arguments"].items() if name != "target"]
     if len(shapes) != 1 or len(shapes[0]) != 3 or shapes[0][0] not in (1, 3):
         raise InputError(f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}")
@@ -436,7 +436,7 @@ def _check_cmap(cmap: str) -> None:
     try:
         get_cmap(cmap)
     except Exception as error:
-        raise InputError(f"{cmap!r} is no colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}") from error
+        raise InputError(f"{cmap!r} is not a colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}") from error
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -449,7 +449,7 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 def _read_image(path: Path, shape: Sequence[int], mean: list[float], std: list[float]) -> np.ndarray:
-    """The middle of an image, as much as covers the program's input. Shape (channels, height, width)."""
+    """The central crop of an image, scaled to the program's input. Shape (channels, height, width)."""
     channels, height, width = shape
     if not path.is_file():
         raise InputError("it is not a file")
@@ -457,10 +457,10 @@ def _read_image(path: Path, shape: Sequence[int], mean: list[float], std: list[f
         if file.width * file.height > MOST_PIXELS:
             raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}")
         if file.mode in ("F", "I"):
-            raise InputError("its values are of 32 bits, whose range is not known: convert it to 8 or 16 bits")
+            raise InputError("its values have 32 bits, and their range is unknown: convert it to 8 or 16 bits")
         upright = ImageOps.exif_transpose(file)
         image = upright if file.mode.startswith("I") else upright.convert("L" if channels == 1 else "RGB")
-        if image is upright:  # 16 bits, which Pillow would cut off at 255
+        if image is upright:  # 16 bits, which Pillow would clip at 255
             image = Image.fromarray(np.asarray(upright, dtype=np.float32) / 257.0)
     factor = max(height / image.height, width / image.width)
     left, top = (image.width - width / factor) / 2, (image.height - height / factor) / 2
@@ -474,9 +474,9 @@ def _read_image(path: Path, shape: Sequence[int], mean: list[float], std: list[f
 def _explained(
     runner: Runner, batch: dict[Path, np.ndarray], target: int | None, fixed: int | None
 ) -> Iterator[tuple[Path, list[Any], np.ndarray]]:
-    """Of each image of a batch its row of the table, and its relevance."""
+    """The table row and the relevance of each image of a batch."""
     pixels = np.stack(list(batch.values()))
-    if fixed is not None:  # what is missing in the last batch is filled up with copies
+    if fixed is not None:  # fill up the last batch with copies
         pixels = np.concatenate([pixels] * fixed)[:fixed]
     name = next(iter(runner.manifest["arguments"]))
     arguments = {name: pixels.astype(runner.manifest["arguments"][name]["dtype"])}
@@ -492,7 +492,7 @@ def _explained(
 
 
 def _write_heatmap(heatmap: np.ndarray, path: Path, cmap: str) -> None:
-    """Write an image, whole or not at all. `whole_file` would look through the folder for each."""
+    """Write an image atomically. `whole_file` would scan the folder for each image."""
     temporary = path.with_name(".unfinished.png")
     try:
         imsave(temporary, heatmap, cmap=cmap, symmetric=True)
@@ -502,7 +502,7 @@ def _write_heatmap(heatmap: np.ndarray, path: Path, cmap: str) -> None:
 
 
 def _run_for(runner: Runner, arguments: dict[str, np.ndarray], target: int | None) -> dict[str, np.ndarray]:
-    """The results for a class; where none is given, for the largest output of each sample."""
+    """The results for a class; if none is given, for the largest output of each sample."""
     if runner.manifest["target"] == "max":
         if target is not None:
             raise InputError("the program explains its largest output; export it with --target index to choose a class")
@@ -519,7 +519,7 @@ def _run_for(runner: Runner, arguments: dict[str, np.ndarray], target: int | Non
 
 @app.command()
 def inspect(artefact: Artefact) -> None:
-    """Show what a file holds: where it comes from, what it takes and returns, and the rule of every node."""
+    """Show the contents of a file: its origin, arguments and results, and the rule of every node."""
     manifest = load(artefact).manifest
     console = Console(highlight=False)
     facts = {
@@ -545,7 +545,7 @@ def inspect(artefact: Artefact) -> None:
 
 @app.command()
 def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify.")]) -> None:
-    """Run the self-tests of files; the exit status is 1 where any fails."""
+    """Run the self-tests of files; the exit status is 1 if any fails."""
     rows, failed = [], False
     for path in artefacts:
         try:

@@ -1,8 +1,9 @@
-"""Colour maps, and the small language that describes them.
+"""Colour maps, and a small language that describes them.
 
-A colour map is written as nodes separated by commas: a colour of three or six hexadecimal digits (`f00`, `ff0000`), in front of
-it optionally its place on the scale from 00 to ff and a colon (`80:fff`). `000,f00,fff` goes from black over red to white. A
-place of one digit is doubled; nodes without a place are spread evenly between their neighbours; the ends stand at 00 and ff.
+A colour map is a comma-separated list of nodes. A node is a colour of three or six hexadecimal digits (`f00`, `ff0000`),
+optionally preceded by its position on the scale from 00 to ff and a colon (`80:fff`). `000,f00,fff` goes from black through red
+to white. A one-digit position is doubled; nodes without a position are spread evenly between their neighbours; the ends are at
+00 and ff.
 """
 
 import re
@@ -29,16 +30,16 @@ class CMapToken(NamedTuple):
 
 
 class ColorNode(NamedTuple):
-    """A colour at a place of the scale: index in 0 to 256, value as red, green, blue in 0 to 255."""
+    """A colour at a position of the scale: index in 0 to 256, value as red, green, blue in 0 to 255."""
 
     index: int  # type: ignore[assignment]  # the field hides tuple.index
     value: NDArray[Any]
 
 
 class ColorMap:
-    """A colour map compiled from its source; assigning `source` compiles anew."""
+    """A colour map compiled from its source; assigning `source` compiles it again."""
 
-    # In this order: the longer spelling of hexadecimal digits comes first.
+    # The order matters: longer runs of hexadecimal digits come first.
     _TOKENS = re.compile(
         r"(?P<longcolor>[0-9a-fA-F]{6})|(?P<shortcolor>[0-9a-fA-F]{3})|(?P<index>[0-9a-fA-F]{1,2})"
         r"|(?P<adsep>:)|(?P<sep>,)|(?P<whitespace>\s+)|(?P<error>.)"
@@ -55,7 +56,7 @@ class ColorMap:
 
     @source.setter
     def source(self, value: str) -> None:
-        nodes = self._compile(value)  # a map keeps its meaning when the new source is wrong
+        nodes = self._compile(value)  # an invalid source leaves the map unchanged
         self._source, self._nodes = value, nodes
 
     @classmethod
@@ -71,7 +72,7 @@ class ColorMap:
 
     @classmethod
     def _parse(cls, source: str) -> list[tuple[int | None, NDArray[Any]]]:
-        """Places (None where there is none) and colours of the nodes."""
+        """Positions (None if not given) and colours of the nodes."""
         nodes: list[tuple[int | None, NDArray[Any]]] = []
         tokens = [*cls._lex(source), CMapToken("sep", ",", len(source))]
         while tokens:
@@ -80,7 +81,7 @@ class ColorMap:
             kinds = [token.type for token in node]
             if kinds[-1:] not in (["longcolor"], ["shortcolor"]) or kinds[:-1] not in ([], ["index", "adsep"]):
                 text = "".join(token.value for token in node)
-                raise ColorMapError(f"{text!r} in the colour map {source!r} is not a colour, nor a place, a colon and a colour")
+                raise ColorMapError(f"{text!r} in the colour map {source!r} is not a colour, with or without a position")
             color = node[-1].value if kinds[-1] == "longcolor" else "".join(2 * digit for digit in node[-1].value)
             place = None if len(node) == 1 else int(node[0].value if len(node[0].value) == 2 else 2 * node[0].value, 16)
             nodes.append((place, np.array([int(color[start : start + 2], 16) for start in (0, 2, 4)])))
@@ -95,18 +96,14 @@ class ColorMap:
         colors = [color for _, color in parsed]
         places[0] = 0 if places[0] is None else places[0]
         places[-1] = 255 if places[-1] is None else places[-1]
-        known = [position for position, place in enumerate(places) if place is not None]
+        known = [(position, place) for position, place in enumerate(places) if place is not None]
         placed: list[int] = []
-        for start, end in pairwise(known):
-            first, last = places[start], places[end]
-            assert first is not None and last is not None
+        for (start, first), (end, last) in pairwise(known):
             if last < first:
-                raise ColorMapError(f"the colour map {source!r} goes back from place {first:02x} to {last:02x}")
+                raise ColorMapError(f"the colour map {source!r} goes back from position {first:02x} to {last:02x}")
             count = end - start
             placed += [int(first * (1 - step / count) + last * (step / count)) for step in range(count)]
-        final = places[-1]
-        assert final is not None
-        placed.append(final)
+        placed.append(known[-1][1])
         nodes = [ColorNode(place, color) for place, color in zip(placed, colors, strict=True)]
         if nodes[0].index > 0:
             nodes.insert(0, ColorNode(0, nodes[0].value))
@@ -117,7 +114,7 @@ class ColorMap:
         scaled = np.clip(np.asarray(x, dtype=float), 0.0, 1.0) * 255
         indices = np.array([node.index for node in self._nodes])
         colors = np.array([node.value for node in self._nodes]) / 255.0
-        # The last node at or before each value: with two nodes at one place, the edge between them is hard.
+        # The last node at or before each value: two nodes at one position make a hard edge.
         left = np.clip(np.searchsorted(indices, scaled, side="right") - 1, 0, len(indices) - 2)
         width = np.maximum(indices[left + 1] - indices[left], 1)
         share = ((scaled - indices[left]) / width)[..., None]
@@ -125,13 +122,13 @@ class ColorMap:
         return result
 
     def palette(self, level: float = 1.0) -> NDArray[np.uint8]:
-        """The map as 256 colours, shape (256, 3); `level` above 1 reaches the ends of the map sooner."""
+        """The map as 256 colours, shape (256, 3); with `level` above 1, smaller values reach the ends of the map."""
         x = np.clip((np.linspace(-1.0, 1.0, 256) * level + 1.0) / 2.0, 0.0, 1.0)
         return (self(x) * 255).round(12).clip(0.0, 255.0).astype(np.uint8)
 
 
 class LazyColorMapCache(MutableMapping[str, Any]):
-    """Colour maps by name, compiled when first asked for."""
+    """Colour maps by name, compiled on first use."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = dict(sources)

@@ -1,7 +1,7 @@
 """Composites: which layer gets which rule.
 
-A composite asks for each layer, in the order of execution, which rule it gets. It decides; it edits nothing. `layer` may be a
-layer of a graph or a module: `isinstance` works on both (see `lrpfx.types`).
+A composite is asked for the rule of each layer, in the order of execution. It edits nothing. `layer` may be a layer of a graph
+or a module: `isinstance` works on both (see `lrpfx.types`).
 """
 
 import inspect
@@ -37,8 +37,8 @@ from lrpfx.rules.formulas import (
     ZBox,
     ZPlus,
 )
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
-from lrpfx.rules.template import Hook
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
     Activation,
@@ -57,8 +57,8 @@ from lrpfx.types import (
     Sum,
 )
 
-LayerMap = list[tuple[type | tuple[type, ...], Hook]]
-NameMap = list[tuple[Sequence[str], Hook]]
+LayerMap = Sequence[tuple[type | tuple[type, ...], Hook]]
+NameMap = Sequence[tuple[Sequence[str], Hook]]
 ModuleMap = Callable[[dict[Any, Any], str, Any], Hook | None]
 CompositeClass = TypeVar("CompositeClass", bound=type)
 
@@ -66,7 +66,7 @@ COMPOSITES: dict[str, type["Composite"]] = {}
 
 
 def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:
-    """Class decorator that enters a composite into `COMPOSITES` under `name`."""
+    """Class decorator that registers a composite in `COMPOSITES` under `name`."""
 
     def register(composite: CompositeClass) -> CompositeClass:
         COMPOSITES[name] = composite
@@ -88,7 +88,7 @@ def _describe_types(types: type | tuple[type, ...]) -> str:
 
 
 def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
-    """`entries` as a list of (key, rule) pairs; an error that shows the entry which is not one."""
+    """`entries` as a list of (key, rule) pairs; raises an error that shows an invalid entry."""
     checked: list[tuple[Any, Hook]] = []
     for entry in entries if isinstance(entries, Iterable) else [entries]:
         if not (isinstance(entry, (tuple, list)) and len(entry) == 2):
@@ -107,7 +107,7 @@ class Composite:
     `module_map(ctx, name, layer)` returns the rule of a layer, or None; `ctx` is a dictionary that lives for one model.
     """
 
-    #: What happens to layers that the composite maps to nothing: "error", or "gradient" for composites that mean to keep it.
+    #: Treatment of layers without a rule: "error", or "gradient" to keep their plain gradient.
     unassigned: str = "error"
 
     def __init__(self, module_map: ModuleMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
@@ -125,7 +125,7 @@ class Composite:
         return None
 
     def register(self, module: nn.Module) -> None:
-        """Put rules on a model and the modules in it, in module mode; what was registered before is removed."""
+        """Register rules on a model and its modules, in module mode. Earlier registrations are removed."""
         self.remove()
         try:
             with undisturbed():
@@ -138,7 +138,7 @@ class Composite:
                         hook = template.copy()
                         self.hook_refs.add(hook)
                         self.handles.append(self._registered(hook, name, child))
-        except BaseException:  # an interrupt among them, which comes at the end
+        except BaseException:  # including an interrupt, which arrives at the end
             self.remove()
             raise
 
@@ -150,18 +150,18 @@ class Composite:
             raise (RuleError(f"{name}: {error}") if name else error) from None
 
     def _modules_in_order(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """The modules to map, by name, in the order in which `module_map` is asked about them."""
+        """The modules to map, with their names, in the order of calls to `module_map`."""
         if not self.depends_on_order:
             return list(module.named_modules())
         return modules_in_order_of_execution(module)
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether the mapping of a layer depends on which layers come before it."""
+        """Whether the mapping of a layer depends on the layers before it."""
         return False
 
     def remove(self) -> None:
-        """Take all rules off, and undo the canonizers."""
+        """Remove all rules, and undo the canonizers."""
         if self.handles:
             with undisturbed():
                 self.handles.remove()
@@ -173,7 +173,7 @@ class Composite:
 
     @contextmanager
     def inactive(self) -> Iterator[Self]:
-        """A context in which gradients are ordinary ones, for derivatives of relevance."""
+        """A context with ordinary gradients, for derivatives of relevance."""
         hooks = list(self.hook_refs)
         before = [hook.active for hook in hooks]
         try:
@@ -185,11 +185,11 @@ class Composite:
                 hook.active = active
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
-        """Entries that the user wrote and that matched nothing in the model that `ctx` belongs to."""
+        """The user's entries without a match in the model of `ctx`."""
         return []
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        """Whether the composite gives a rule to this module as a whole, so that its inside must not be looked at."""
+        """Whether the composite maps this module as a whole, so the compiler must not look inside."""
         return self.module_map(MappingContext(), name, module) is not None
 
     def __repr__(self) -> str:
@@ -214,16 +214,16 @@ class CompositeContext(NativeContext):
         finally:
             try:
                 self.composite.remove()
-            finally:  # an interrupt may come before it has begun
+            finally:  # an interrupt may have prevented the first call
                 self.composite.remove()
 
 
 class LayerMapComposite(Composite):
-    """Rules by type: the first entry (type or tuple of types, rule) that a layer is an instance of."""
+    """Rules by type: the first matching entry (type or tuple of types, rule) applies."""
 
     def __init__(self, layer_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
         self.layer_map: LayerMap = _checked(layer_map, "a layer map")
-        self._defaults = 0  # entries at the end of the map that the user did not write
+        self._defaults = 0  # number of default entries at the end of the map
         super().__init__(module_map=self.mapping, canonizers=canonizers)
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
@@ -250,7 +250,7 @@ class LayerMapComposite(Composite):
 
 
 class SpecialFirstLayerMapComposite(LayerMapComposite):
-    """A layer map, and another one that is tried first until one layer has matched it: the first in execution."""
+    """A layer map, and a first map that precedes it until one layer, the first in execution, has matched."""
 
     def __init__(self, layer_map: LayerMap, first_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
         self.first_map: LayerMap = _checked(first_map, "a first map")
@@ -278,9 +278,9 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
 
 
 class NameMapComposite(Composite):
-    """Rules by name: the first entry (names, rule) with a name, or a pattern with `*`, `?` or `[...]`, that fits.
+    """Rules by name: the first entry (names, rule) with a matching name or pattern (`*`, `?` or `[...]`) applies.
 
-    A name fits the layer that has it, every call of the module that has it, and the module as a whole; a pattern fits layers.
+    A name matches a layer, every call of a module, and a module as a whole; a pattern matches layers.
     """
 
     def __init__(self, name_map: NameMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -313,7 +313,7 @@ class NameMapComposite(Composite):
 
 
 class MixedComposite(Composite):
-    """Several composites: each is asked about every layer, and the first that gives a rule wins."""
+    """Several composites: each is asked about every layer, and the first rule wins."""
 
     def __init__(self, composites: Sequence[Composite], canonizers: Sequence[Any] | None = None) -> None:
         self.composites = list(composites)
@@ -351,7 +351,7 @@ class MixedComposite(Composite):
 
 
 class NameLayerMapComposite(MixedComposite):
-    """A name map, and a layer map for the layers that it leaves."""
+    """A name map, and a layer map for all other layers."""
 
     def __init__(
         self,
@@ -362,8 +362,8 @@ class NameLayerMapComposite(MixedComposite):
         super().__init__([NameMapComposite(name_map or []), LayerMapComposite(layer_map or [])], canonizers)
 
 
-def layer_map_base(stabilizer: Stabilization = 1e-6) -> LayerMap:
-    """Entries that the composites of Layer-wise Relevance Propagation share."""
+def layer_map_base(stabilizer: Stabilization = 1e-6) -> list[tuple[type | tuple[type, ...], Hook]]:
+    """Entries shared by the LRP composites."""
     return [
         (Activation, Pass()),
         (Sum, Norm(stabilizer)),
@@ -381,7 +381,7 @@ def layer_map_base(stabilizer: Stabilization = 1e-6) -> LayerMap:
 
 
 class _BuiltInComposite(SpecialFirstLayerMapComposite):
-    """Base of the built-in composites: the user's entries stand before the composite's own."""
+    """Base of the built-in composites: the user's entries precede the defaults."""
 
     #: Names of the attributes that `repr` shows.
     shown: ClassVar[tuple[str, ...]] = ()
@@ -521,7 +521,7 @@ class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
 
 
 class _GradientComposite(_BuiltInComposite):
-    """Base of the composites that change the gradient of some layers and keep that of all others."""
+    """Base of composites that change the gradient of some layers and keep that of all others."""
 
     unassigned = "gradient"
 
@@ -576,7 +576,7 @@ class BetaSmooth(_GradientComposite):
 
 
 def composite_named(name: str, **settings: Any) -> Composite:
-    """A composite of the registry by its name; `InputError` for one that it does not have, and for settings that do not fit."""
+    """The registered composite called `name`. Raises `InputError` for unknown names, and for missing or unknown settings."""
     if name not in COMPOSITES:
         known = ", ".join(sorted(COMPOSITES))
         raise InputError(f"there is no composite named {name!r}; there are: {known}.{nearest(name, COMPOSITES)}")

@@ -1,4 +1,4 @@
-"""The vocabulary of rules in one place, under Zennit's names; each thing lives in the module that its name belongs to."""
+"""The vocabulary of rules under Zennit's names, re-exported from the modules that define it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -8,9 +8,10 @@ from torch import nn
 
 from lrpfx.composites import Composite, CompositeContext
 from lrpfx.module_mode.registration import RemovableHandle, RemovableHandleList
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import ParamMod, expand
 from lrpfx.rules.stabilizer import Stabilizer, stabilize
-from lrpfx.rules.template import BasicHook, Hook
+from lrpfx.rules.template import BasicHook
 
 __all__ = [
     "BasicHook",
@@ -48,7 +49,7 @@ def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], M
 
 
 def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules without children below `module`, depth first in the order of registration; itself if it has none."""
+    """The leaf modules of `module`, depth first in the order of registration; `module` itself if it has no children."""
     children = list(module.children())
     if not children:
         yield module
@@ -57,9 +58,9 @@ def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def uncompress(data: Iterable[Any], selector: Iterable[Any], compressed: Iterable[Any]) -> Iterator[Any]:
-    """Put back what `itertools.compress(data, selector)` has become: the next of `compressed` where selected, `data` elsewhere.
+    """Undo `itertools.compress(data, selector)`: the next item of `compressed` where selected, that of `data` elsewhere.
 
-    Ends where any of the three ends.
+    Ends with the shortest of the three.
     """
     replacements = iter(compressed)
     for item, selected in zip(data, selector, strict=False):

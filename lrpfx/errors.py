@@ -1,4 +1,4 @@
-"""The family of errors and warnings that lrpfx raises, and what their messages have in common."""
+"""The errors and warnings of lrpfx, and helpers for their messages."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class LrpfxError(Exception):
-    """Base of every error that lrpfx raises on purpose."""
+    """Base of all errors that lrpfx raises deliberately."""
 
 
 class InputError(LrpfxError, ValueError):
@@ -20,7 +20,7 @@ class InputTypeError(InputError, TypeError):
 
 
 class CaptureError(LrpfxError):
-    """A model could not be turned into a graph that means the same."""
+    """A model could not be turned into an equivalent graph."""
 
 
 class UnsupportedOperationError(LrpfxError):
@@ -28,38 +28,38 @@ class UnsupportedOperationError(LrpfxError):
 
 
 class RuleError(LrpfxError, RuntimeError):
-    """A rule does not fit the layer that it was given to."""
+    """A rule does not fit its layer."""
 
 
 class PassError(LrpfxError):
-    """A pass left a graph that is not well formed, which is a defect of the pass."""
+    """A pass left a malformed graph, which is a defect of the pass."""
 
 
 class LoweringError(LrpfxError):
-    """The module cannot be turned into a plain inference program, or the program computes something else."""
+    """The module cannot be turned into a plain inference program, or the program differs from it."""
 
 
 class ArtefactError(LrpfxError):
-    """A file with a program cannot be written, or is damaged, or was not written by lrpfx."""
+    """A program file cannot be written, is damaged, or was not written by lrpfx."""
 
 
 class VerificationError(LrpfxError):
-    """A captured or rewritten graph does not compute what the source model computes."""
+    """A captured or rewritten graph does not compute the same as the source model."""
 
 
 class LrpfxWarning(UserWarning):
-    """Something is legal but probably not what the user meant."""
+    """Something is valid but probably unintended."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that asks for the known name which is most like one that is not known, or nothing."""
+    """A question that suggests the known name closest to an unknown one, or an empty string."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 @contextmanager
 def os_errors(kind: type[LrpfxError], path: Path, what: str) -> Iterator[None]:
-    """What the operating system refuses, as an error of a kind of ours: the path cannot be `what`, such as "read"."""
+    """Turn an `OSError` into an error of class `kind`: the path cannot be `what`, such as "read"."""
     try:
         yield
     except OSError as error:
@@ -67,16 +67,16 @@ def os_errors(kind: type[LrpfxError], path: Path, what: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch's or of a runtime's says that there is no memory, of whatever kind it is."""
+    """Whether an error of torch or another runtime, of any class, reports that memory ran out."""
     return re.search(r"(not enough|allocate) memory|[Ff]ailed to allocate|bad_alloc", str(error)) is not None
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what a terminal would act on, or cannot show."""
+    """The text with escapes for control characters and characters that a terminal cannot show."""
     return "".join(one if one.isprintable() or one == "\n" else f"\\x{ord(one):02x}" for one in text)
 
 
 def first_lines(error: BaseException, lines: int = 2) -> str:
-    """The kind of an error of others and what it says first: torch's own go on for pages."""
+    """The class of a foreign error and the first lines of its message: those of torch can fill pages."""
     text = " ".join(line.strip() for line in str(error).strip().splitlines()[:lines])
     return f"{type(error).__name__}: {text if len(text) <= 400 else text[:400] + ' ...'}"

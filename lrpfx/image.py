@@ -1,4 +1,4 @@
-"""Images of relevance: heatmaps with colour maps, grids, and writing them."""
+"""Images of relevance: heatmaps with colour maps, and grids."""
 
 from typing import Any, BinaryIO
 
@@ -30,7 +30,7 @@ CMAPS = LazyColorMapCache(
 
 
 def get_cmap(cmap: ColorMap | str) -> ColorMap:
-    """A colour map by its name or its source."""
+    """The colour map with this name or source."""
     if isinstance(cmap, ColorMap):
         return cmap
     return CMAPS[cmap] if cmap in CMAPS else ColorMap(cmap)
@@ -44,7 +44,7 @@ def palette(cmap: ColorMap | str = "bwr", level: float = 1.0) -> NDArray[np.uint
 def interval_norm_bounds(
     input: ArrayLike, symmetric: bool = False, dim: int | tuple[int, ...] | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Smallest and largest value over `dim` (default: all but the first), with these dimensions kept.
+    """The smallest and largest values over `dim` (default: all but the first), with these dimensions kept.
 
     With `symmetric`, minus and plus the largest magnitude.
     """
@@ -59,8 +59,8 @@ def interval_norm_bounds(
 def gridify(obj: ArrayLike, shape: tuple[int, int] | None = None, fill_value: Any = None) -> NDArray[Any]:
     """Images of shape (n, height, width[, channels]) or (n, channels, height, width), side by side as one image.
 
-    `shape` is (rows, columns); by default it is close to a square. Places left over have `fill_value`, by default each
-    channel's smallest value.
+    `shape` is (rows, columns); by default it is close to a square. Empty cells are filled with `fill_value`, by
+    default each channel's smallest value.
     """
     array, shape = np.asarray(obj), _grid_shape(shape)
     if array.ndim not in (3, 4):
@@ -97,10 +97,10 @@ def imgify(
 ) -> Image.Image:
     """An image of relevance (one channel, coloured by `cmap`) or of colours (three channels).
 
-    `obj`: anything that numpy makes an array of, shape (height, width) with an optional axis of 1 or 3 channels first or last;
-    with `grid` (True, or (rows, columns)) with an axis of images in front. Values are scaled from [vmin, vmax] to the full
-    range; missing bounds are the array's own, for each image of a grid by itself, and with `symmetric` around zero. uint8 is
-    taken as it is. A constant image is drawn in the middle of the scale. `InputTypeError` for other shapes.
+    `obj`: anything that numpy converts to an array of shape (height, width), with an optional axis of 1 or 3 channels first or
+    last, and with `grid` (True, or (rows, columns)) a leading axis of images. Values are scaled from [vmin, vmax] to the full
+    range. Missing bounds are those of the array, separately for each image of a grid, and around zero with `symmetric`. uint8
+    is not scaled. A constant image is drawn in the middle of the scale. Raises `InputTypeError` for other shapes.
     """
     array, shape = np.asarray(obj), _grid_shape(grid)
     if array.dtype == bool:
@@ -128,7 +128,7 @@ def imgify(
 
 
 def _grid_shape(grid: Any) -> tuple[int, int] | None:
-    """Rows and columns of a grid, or None where they are left open."""
+    """Rows and columns of a grid, or None if not given."""
     if grid is None or isinstance(grid, (bool, np.bool_)) or (isinstance(grid, int) and grid == 0):
         return None
     whole = isinstance(grid, (list, tuple)) and all(isinstance(size, (int, np.integer)) and size > 0 for size in grid)
@@ -140,7 +140,7 @@ def _grid_shape(grid: Any) -> tuple[int, int] | None:
 def _scaled(
     array: NDArray[Any], vmin: ArrayLike | None, vmax: ArrayLike | None, symmetric: bool, dim: tuple[int, ...] | None
 ) -> NDArray[np.uint8]:
-    """`array` from [vmin, vmax] to 0 to 255."""
+    """`array` scaled from [vmin, vmax] to [0, 255]."""
     lowest, highest = interval_norm_bounds(array, symmetric=symmetric, dim=dim)
     low = lowest if vmin is None else np.asarray(vmin)
     high = highest if vmax is None else np.asarray(vmax)
@@ -163,6 +163,6 @@ def imsave(
     symmetric: bool = False,
     gridfill: Any = None,
 ) -> None:
-    """Write what `imgify` makes of `obj` to a file; `writer_params` go to Pillow's `save`."""
+    """Write the image that `imgify` makes of `obj` to a file; `writer_params` are passed to Pillow's `save`."""
     image = imgify(obj, vmin, vmax, cmap, level, symmetric, grid, gridfill)
     image.save(fp, format=format, **(writer_params or {}))

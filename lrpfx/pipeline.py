@@ -1,4 +1,4 @@
-"""The compiler: a model and a composite in, an explainable GraphModule out."""
+"""The compiler: turns a model and a composite into an explainable GraphModule."""
 
 import warnings
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
 from lrpfx.frontends.symbolic import private_copy
 from lrpfx.ir.node import named_nodes
-from lrpfx.passes.analyze.signs import InputRange
+from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.stages import LOGITS, OUTPUT, STAGES, Settings, passes_of
 from lrpfx.runtime.explain_module import ExplainModule
@@ -21,7 +21,7 @@ from lrpfx.support.interrupts import undisturbed
 
 
 @undisturbed()
-@torch.inference_mode(False)  # tensors made in inference mode could not be part of a gradient
+@torch.inference_mode(False)  # tensors made in inference mode cannot take part in a gradient
 def transform(
     model: Model,
     composite: Composite,
@@ -38,31 +38,31 @@ def transform(
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
     The model, a module or an `ExportedProgram`, is not changed; the result holds a copy of its parameters and buffers.
-    `example_inputs` (a tensor, a tuple of arguments, or a dict of keyword arguments) makes every stage be verified against the
-    model's own output, and shapes known; without it, random inputs serve for the former where they fit the model. `capture`:
-    how the graph is found, "symbolic", "export" (torch.export, which needs example inputs), or "auto": the symbolic trace, and
-    torch.export where that fails and there are example inputs.
+    `example_inputs`: a tensor, a tuple of arguments, or a dict of keyword arguments. With them, shapes are known and every
+    stage is verified against the model's output; without them, random inputs verify the stages if they fit the model.
+    `capture`: "symbolic", "export" (torch.export, which needs example inputs), or "auto": the symbolic trace, with torch.export
+    as the fallback if there are example inputs.
+
     `unassigned`: "error", or "gradient" to let operations without a rule keep their plain gradient. `input_range`: the lowest
-    and the highest value that inputs take, for all or by name in a dict; it makes rules cheaper. `fold=False` leaves merged
-    and modified weights as live computations, and makes relevance differentiable with respect to inputs and parameters: take
-    such derivatives inside `with explain_model.inactive()`. `optimize=False` evaluates every rule as it is written, without the
-    shortcuts that give the same relevance with less work; it is for comparison, and for relevance that is put in anywhere but
-    at the output. `constants`: names of inputs that are no signal, such as a mask of floating-point numbers: they and what is
-    computed from them alone get no relevance. Inputs of integers or truth values need not be named, unless the vectors that an
-    embedding looks up for them are no signal either. `explain`: "output", or "logits" to let the module return and explain what
-    goes into the softmax or sigmoid that the model ends in: a softmax passes on next to nothing of a class that it is sure of.
+    and highest value of the inputs, for all or by name in a dict; it makes rules cheaper. `fold=False` keeps merged and
+    modified weights as live computations, so relevance can be differentiated with respect to inputs and parameters: compute
+    such derivatives inside `with explain_model.inactive()`. `optimize=False` evaluates every rule as written, without the
+    shortcuts that give the same relevance with less work; use it for comparison, and if relevance enters anywhere but at the
+    output. `constants`: names of inputs that are not signals, such as a floating-point mask; they and values computed only from
+    them get no relevance. Inputs of integers or truth values need no declaration, unless the vectors that an embedding looks up
+    for them are not signals either. `explain`: "output", or "logits" to return and explain the input of a final softmax or
+    sigmoid: a softmax passes on next to nothing of a class that it is sure of.
 
     Errors: `CaptureError` for models that cannot be traced or are in training mode, `UnsupportedOperationError` for
     operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
     """
     _check_arguments(model, composite, unassigned, explain)
     canonizers = needed_in_graphs(composite.canonizers)
-    if canonizers and isinstance(model, ExportedProgram):
-        raise InputError(
-            f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
-        )
     if canonizers:
-        assert isinstance(model, nn.Module)
+        if isinstance(model, ExportedProgram):
+            raise InputError(
+                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
+            )
         model = private_copy(model)
         for canonizer in canonizers:
             canonizer.apply(model)
@@ -99,8 +99,8 @@ def transform(
 def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
     """Qualified names of all nodes that compute something, in the order of execution.
 
-    For a model: those that a composite and `record=` can name. They follow torchvision's feature extraction. `example_inputs`
-    for models that only torch.export can follow.
+    These are the names for composites and `record=`. They follow torchvision's feature extraction. Models that only
+    torch.export can capture need `example_inputs`.
     """
     if isinstance(model, ExplainModule):
         graph = model.graph

@@ -1,9 +1,9 @@
-"""Kinds of layers: what composites map rules to.
+"""Kinds of layers, to which composites map rules.
 
-`isinstance` against a kind holds for a module, for a layer of a graph, and for the call of a function: `+` is a `Sum`,
-`torch.nn.Conv2d` and `torch.nn.functional.conv2d` are both a `ConvolutionStandard`, a `Convolution` and a `Linear`. Which
-modules are of which kind follows from the rows of the operator table (`lrpfx.operators`); here stand the kinds that consist of
-other kinds, and modules that no row spells.
+`isinstance` with a kind works for a module, for a layer of a graph, and for a function call: `+` is a `Sum`, and
+`torch.nn.Conv2d` and `torch.nn.functional.conv2d` are both a `ConvolutionStandard`, a `Convolution` and a `Linear`. The rows of
+the operator table (`lrpfx.operators`) assign modules to kinds; this file defines the kinds that consist of other kinds, and
+modules that are not in the table.
 """
 
 from collections.abc import Iterable
@@ -15,20 +15,20 @@ from torch import nn
 class SubclassMeta(type):
     """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses.
 
-    `__subclass_names__` lists such classes by their qualified names, which saves an import.
+    `__subclass_names__` lists such classes by qualified name, to avoid importing them.
     """
 
     __subclass__: tuple[type, ...]
     __subclass_names__: tuple[str, ...] = ()
 
     def include(cls, classes: Iterable[type]) -> None:
-        """Let classes count as subclasses of this kind and of every kind that it derives from."""
+        """Count classes as subclasses of this kind and of its base kinds."""
         for kind in cls.__mro__:
             if isinstance(kind, SubclassMeta) and kind is not Kind:
                 kind.__subclass__ = tuple(dict.fromkeys((*kind.__subclass__, *classes)))
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        kind = getattr(instance, "kind", None)  # a layer of a graph has one besides the class that it stands for
+        kind = getattr(instance, "kind", None)  # layers of a graph have a kind besides their module class
         by_kind = isinstance(kind, SubclassMeta) and issubclass(kind, cls)
         return by_kind or super().__instancecheck__(instance) or issubclass(instance.__class__, cls)
 
@@ -91,9 +91,9 @@ class Product(Kind):
 
 
 class Gate(Product):
-    """Products of a signal, the first input, and of what scales it: a sigmoid, a softmax, a divisor."""
+    """Products of a signal, the first input, and a factor that scales it: a sigmoid, a softmax, a divisor."""
 
-    __subclass__ = ()  # not what other products are
+    __subclass__ = ()  # without those of Product
 
 
 class MatMul(Kind):
@@ -121,15 +121,15 @@ class Statistic(Kind):
 
 
 class Detach(Kind):
-    """Where the author has cut the gradient: no relevance goes on unless a rule says so."""
+    """Places where the author has cut the gradient: no relevance passes unless a rule says so."""
 
 
 class Embedding(Kind):
-    """Look-up of vectors by integers: relevance is reported at its output."""
+    """Look-up of vectors by integers: relevance is reported at the output."""
 
 
 class Recurrent(Kind):
-    """Recurrent layers as a whole."""
+    """Recurrent layers, each as a whole."""
 
     __subclass__ = (nn.RNNBase, nn.RNNCellBase)
 
@@ -143,8 +143,8 @@ class Dropout(Kind):
 
 
 class Opaque(Kind):
-    """A module that a composite maps as a whole: one layer, whatever it contains."""
+    """A module that a composite maps as one layer, whatever it contains."""
 
 
 class Unknown(Kind):
-    """An operation that the operator table does not list."""
+    """An operation that is not in the operator table."""

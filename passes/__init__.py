@@ -4,20 +4,20 @@ A pass has a name, a stage and a result that says how many places it matched and
 graph of a `Program` and nothing else: the driver lints, records the history, verifies and dumps.
 """
 
-from lrpfx.passes.analyze.signs import AnalyzeSigns
-from lrpfx.passes.analyze.support import AnalyzeSupport
+from lrpfx.passes.analyze.infer_signs import AnalyzeSigns
+from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits, final_softmax
-from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_right import MergeBatchNormRight, MergeInputNormalization, MergeLayerNorm
 from lrpfx.passes.driver import Verification, record, run_pass
-from lrpfx.passes.normalize.dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.decompose import Decompose
-from lrpfx.passes.normalize.dropout import RemoveDropout
-from lrpfx.passes.normalize.gates import FindGates
-from lrpfx.passes.normalize.inplace import RemoveInplace
-from lrpfx.passes.normalize.operators import NormalizeOperators
-from lrpfx.passes.program import Pass, PassResult, Program, Stage
+from lrpfx.passes.normalize.find_gates import FindGates
+from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
+from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
+from lrpfx.passes.normalize.remove_dropout import RemoveDropout
+from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program
 from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.validate import Validate
@@ -30,19 +30,19 @@ __all__ = [
     "ExplainLogits",
     "FindGates",
     "Fold",
-    "MergeBatchNorm",
+    "GraphPass",
+    "MergeBatchNormLeft",
     "MergeBatchNormRight",
     "MergeInputNormalization",
     "MergeLayerNorm",
     "NormalizeOperators",
-    "Pass",
+    "PassRecord",
     "PassResult",
     "Program",
     "RemoveDeadCode",
     "RemoveDropout",
     "RemoveInplace",
     "Rewrite",
-    "Stage",
     "Validate",
     "Verification",
     "final_softmax",

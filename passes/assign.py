@@ -1,16 +1,16 @@
 """ASSIGN: the composite chooses a rule for each layer; metadata only, no node is edited."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 
 from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import data_calls, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
-from lrpfx.rules.template import Hook
 
 
-class Assign(Pass):
+class Assign(GraphPass):
     """Ask the composite about every layer in the order of execution. Entries that matched nothing become a warning."""
 
     name = "assign"

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, Stage, draws_random_numbers, random_error
+from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
-from lrpfx.operators.table import operator_named
 from lrpfx.support.torch_internals import pytree
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
@@ -162,8 +161,8 @@ _SIZES = (32, 28, 64, 96, 128, 224, 256, 299, 384, 16, 8)
 def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
     """The weight of the first dense layer or convolution, with its groups and the number of dimensions that it moves over."""
     for node in data_calls(graph):
-        operator = operator_named(node_info(node).operator)
-        if operator is None or operator.name not in ("linear", "conv1d", "conv2d", "conv3d"):
+        operator = node_info(node).operator
+        if operator is None or not operator.weighs_channels:
             continue
         weight = node.args[1]
         if not isinstance(weight, fx.Node) or weight.op != "get_attr":
@@ -173,7 +172,7 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
     return None
 
 
-def run_pass(program: Program, step: Pass, verification: Verification | None = None) -> PassResult:
+def run_pass(program: Program, step: GraphPass, verification: Verification | None = None) -> PassResult:
     """Run `step` on `program`, then lint and record; where it changed the graph, verify, or record that nothing could be."""
     missing = [need for need in step.requires if need not in program.properties]
     if missing:
@@ -201,7 +200,7 @@ def run_pass(program: Program, step: Pass, verification: Verification | None = N
     return result
 
 
-def run_passes(program: Program, steps: Iterable[Pass], verification: Verification | None = None) -> list[str]:
+def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> list[str]:
     """Run those of the passes that apply, in order; what the user should know."""
     warnings = []
     for step in steps:
@@ -210,7 +209,7 @@ def run_passes(program: Program, steps: Iterable[Pass], verification: Verificati
     return warnings
 
 
-def _check_properties(program: Program, step: Pass) -> None:
+def _check_properties(program: Program, step: GraphPass) -> None:
     for held in program.properties:
         violations = held.violations(program.graph)
         if violations:
@@ -257,16 +256,16 @@ def record(program: Program, stage: str, name: str, result: PassResult, unverifi
     else:
         code = program.history[-1].code
     details, reasons = tuple(result.details), tuple(result.reasons)
-    program.history.append(Stage(stage, name, result.matches, details, reasons, code, unverified))
+    program.history.append(PassRecord(stage, name, result.matches, details, reasons, code, unverified))
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:
         dump(program.history[-1], len(program.history), Path(directory))
 
 
-def verified_after_all(program: Program) -> None:
-    """Note that what the graph computes was verified, all changes so far together."""
+def verified_after_all(program: Program, first: int = 0) -> None:
+    """Note that what the graph computes was verified, all changes from stage number `first` on together."""
     program.unverified.clear()
-    program.history[:] = [dataclasses.replace(stage, unverified="") for stage in program.history]
+    program.history[first:] = [dataclasses.replace(stage, unverified="") for stage in program.history[first:]]
 
 
 def readable_code(graph: fx.Graph) -> str:
@@ -275,7 +274,7 @@ def readable_code(graph: fx.Graph) -> str:
     return "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
 
 
-def dump(stage: Stage, number: int, directory: Path) -> Path:
+def dump(stage: PassRecord, number: int, directory: Path) -> Path:
     """Write a stage to `directory` as `003_canonize_merge_batch_norm.py`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{number:03d}_{stage.stage.lower()}_{stage.name}.py"

@@ -7,15 +7,19 @@ from typing import Any, ClassVar
 import torch
 from lrpfx.passes.properties import NAMED, Property
 from torch import fx, nn
+from torch.export import ExportedProgram
 
-from lrpfx.errors import CaptureError
+from lrpfx.errors import CaptureError, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
 from lrpfx.support.torch_internals import OpOverload
 
+#: Key of an exported program's metadata under which the stages stand that it was made in.
+HISTORY = "lrpfx_history"
+
 
 @dataclass(frozen=True)
-class Stage:
+class PassRecord:
     """One step of the compilation: what a pass did, and the graph after it as Python code."""
 
     stage: str
@@ -44,7 +48,7 @@ class Program:
     root: nn.Module
     graph: fx.Graph
     title: str
-    history: list[Stage] = field(default_factory=list)
+    history: list[PassRecord] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers whose values the graph holds as numbers, by name
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
@@ -52,6 +56,13 @@ class Program:
     guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments
     fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
+    exported: ExportedProgram | None = None  # the graph as torch.export has it, once it is lowered
+
+    def program(self) -> ExportedProgram:
+        """The exported program. `PassError` before there is one."""
+        if self.exported is None:
+            raise PassError(f"{self.title} is not exported yet")
+        return self.exported
 
 
 @dataclass
@@ -64,7 +75,7 @@ class PassResult:
     warnings: list[str] = field(default_factory=list)
 
 
-class Pass(ABC):
+class GraphPass(ABC):
     """A step of the compilation."""
 
     name: ClassVar[str]

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from torch import fx
 
 from lrpfx.ir.node import INPLACE, data_calls, has_info, node_info
-from lrpfx.operators.table import is_neutral, operator_named
 from lrpfx.types import Dropout
 
 
@@ -34,7 +35,7 @@ def _inplace(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _dropouts(graph: fx.Graph) -> list[fx.Node]:
-    rows = ((node, operator_named(node_info(node).operator)) for node in data_calls(graph))
+    rows = ((node, node_info(node).operator) for node in data_calls(graph))
     return [node for node, row in rows if row is not None and issubclass(row.kind, Dropout)]
 
 
@@ -44,11 +45,24 @@ def _unread(graph: fx.Graph) -> list[fx.Node]:
 
 def _undecided(graph: fx.Graph) -> list[fx.Node]:
     infos = ((node, node_info(node)) for node in data_calls(graph))
-    return [node for node, info in infos if info.rule is None and not info.keeps_gradient and not is_neutral(info.operator)]
+    return [node for node, info in infos if info.rule is None and not info.keeps_gradient and not info.neutral]
 
 
 def _not_rewritten(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in data_calls(graph) if node_info(node).rule is not None and node.op != "call_module"]
+
+
+def identities(graph: fx.Graph) -> list[fx.Node]:
+    """Operations of a lowered program that return their argument."""
+    return [node for node in graph.nodes if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)]
+
+
+def _nameless(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.find_nodes(op="get_attr") if str(node.target).startswith("_")]
+
+
+def _backwards(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.target in FORWARD_FORMS]
 
 
 #: Each node says what it is, and has a name.
@@ -75,3 +89,14 @@ SIGNED = Property("signed")
 SUPPORTED = Property("supported")
 #: Each rule stands in the graph as a module.
 REWRITTEN = Property("rewritten", _not_rewritten)
+
+# Of lowered programs:
+
+#: No operation returns its argument.
+NO_DETACH = Property("without detach", identities)
+#: Parameters and constants have names.
+TENSORS_NAMED = Property("with named tensors", _nameless)
+#: An exported program.
+EXPORTED = Property("exported")
+#: No operation that ONNX does not have and lrpfx can write otherwise.
+ONNX_OPERATORS = Property("of operators of ONNX", _backwards)

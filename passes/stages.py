@@ -3,24 +3,32 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from lrpfx.passes.analyze.signs import AnalyzeSigns, InputRange
-from lrpfx.passes.analyze.support import AnalyzeSupport
+from lrpfx.passes.analyze.infer_signs import AnalyzeSigns, InputRange
+from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits
-from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_right import MergeBatchNormRight
-from lrpfx.passes.normalize.dead_code import RemoveDeadCode
+from lrpfx.passes.lower.derive_weights import DeriveWeights
+from lrpfx.passes.lower.drop_detach import DropDetach
+from lrpfx.passes.lower.name_tensors import NameTensors
+from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.decompose import Decompose
-from lrpfx.passes.normalize.dropout import RemoveDropout
-from lrpfx.passes.normalize.gates import FindGates
-from lrpfx.passes.normalize.inplace import RemoveInplace
-from lrpfx.passes.normalize.operators import NormalizeOperators
-from lrpfx.passes.program import Pass
+from lrpfx.passes.normalize.find_gates import FindGates
+from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
+from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
+from lrpfx.passes.normalize.remove_dropout import RemoveDropout
+from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.program import GraphPass
+from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
+from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.rewrite import Rewrite
+from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
 
 from lrpfx.rules.mapping import RuleMapping
+from lrpfx.runtime.explain_module import ExplainModule
 
 OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
 
@@ -30,7 +38,7 @@ class Settings:
     """What passes need to know of how the compiler was called; see `lrpfx.transform`."""
 
     composite: RuleMapping | None = None
-    canonizers: Sequence[Pass] = ()  # the passes that the composite's canonizers ask for
+    canonizers: Sequence[GraphPass] = ()  # the passes that the composite's canonizers ask for
     constants: Collection[str] = ()
     input_range: InputRange = None
     keep_gradient: bool = False
@@ -40,7 +48,7 @@ class Settings:
 
 
 #: Stage -> its passes, in the order in which they run.
-STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
+STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "normalize": lambda settings: (
         NormalizeOperators(settings.constants),
         RemoveInplace(),
@@ -50,7 +58,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
         FindGates(),
     ),
     "canonize": lambda settings: (
-        MergeBatchNorm(),
+        MergeBatchNormLeft(),
         MergeBatchNormRight(),
         *settings.canonizers,
         *([ExplainLogits()] if settings.explain == LOGITS else []),
@@ -58,11 +66,21 @@ STAGES: dict[str, Callable[[Settings], Sequence[Pass]]] = {
     "assign": lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
     "validate": lambda settings: (Validate(settings.keep_gradient),),
     "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
-    "rewrite": lambda settings: (Rewrite(differentiable=not settings.fold, optimize=settings.optimize),),
+    "rewrite": lambda settings: (
+        *([ChooseShortcuts()] if settings.optimize else []),
+        Rewrite(differentiable=not settings.fold),
+        CutConstants(),
+        *([SaveLess()] if settings.optimize and settings.fold else []),
+    ),
     "fold": lambda settings: (Fold(),) if settings.fold else (),
 }
 
 
-def passes_of(settings: Settings, *stages: str) -> list[Pass]:
+def lowering_of(module: ExplainModule) -> list[GraphPass]:
+    """The passes over the trace of an explainable module, in order. A backend has more, over the exported program."""
+    return [DropDetach(), OutOfPlace(), NameTensors(module), DeriveWeights(module)]
+
+
+def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:
     """The passes of these stages, in order."""
     return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]

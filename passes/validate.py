@@ -1,17 +1,16 @@
 """VALIDATE: every node has a rule, is neutral, or was allowed to keep its gradient; all problems in one error."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from torch import fx
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.layers.layer import bound_arguments, layer_of_node
-from lrpfx.operators.table import is_neutral
-from lrpfx.rules.template import Hook
+from lrpfx.rules.hook import Hook
 
 
-class Validate(Pass):
+class Validate(GraphPass):
     """Check every assignment. `UnsupportedOperationError` lists all operations without a rule, `RuleError` all misfits."""
 
     name = "validate"
@@ -33,7 +32,7 @@ class Validate(Pass):
                 problem = misfit(program, node)
                 misfits += [] if problem is None else [problem]
                 result.matches += 1
-            elif is_neutral(info.operator):
+            elif info.neutral:
                 result.matches += 1
             elif self.keep_gradient:
                 update_info(node, keeps_gradient=True)
@@ -90,15 +89,14 @@ def complaint(node: fx.Node) -> str:
     """Which operation has no rule, where, and what to do about it."""
     info = node_info(node)
     if node.op == "call_module":
-        what = f"{info.description} as a whole (lrpfx.types.{info.kind})"
+        what = f"{info.description} as a whole (lrpfx.types.{info.kind_name})"
     elif info.operator is None:
         name = getattr(node.target, "__name__", str(node.target))
         what = f"{name}, which is not in the operator table"
     else:
-        what = f"{info.operator} (lrpfx.types.{info.kind})"
-    by_kind = (
-        f" or by kind, (lrpfx.types.{info.kind}, rule) in a layer map," if info.operator or node.op == "call_module" else ""
-    )
+        what = f"{info.operator} (lrpfx.types.{info.kind_name})"
+    listed = info.operator is not None or node.op == "call_module"
+    by_kind = f" or by kind, (lrpfx.types.{info.kind_name}, rule) in a layer map," if listed else ""
     return (
         f"  {info.name}: {what}, at {info.source or 'an unknown place'}. Give it a rule by name, (['{info.name}'], rule) in a "
         f'name map,{by_kind} or allow its plain gradient with unassigned="gradient".'

@@ -1,5 +1,6 @@
 """Changes of a saved program, each with code that would create a file where it is run."""
 
+import hashlib
 import io
 import json
 import pickle
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lrpfx.deploy import archives, artefacts
+from lrpfx.deploy import archive
 
 MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
 CONSTANTS, SAMPLES = "data/constants/model_constants_config.json", "data/sample_inputs/model.pt"
@@ -37,10 +38,10 @@ def saved(marker):
 
 def signed(entries, **changes):
     """The entries with right hashes."""
-    content = {name: value for name, value in entries.items() if not name.startswith(archives.MANIFEST)}
-    manifest = {**json.loads(entries[archives.MANIFEST]), **changes, "hash": artefacts._hash(content)}
+    content = {name: value for name, value in entries.items() if not name.startswith(archive.MANIFEST)}
+    manifest = {**json.loads(entries[archive.MANIFEST]), **changes, "hash": archive.hash_of(content)}
     text = json.dumps(manifest).encode()
-    return {**content, archives.MANIFEST: text, archives.MANIFEST_HASH: artefacts.hashlib.sha256(text).hexdigest().encode()}
+    return {**content, archive.MANIFEST: text, archive.MANIFEST_HASH: hashlib.sha256(text).hexdigest().encode()}
 
 
 def config_with(entries, config, **changes):
@@ -141,7 +142,7 @@ IN_FILES = {
     ),
     "a module to import": in_program(with_structure),
     "notes": in_program(lambda program, code: first_operator(program).update(metadata={"stack_trace": code})),
-    "an array of objects": lambda entries, marker: {archives.SELF_TEST: npz({"in.input": Payload(marker)})},
+    "an array of objects": lambda entries, marker: {archive.SELF_TEST: npz({"in.input": Payload(marker)})},
     "memory of others": in_program(
         lambda program, code: first_operator(program).update(target="torch.ops.aten._reshape_alias.default")
     ),

@@ -197,7 +197,7 @@ def test_photographs_are_upright(folder):
 def test_images_of_32_bits_have_no_known_range(dtype, folder):
     exported_before()
     Image.fromarray(np.ones((8, 8), dtype=dtype)).save("images/wide.tif")
-    with pytest.raises(lrpfx.InputError, match=r"wide\.tif: InputError: its values are of 32 bits"):
+    with pytest.raises(lrpfx.InputError, match=r"wide\.tif: InputError: its values have 32 bits"):
         run("run", "model.pt2", "images", "results")
 
 
@@ -267,7 +267,7 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
     with pytest.raises(lrpfx.InputError, match="other settings"):
         run("run", "model.pt2", "images", "results")
     (folder / "results" / "run.json").write_bytes(b"")
-    with pytest.raises(lrpfx.InputError, match="something else"):
+    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
         run("run", "model.pt2", "images", "results")
 
 
@@ -303,7 +303,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
             run("run", "model.pt2", "images", "results", *change)
     os.mkdir("others")
     (folder / "others" / "outputs.csv").write_text("mine")
-    with pytest.raises(lrpfx.InputError, match="something else"):
+    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
         run("run", "model.pt2", "images", "others")
     assert (folder / "others" / "outputs.csv").read_text() == "mine"
 
@@ -392,8 +392,8 @@ def test_interrupts_are_messages(delay, folder):
         (["export", "small_model", "m.pt2", "--shape", "1,3,8,8"], "module:callable"),
         (["export", "small_model:absent", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
         (["export", "absent:make", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
-        (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "is or makes a int"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "no list of numbers"),
+        (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "an object of type int"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "not a comma-separated list of numbers"),
         (["export", "small_model:ready", "m.pt2", "--shape", "0,3,8,8"], "positive sizes"),
         (["export", "small_model:ready", "m.zip", "--shape", "1,3,8,8"], "suffix"),
         (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--composite", "best"], "no composite named"),

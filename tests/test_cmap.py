@@ -63,7 +63,7 @@ def test_palette_and_level():
         ("80:,000", "is not a colour"),
         (":fff,000", "is not a colour"),
         ("80,000", "is not a colour"),
-        ("fff,80:000,40:fff,000", "goes back from place 80 to 40"),
+        ("fff,80:000,40:fff,000", "goes back from position 80 to 40"),
         (None, "is text, not NoneType"),
     ],
 )

@@ -117,7 +117,7 @@ def test_an_untraceable_module_can_be_mapped_as_a_whole():
 
 def test_module_made_inside_forward():
     message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(lambda x: nn.Linear(3, 3)(x)), EpsilonPlus())
-    assert "a Linear with parameters of its own that is not a submodule" in message and f"{__file__}:" in message
+    assert "a Linear with its own parameters that is not a submodule" in message and f"{__file__}:" in message
 
 
 def test_model_without_inputs():

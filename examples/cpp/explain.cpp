@@ -1,8 +1,8 @@
-// Explains an image with an attribution model that `lrpfx.package` compiled: prediction and relevance, without Python.
+// Explains an image with an attribution model compiled by `lrpfx.package`: prediction and relevance, without Python.
 //
 //     explain model.pt2 image.pgm [class]
 //
-// The image is a binary PGM file of the size that the model takes. Without a class the prediction is explained.
+// The image is a binary PGM file with the model's input size. Without a class, the prediction is explained.
 
 #include <fstream>
 #include <iomanip>
@@ -20,9 +20,9 @@ static at::Tensor read_image(const std::string& path) {
     std::string magic;
     int64_t width = 0, height = 0, largest = 0;
     if (!(file >> magic >> width >> height >> largest) || magic != "P5" || largest < 1 || largest > 255) {
-        throw std::runtime_error(path + " is no binary PGM file with one byte for each pixel");
+        throw std::runtime_error(path + " is not a binary PGM file with one byte per pixel");
     }
-    file.get();  // the one character between header and pixels
+    file.get();  // the single character between header and pixels
     std::vector<uint8_t> bytes(static_cast<size_t>(width * height));
     if (!file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()))) {
         throw std::runtime_error(path + " is truncated");
@@ -39,10 +39,10 @@ int main(int count, char** arguments) {
     try {
         const torch::InferenceMode guard;
         torch::inductor::AOTIModelPackageLoader model(arguments[1]);
-        // Compiled programs give wrong results for another memory format, without an error: inputs must be contiguous.
+        // Inputs must be contiguous: compiled programs silently give wrong results for other memory formats.
         const at::Tensor image = read_image(arguments[2]).contiguous();
         at::Tensor target = torch::full({1}, count > 3 ? std::stoll(arguments[3]) : 0, torch::kInt64);
-        // The results stand in the order of the manifest: output, relevance, recorded layers.
+        // Results are in the order of the manifest: output, relevance, recorded layers.
         std::vector<at::Tensor> results = model.run({image, target});
         if (count == 3) {
             target = results[0].argmax(1);

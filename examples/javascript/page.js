@@ -1,10 +1,10 @@
-// A digit is drawn, the attribution model runs on it in the browser, and prediction and relevance are shown.
+// Runs the attribution model in the browser on a digit that the user draws, and shows prediction and relevance.
 
 import * as ort from "./node_modules/onnxruntime-web/dist/ort.wasm.min.mjs";
 
 const MODEL = new URLSearchParams(location.search).get("model") ?? "../../demo/digits.onnx";
-const SIDE = 8; // of the images that the network takes
-const BITMAP = 32; // its digits were made of bitmaps of this size, whose pixels were counted in blocks of 4×4
+const SIDE = 8; // of the network's input images
+const BITMAP = 32; // the data set's digits come from bitmaps of this size, with pixels counted in blocks of 4×4
 
 const drawing = document.getElementById("drawing");
 const pen = drawing.getContext("2d", { willReadFrequently: true });
@@ -21,7 +21,7 @@ function clear() {
   chosen = null;
 }
 
-/** The part of the drawing that is not black, or null. */
+/** The bounding box of the drawn pixels, or null. */
 function extent() {
   const { data, width, height } = pen.getImageData(0, 0, drawing.width, drawing.height);
   let [left, top, right, bottom] = [width, height, -1, -1];
@@ -36,7 +36,7 @@ function extent() {
   return right < 0 ? null : { left, top, width: right - left + 1, height: bottom - top + 1 };
 }
 
-/** The drawing as the network knows digits: filling the height, in the middle, as 8×8 shares of white. */
+/** The drawing as network input: scaled to fit, centred, as 8×8 shares of white. */
 function pixels() {
   const found = extent();
   const result = new Float32Array(SIDE * SIDE);
@@ -68,7 +68,7 @@ async function run(image, target) {
 
 const largest = (values) => values.indexOf(Math.max(...values));
 
-/** Prediction and relevance of the drawing. While one runs, another waits for the newest drawing. */
+/** Update prediction and relevance. Changes during a run trigger one more run, on the newest drawing. */
 async function update() {
   changed = true;
   if (running || session === null) return;
@@ -120,7 +120,7 @@ function show(image, outputs, prediction, explained, relevance) {
     return item;
   }));
   status.textContent = `the network reads ${prediction}`;
-  // What is shown, for whoever drives the page.
+  // The displayed results, for scripts that drive the page.
   document.body.dataset.results = JSON.stringify({ image: Array.from(image), outputs, prediction, explained, relevance });
 }
 
@@ -152,7 +152,7 @@ for (const name of ["pointerup", "pointercancel"]) drawing.addEventListener(name
 document.getElementById("clear").addEventListener("click", () => { clear(); update(); });
 
 clear();
-ort.env.wasm.numThreads = 1; // more would need a page that is isolated from other origins
+ort.env.wasm.numThreads = 1; // more threads need a cross-origin isolated page
 try {
   session = await ort.InferenceSession.create(MODEL);
   status.textContent = "ready";

@@ -1,4 +1,4 @@
-"""Relevance of inputs and layers, in graph mode, and Zennit's attributors."""
+"""Relevance of inputs and layers in graph mode, and Zennit's attributors."""
 
 from lrpfx.attribution.attributors import (
     Attributor,

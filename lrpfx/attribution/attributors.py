@@ -1,7 +1,7 @@
-"""Attributors: attribution methods around a model, in module mode where a composite is given.
+"""Attributors: attribution methods for a model, in module mode if a composite is given.
 
-An attributor is called with an input of shape (batch, ...) and what the output is weighted with, and returns the model's output
-and the attribution, of the input's shape. It takes plain models, models under a composite, and explainable modules alike.
+An attributor is called with an input of shape (batch, ...) and weights for the output. It returns the model's output and the
+attribution, which has the input's shape. It takes plain models, models under a composite, and explainable modules.
 """
 
 import inspect
@@ -24,12 +24,12 @@ OutputFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def identity(obj: Any) -> Any:
-    """Its argument."""
+    """Return the argument."""
     return obj
 
 
 def constant(obj: Any) -> Callable[..., Any]:
-    """A function that returns `obj` whatever it is called with."""
+    """A function that always returns `obj`."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return obj
@@ -43,7 +43,7 @@ def occlude_independent(
     fill_fn: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     invert: bool = False,
 ) -> torch.Tensor:
-    """`input` where the boolean `mask` is true, and `fill_fn(input)` elsewhere; the other way round with `invert`."""
+    """`input` where the boolean `mask` is true, and `fill_fn(input)` elsewhere; `invert` swaps them."""
     mask = ~mask if invert else mask
     return input * mask + ~mask * fill_fn(input)
 
@@ -51,12 +51,12 @@ def occlude_independent(
 class Attributor(NativeContext):
     """Base of the attributors.
 
-    `attr_output` is what the output is weighted with: a tensor of its shape, a function of the output, or None for the output
-    itself. Used as a context, the composite is registered once for all calls in it; otherwise for each call.
+    `attr_output` gives the weights of the output: a tensor of its shape, a function of the output, or None for the output
+    itself. As a context manager, the composite is registered once for all calls in the context; otherwise for each call.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
-        if inspect.isabstract(cls):  # which object.__new__ would find out, and that of io.IOBase does not
+        if inspect.isabstract(cls):  # checked here since io.IOBase.__new__, unlike object.__new__, does not
             raise TypeError(f"{cls.__name__} is abstract: it has no {', '.join(sorted(cls.__abstractmethods__))}")
         return super().__new__(cls)
 
@@ -91,7 +91,7 @@ class Attributor(NativeContext):
             registered.close()
 
     def __call__(self, input: torch.Tensor, attr_output: AttrOutput = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model's output, and the attribution; `attr_output` here comes before the one given to the constructor."""
+        """The model's output, and the attribution; this `attr_output` overrides that of the constructor."""
         attr_output_fn = self.attr_output_fn if attr_output is None else self._function_of(attr_output)
         if self.composite is None or self.composite.handles:
             return self.forward(input, attr_output_fn)
@@ -145,7 +145,7 @@ class Gradient(Attributor):
 
 
 class _Sampling(Gradient):
-    """Base of the attributors that average the gradient over `n_iter` variants of the input.
+    """Base of attributors that average the gradient over `n_iter` variants of the input.
 
     `batch_size`: how many variants run at once; `progress`: show a progress bar (needs tqdm).
     """
@@ -186,8 +186,8 @@ class _Sampling(Gradient):
 class SmoothGrad(_Sampling):
     """The mean gradient over noisy inputs (Smilkov et al. 2017, https://arxiv.org/abs/1706.03825).
 
-    The noise is normal, with `noise_level` times the range of each sample's values as its deviation; the last of the `n_iter`
-    inputs has none, and its output is the one that is returned.
+    The noise is normal; its standard deviation is `noise_level` times the value range of each sample. The last of the `n_iter`
+    inputs has no noise, and its output is returned.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class SmoothGrad(_Sampling):
 
 class IntegratedGradients(_Sampling):
     """The gradient along the line from a baseline to the input, times their difference (Sundararajan et al. 2017,
-    https://arxiv.org/abs/1703.01365). `baseline_fn` makes the baseline of an input, by default zeros.
+    https://arxiv.org/abs/1703.01365). `baseline_fn` computes the baseline of an input, by default zeros.
     """
 
     def __init__(
@@ -248,12 +248,12 @@ class IntegratedGradients(_Sampling):
 
 
 class Occlusion(Attributor):
-    """Weighted outputs for the input with all but one window occluded: each is added to the places in its window.
+    """Weighted outputs for the input with all but one window occluded; each is added to the positions in its window.
 
-    `window`: an int for all dimensions but the batch's, or a tuple for the last dimensions, all of them with the batch's at
-    most; it covers the others whole. `stride`: likewise, with the steps of dimensions that it does not name as large as the
-    window. `occlusion_fn(input, mask)` occludes what the boolean mask does not cover; by default it becomes zero. A window that
-    reaches over the end of a dimension goes on at the start of it.
+    `window`: an int for all dimensions but the batch, or a tuple for the last dimensions, the batch included at most; other
+    dimensions are covered entirely. `stride`: the same, but steps for other dimensions equal the window.
+    `occlusion_fn(input, mask)` occludes everything outside the boolean mask, by default with zeros. A window that extends past
+    the end of a dimension wraps around to its start.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Occlusion(Attributor):
         self.progress = progress
 
     def _masks(self, input: torch.Tensor) -> tuple[int, Iterator[torch.Tensor]]:
-        """How many windows there are, and a boolean mask of the input's shape for each."""
+        """The number of windows, and a boolean mask of the input's shape for each."""
         shape = tuple(input.shape)
         window = _with_leading(_per_dimension("window", self.window, shape), shape)
         stride = _with_leading(_per_dimension("stride", self.stride, shape), window)
@@ -316,12 +316,12 @@ def _per_dimension(name: str, value: int | tuple[int, ...], shape: tuple[int, ..
 
 
 def _with_leading(value: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
-    """`value` for the last dimensions, and `others` for those before them."""
+    """`value` for the last dimensions, and `others` for the leading ones."""
     return (*others[: len(others) - len(value)], *value)
 
 
 def _for_each(attr_output_fn: OutputFunction, count: int) -> OutputFunction:
-    """The function on each of `count` batches that stand one after the other."""
+    """The function applied to each of `count` concatenated batches."""
     if count == 1:
         return attr_output_fn
     return lambda output: torch.cat([attr_output_fn(part) for part in output.chunk(count)])

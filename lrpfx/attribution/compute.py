@@ -1,4 +1,4 @@
-"""Attribution: run an explainable module, and send relevance back to its inputs and to recorded layers."""
+"""Attribution: run an explainable module, and propagate relevance back to its inputs and to recorded layers."""
 
 import dataclasses
 import operator
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import fx, nn
@@ -27,9 +27,10 @@ from lrpfx.ir.node import (
     output_node,
     set_info,
 )
+from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes import final_softmax
-from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
-from lrpfx.runtime.propagation import is_traced, several_relevances
+from lrpfx.runtime.explain_module import Executor, ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
+from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
 
@@ -39,19 +40,52 @@ Target = OneTarget | Sequence[OneTarget]
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
 
-@dataclass(frozen=True)
-class Attribution:
-    """The explained output, relevance of the inputs (in their form and shape), and relevance of the recorded layers by name.
+Relevance = TypeVar("Relevance")
 
-    In the place of an integer input stands the relevance of the embedding's output that it selects, a dict of them by name
-    where several embeddings read it, or None where none does.
+
+@dataclass(frozen=True)
+class Attribution(Generic[Relevance]):
+    """The explained output, relevance of the inputs (same structure and shapes), and relevance of recorded layers by name.
+
+    An integer input is represented by the relevance of the output of its embedding, by a dict of these by name if several
+    embeddings read it, or by None if none does.
     """
 
     output: torch.Tensor
-    relevance: Any
+    relevance: Relevance
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+@overload
+def attribute(
+    explain_model: nn.Module,
+    inputs: torch.Tensor,
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution[torch.Tensor]: ...
+@overload
+def attribute(
+    explain_model: nn.Module,
+    inputs: Mapping[str, Any],
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution[dict[str, Any]]: ...
+@overload
+def attribute(
+    explain_model: nn.Module,
+    inputs: Sequence[Any],
+    target: Target = None,
+    *,
+    record: str | Sequence[str] = (),
+    output: OutputSelector = None,
+    chunk_size: int | None = None,
+) -> Attribution[tuple[Any, ...]]: ...
 def attribute(
     explain_model: nn.Module,
     inputs: Inputs,
@@ -60,27 +94,27 @@ def attribute(
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
-) -> Attribution:
+) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
     `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
-    lists and dicts; relevance has the same form. `target`: a class index, a tensor of indices of shape (batch,), relevance of
-    the output as a tensor of its shape, a function from the output to that, or None for the class of the largest output. An
-    index gives the output itself as relevance to the class, so that relevance sums to the logit. `record`: names of nodes (see
-    `lrpfx.node_names`) whose output's relevance is returned in `layers`; the path of a module stands for the last node under
-    it, and a pattern with `*`, `?` or `[...]` for all nodes that it fits. `output`: which output of a model with several is
-    explained: its index, its key or attribute, or a function of them all.
+    lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices of shape (batch,), relevance
+    of the output as a tensor of its shape, a function from the output to such a tensor, or None for the class of the largest
+    output. A class index assigns the output of that class as its relevance, so relevance sums to the logit. `record`: names of
+    nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`. The path of a module means the last node
+    under it, and a pattern with `*`, `?` or `[...]` all matching nodes. `output`: the output to explain if the model has
+    several: its index, its key or attribute, or a function of all outputs.
 
-    A list of targets, or a tensor of relevances with one more dimension in front than the output, explains several targets
-    with one forward pass: all relevances then have a dimension for the targets in front. `chunk_size` of them go back together,
-    which bounds the memory; by default all, and on a CPU, where that is faster, one after the other.
+    A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
+    one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
+    together, which bounds the memory. The default is all of them; on a CPU it is one, which is faster there.
 
-    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. Maps that cannot be
-    right get an `LrpfxWarning`: relevance of more than a thousand times the seed, not finite, or exactly zero, and a class that
-    is explained behind a final softmax.
+    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
+    issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
+    that is explained after a final softmax.
     """
     attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size)
-    message = None if is_traced() else objection()
+    message = None if torch.compiler.is_compiling() else objection()
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
     return attribution
@@ -88,7 +122,7 @@ def attribute(
 
 @contextmanager
 def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
-    """What torch raises where inputs do not fit a model, as `InputError`."""
+    """Turn the errors that torch raises for misfitting inputs into `InputError`."""
     try:
         yield
     except (LrpfxError, torch.OutOfMemoryError, AssertionError):
@@ -109,19 +143,21 @@ def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
 
 
 _NO_VALUES = "{} is on the meta device, where there are no values to explain"
-_AXES = {"linear": "features", "conv1d": "length", "conv2d": "height×width", "conv3d": "depth×height×width"}
+_AXES = ("length", "height×width", "depth×height×width")
 
 
 def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
-    """What the first layer with a weight takes."""
+    """A hint about the input shape of the first layer with a weight."""
     for node in data_calls(module.graph):
         info = node_info(node)
-        if info.operator in _AXES and node.op == "call_module" and isinstance(node.args[1], fx.Node):
+        row = info.operator
+        if row is not None and row.weighs_channels and node.op == "call_module" and isinstance(node.args[1], fx.Node):
             layer = module.get_submodule(str(node.target))
             groups = layer.ruled.operation.kwargs.get("groups", 1) if isinstance(layer, RuleModule) else 1
             channels = attribute_of(node.args[1], module).shape[1] * groups
-            takes = f"...×{channels}" if info.operator == "linear" else f"batch×{channels}×{_AXES[info.operator]}"
-            alone = info.operator != "linear" and any(one.ndim == takes.count("×") for one in tensors)
+            dense = row.weight_layout is WeightLayout.DENSE
+            takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"
+            alone = not dense and any(one.ndim == takes.count("×") for one in tensors)
             remedy = ": pass input[None], a batch of one" if alone else ""
             return f", and the first layer, {info.name}, takes {takes}{remedy}"
     return ""
@@ -134,8 +170,8 @@ def find_attribution(
     record: Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
-) -> tuple[Attribution, Callable[[], str | None]]:
-    """What `attribute` returns, and a function that says why it cannot be right, if it cannot."""
+) -> tuple[Attribution[Any], Callable[[], str | None]]:
+    """The result of `attribute`, and a function that returns an objection if the result is implausible, or None."""
     module = explainable(explain_model, "attribute")
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
@@ -153,9 +189,8 @@ def find_attribution(
                 result = arguments.call(runner)
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
-        if _may_be_several(target):  # a compiled module would go back once only
-            with several_relevances():
-                explained, layers = run(traced)
+        if _may_be_several(target):  # a compiled module supports one backward pass only
+            explained, layers = run(Executor(traced, Execution(several=True)))
         else:
             explained, layers = run(traced if names else explain_model)
         if explained.is_meta:
@@ -164,7 +199,7 @@ def find_attribution(
         seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers]
         if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
-            raise InputError("the output does not depend on the inputs by any operation that carries relevance")
+            raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
         if several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
@@ -198,7 +233,7 @@ def _objection(
     softmax: fx.Node | None,
     watch: Callable[[int], Watch],
 ) -> str | None:
-    """Why the relevance of the inputs cannot be right, or None; `softmax` is the one that the output is of."""
+    """Why the relevance of the inputs is implausible, or None. `softmax` computes the output, if any."""
     explains_class = any(not (is_floating(target) or callable(target)) for target in targets)
     if softmax is not None and explains_class and saturates(softmax):
         return advice(softmax)
@@ -207,7 +242,7 @@ def _objection(
 
 
 def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
-    """The softmax of which the explained output is the result, where the graph tells."""
+    """The softmax that computes the explained output, if the graph shows it."""
     chosen: Any = output_node(graph).args[0]
     if selector is not None and not callable(selector):
         try:
@@ -224,7 +259,7 @@ def _may_be_several(target: Target) -> bool:
 
 
 def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
-    """The targets, and whether they were given as several."""
+    """The targets, and whether several were given."""
     if isinstance(target, (list, tuple)):
         if not target:
             raise InputError("the list of targets is empty")
@@ -237,7 +272,7 @@ def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
 def _relevances_in_chunks(
     output: torch.Tensor, wanted: Sequence[torch.Tensor], seeds: torch.Tensor, chunk_size: int
 ) -> list[torch.Tensor]:
-    """Relevance of the wanted tensors for each seed, in a dimension in front."""
+    """Relevance of the wanted tensors for each seed, with a leading dimension for the seeds."""
     parts: list[Sequence[torch.Tensor]] = []
     for first in range(0, len(seeds), chunk_size):
         chunk = seeds[first : first + chunk_size]
@@ -252,7 +287,7 @@ def _relevances_in_chunks(
 def relevances_of(
     output: torch.Tensor, wanted: Sequence[torch.Tensor], seed: torch.Tensor, retain_graph: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """Relevance of the wanted tensors, zeros for those that get none."""
+    """Relevance of the wanted tensors, zeros for tensors without relevance."""
     relevances = torch.autograd.grad(output, list(wanted), seed, allow_unused=True, retain_graph=retain_graph)
     return tuple(
         torch.zeros_like(tensor) if relevance is None else _in_format_of(tensor, relevance)
@@ -261,7 +296,7 @@ def relevances_of(
 
 
 def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
-    """Relevance of a tensor in its memory format."""
+    """Relevance in the memory format of its tensor."""
     if tensor.is_contiguous():
         return relevance.contiguous()
     for memory_format, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
@@ -271,12 +306,12 @@ def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor
 
 
 def _has_code(module: nn.Module) -> bool:
-    """Whether any rule is code of its own, which takes one relevance at a time."""
+    """Whether any rule has custom code, which takes one relevance at a time."""
     return any(isinstance(one, RuleModule) and one.ruled.rule.has_code for one in module.modules())
 
 
 class Arguments:
-    """The inputs of one call: floating-point tensors as detached leaves that require a gradient, all else as it is."""
+    """The inputs of one call: floating-point tensors become detached leaves that require a gradient; all else is unchanged."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
@@ -294,7 +329,7 @@ class Arguments:
             raise InputError("there are no inputs")
         single = len(named) == 1 and not isinstance(inputs, Mapping)
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
-        self.passed = self.values  # without those that the graph does not take, being fixed
+        self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
             raise InputTypeError("none of the inputs is a tensor that could carry relevance")
 
@@ -327,7 +362,7 @@ class Arguments:
         return self.leaves[-1]
 
     def admit(self, module: ExplainModule) -> None:
-        """`InputError` for inputs outside the range that the compiler was told, or other than the graph was made for."""
+        """Raise `InputError` for inputs outside `input_range`, or that violate a condition of the graph."""
         if isinstance(self.inputs, Mapping):
             self.passed = module.admit((), self.values)
         else:
@@ -354,7 +389,7 @@ class Arguments:
         return value
 
     def in_form(self, relevances: Sequence[torch.Tensor], of_integers: Mapping[tuple[Any, ...], Any]) -> Any:
-        """Relevances in the form of the inputs."""
+        """Relevances in the structure of the inputs."""
         remaining = iter(relevances)
 
         def place_of(value: Any, place: tuple[Any, ...]) -> Any:
@@ -375,7 +410,7 @@ class Arguments:
 
 
 def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
-    """For each integer input the names of the embeddings that look it up; `InputTypeError` where an input carries nothing."""
+    """For each integer input, the names of its embeddings; `InputTypeError` if no input can carry relevance."""
     placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
     in_order = list(placeholders.values())
     reached = _reached_by_relevance(graph) if arguments.integers else set()
@@ -396,7 +431,7 @@ def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...]
 
 
 def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes of which the output reads more than shapes and steps."""
+    """The nodes whose values, not only shapes or steps, reach the output."""
     reached: set[fx.Node] = set()
     pending = list(graph.find_nodes(op="output"))
     while pending:
@@ -408,7 +443,7 @@ def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
-    """The embeddings that look up an integer input, or one of its entries."""
+    """The embeddings that look up an integer input, or one of its items."""
     found: list[fx.Node] = []
     pending: list[tuple[fx.Node, Sequence[Any]]] = [(node, keys)]
     seen: set[fx.Node] = set()
@@ -418,7 +453,7 @@ def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
             if keys:
                 if user.target is operator.getitem and user.args[1] == keys[0]:
                     pending.append((user, keys[1:]))
-            elif node_info(user).kind == Embedding.__name__ and user.args[0] is node:
+            elif node_info(user).kind is Embedding and user.args[0] is node:
                 found.append(user)
             elif user.op == "call_function" and user not in seen:
                 seen.add(user)
@@ -427,7 +462,7 @@ def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
 
 
 def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
-    """The tensor to explain, among what a model returns."""
+    """The tensor to explain among the outputs of a model."""
     chosen = result
     if callable(selector):
         chosen = selector(result)
@@ -459,7 +494,7 @@ def _describe_output(result: Any) -> str:
 
 
 def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor:
-    """Relevance of the output, of its shape and dtype."""
+    """Relevance of the output, with its shape and dtype."""
     output = output.detach()
     if isinstance(target, torch.Tensor) and not_dense(target) is not None:
         raise InputTypeError(f"the target is {not_dense(target)}")
@@ -505,13 +540,13 @@ def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
 
 
 def relevance_of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The output of one class of each sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
+    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
     classes = torch.arange(output.shape[1], device=output.device)
     return output * (classes == indices[:, None]).to(output)
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:
-    """A tensor at which a gradient begins."""
+    """The tensor as a leaf that requires a gradient."""
     return value.detach().requires_grad_()
 
 
@@ -522,7 +557,7 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
         graph = copy_graph(module.graph)
         nodes = resolve_names(graph, names)
         (output,) = graph.find_nodes(op="output")
-        for embedding in [node for node in data_calls(graph) if node_info(node).kind == Embedding.__name__ and leaves]:
+        for embedding in [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]:
             with graph.inserting_after(embedding):
                 leaf = graph.call_function(as_leaf, (embedding,))
             set_info(leaf, node_info(embedding))
@@ -534,7 +569,7 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
 
 
 def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, ...]:
-    """The names that `record` stands for: patterns are replaced by the names of the nodes that they fit."""
+    """The names in `record`, with patterns replaced by the names of matching nodes."""
     if not isinstance(record, (str, Iterable)) or not all(isinstance(name, str) for name in record):
         raise InputTypeError(f"record is a name of a node, or several of them, not {record!r}")
     known = [name for name, _ in named_nodes(graph)]
@@ -546,7 +581,7 @@ def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, .
 
 
 def resolve_names(graph: fx.Graph, names: Sequence[str]) -> list[fx.Node]:
-    """The nodes with the given qualified names; a module's path stands for the last node under it."""
+    """The nodes with the given qualified names; a module's path means the last node under it."""
     nodes = dict(named_nodes(graph))
     found = []
     for name in names:

@@ -1,6 +1,6 @@
-"""Maps that cannot be right: what gives them away, and the layer where it began.
+"""Implausible maps: how to detect them, and the layer where the problem began.
 
-Of every map the sum of its magnitudes is looked at, and nothing else. Where that is wrong, the network runs once more, watched.
+Only the sum of magnitudes of a map is checked. If it is implausible, the network runs once more to watch the flow.
 """
 
 import math
@@ -13,33 +13,34 @@ from torch import fx
 from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
 from lrpfx.runtime.explain_module import TreeGraphModule
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.types import Softmax
 
-#: How many times the seed the relevance of a sample may be, in sums of magnitudes. For sixteen classifiers of torchvision with
-#: random weights it is at most 200 under the composites of Layer-wise Relevance Propagation, relative to the largest logit, and
-#: up to 1e37 where Gamma leaves biases out of its denominators.
+#: The largest plausible ratio of a sample's relevance to its seed, in sums of magnitudes. For sixteen classifiers of
+#: torchvision with random weights it is at most 200 under the LRP composites, relative to the largest logit, and up to 1e37 if
+#: Gamma leaves biases out of its denominators.
 EXCESS = 1e3
-#: The share of a seed at a final softmax below which relevance is said to be lost there.
+#: Relevance counts as lost at a final softmax if less than this share of the seed passes it.
 LOST = 1e-2
 
 
 def magnitudes(tensors: Sequence[torch.Tensor], count: int) -> list[float]:
-    """For `count` relevances, in the first dimension of the tensors: the largest sum of magnitudes of any sample."""
+    """The largest sum of magnitudes of any sample, for each of `count` relevances in the first dimension of the tensors."""
     totals = [0.0] * count
     for tensor in tensors:
         if tensor.numel():
             samples = tensor.shape[1] if tensor.ndim > 1 else 1
-            wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype  # 16 bits overflow
+            wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype  # 16 bits would overflow
             sums = torch.linalg.vector_norm(tensor.reshape(count, samples, -1), 1, dim=2, dtype=wide)
             totals = [total + largest for total, largest in zip(totals, sums.amax(1).tolist(), strict=True)]
     return totals
 
 
 class Watch(fx.Interpreter):
-    """Runs the graph of an explainable module, and notes how much relevance goes back along each edge."""
+    """Runs the graph of an explainable module, and records how much relevance flows back along each edge."""
 
     def __init__(self, module: TreeGraphModule) -> None:
         super().__init__(module)
-        self.flows: dict[tuple[fx.Node, fx.Node], float] = {}  # (node, node that reads it), in the order of the way back
+        self.flows: dict[tuple[fx.Node, fx.Node], float] = {}  # (node, its reader), in backward order
 
     def run_with(self, *args: Any, **keywords: Any) -> Any:
         """The module's result."""
@@ -65,7 +66,7 @@ class Watch(fx.Interpreter):
             return value
 
         def note(relevance: torch.Tensor | None) -> None:
-            amount = 0.0 if relevance is None else magnitudes([relevance[None]], 1)[0]  # None: what autograd knows to be zero
+            amount = 0.0 if relevance is None else magnitudes([relevance[None]], 1)[0]  # None: zero, as autograd knows
             self.flows[edge] = self.flows.get(edge, 0.0) + amount
 
         alias = value.view_as(value)
@@ -73,11 +74,11 @@ class Watch(fx.Interpreter):
         return alias
 
     def first_beyond(self, limit: float) -> fx.Node | None:
-        """The node that was the first to pass on more than `limit`, or what is not finite."""
+        """The first node that passed on more than `limit`, or non-finite values."""
         return next((user for (_, user), amount in self.flows.items() if not amount <= limit), None)
 
     def first_that_stops(self) -> fx.Node | None:
-        """The node that was the first to get relevance and to pass on none."""
+        """The first node that received relevance and passed on none."""
         received, passed = {user: 0.0 for _, user in self.flows}, {user: 0.0 for _, user in self.flows}
         for (source, user), amount in self.flows.items():
             passed[user] += amount
@@ -86,18 +87,19 @@ class Watch(fx.Interpreter):
         return next((node for node in passed if not passed[node] and (received[node] or node in outputs)), None)
 
     def passed_by(self, name: str) -> float:
-        """What the node called `name` passes on."""
+        """The relevance that the node called `name` passes on."""
         return sum(amount for (_, user), amount in self.flows.items() if node_info(user).name == name)
 
 
 def saturates(softmax: fx.Node) -> bool:
     """Whether the rule of a final softmax loses the relevance of a class that the network is sure of."""
-    rule = str(node_info(softmax).rule or "")
-    return node_info(softmax).operator == "log_softmax" or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
+    info = node_info(softmax)
+    rule = str(info.rule or "")
+    return info.kind is not Softmax or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
 
 
 def advice(softmax: fx.Node) -> str:
-    """What to do about a model that ends in a softmax."""
+    """Advice for a model that ends in a softmax."""
     info = node_info(softmax)
     return (
         f"the model ends in a {info.operator} ({info.name}), which passes on next to nothing of a class that it is sure of; "
@@ -112,10 +114,10 @@ def objection_to(
     softmax: fx.Node | None,
     watch: Callable[[int], Watch],
 ) -> str | None:
-    """Why the relevance of the inputs cannot be right, or None.
+    """Why the relevance of the inputs is implausible, or None.
 
-    `relevances` of the inputs have one dimension more in front, for the `seeds`; `scale` is what relevance may be measured by
-    where that is more than the seed; `softmax`: the one that the output is of; `watch` runs the network again for one seed.
+    `relevances` of the inputs have a leading dimension for the `seeds`. `scale` is the reference for relevance if it exceeds
+    the seed. `softmax` computes the output, if any. `watch` runs the network again for one seed.
     """
     sizes = zip(magnitudes(relevances, len(seeds)), magnitudes([seeds], len(seeds)), strict=True)
     for number, (magnitude, seed) in enumerate(sizes):
@@ -123,7 +125,7 @@ def objection_to(
         if not magnitude <= limit:
             watched = watch(number)
             keeps_gradient = any(node_info(node).keeps_gradient for node in data_calls(watched.graph))
-            if not (keeps_gradient and math.isfinite(magnitude)):  # a plain gradient is no share of the output
+            if not (keeps_gradient and math.isfinite(magnitude)):  # a plain gradient is not a share of the output
                 place = _place("it began at", watched.first_beyond(limit))
                 remedy = "docs/rules.md says which choices of rules do this"
                 return f"the map is not determined: {_amounts(magnitude, seed)}{place}; {remedy}"

@@ -1,1 +1,1 @@
-"""The main job on real data: train a small network on handwritten digits, explain it, and measure the explanations."""
+"""A demo on real data: train a small network on handwritten digits, explain it, and measure the explanations."""

@@ -1,4 +1,4 @@
-"""`python -m lrpfx.demo`: train, explain, measure, and leave pictures and tables in a directory."""
+"""`python -m lrpfx.demo`: train, explain, measure, and write pictures and tables to a directory."""
 
 import argparse
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ COMPOSITES: dict[str, Composite] = {
     "ExcitationBackprop": ExcitationBackprop(),
     "GuidedBackprop": GuidedBackprop(),
 }
-SHOWN = "EpsilonGammaBox"  # whose rules are drawn and listed, and whose program is written
+SHOWN = "EpsilonGammaBox"  # the composite whose rules are drawn and listed, and whose program is saved
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def run(directory: Path, epochs: int) -> None:
-    """The whole job; results go to `directory`."""
+    """Run the demo and write the results to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     train, held_out = digits.load()
     model = digits.train(train, epochs)
@@ -100,7 +100,7 @@ def _relevance_against_logit(model: nn.Module, images: torch.Tensor, relevances:
     rows = []
     for name, relevance in relevances.items():
         if COMPOSITES[name].unassigned == "gradient":
-            continue  # keeps plain gradients on purpose, so that relevance is not conserved
+            continue  # keeps plain gradients, which do not conserve relevance
         total = relevance.sum((1, 2, 3))
         rows.append((name, f"{logit.mean():.3f}", f"{total.mean():.3f}", f"{total.mean() / logit.mean():.1%}"))
     return _table(("means over held-out digits", "logit", "relevance sum", "share"), rows)
@@ -116,7 +116,7 @@ def _flipping_table(flippings: dict[str, Flipping]) -> str:
 
 
 def _write_heatmaps(path: Path, held_out: digits.Digits, relevances: dict[str, torch.Tensor]) -> None:
-    """One row for each of the ten digits: the image, and beside it its relevance under every composite."""
+    """One row for each of the ten digits: the image and its relevance under every composite."""
     samples = [int((held_out.labels == label).nonzero()[0]) for label in range(10)]
     figure, axes = pyplot.subplots(10, 1 + len(relevances), figsize=(1.5 + 1.5 * len(relevances), 15), layout="constrained")
     for row, sample in zip(axes, samples, strict=True):

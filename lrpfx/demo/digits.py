@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits, and a small residual network that reads them."""
+"""Scikit-learn's handwritten digits, and a small residual network that classifies them."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Digits:
 
 
 def load(held_out: float = 0.25, seed: int = 0) -> tuple[Digits, Digits]:
-    """Digits to train on, and digits held out, with equal shares of the classes."""
+    """Training and held-out digits, with equal shares of the classes."""
     data = load_digits()
     parts = train_test_split(data.images, data.target, test_size=held_out, stratify=data.target, random_state=seed)
     train_images, test_images, train_labels, test_labels = parts
@@ -33,7 +33,7 @@ def _digits(images: np.ndarray, labels: np.ndarray) -> Digits:
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with batch norm, and the input added to what they find."""
+    """Two convolutions with batch norm, and a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -92,6 +92,6 @@ def train(digits: Digits, epochs: int = 20, seed: int = 0) -> DigitsNet:
 
 
 def accuracy(model: nn.Module, digits: Digits) -> float:
-    """Share of digits that the model reads right."""
+    """The share of digits that the model classifies correctly."""
     with torch.no_grad():
         return float((model(digits.images).argmax(1) == digits.labels).double().mean())

@@ -1,8 +1,8 @@
-"""Pixel flipping: is what an explanation calls relevant what the model relies on?
+"""Pixel flipping: does the model rely on the pixels that an explanation calls relevant?
 
-Pixels are inverted one after the other in the order of their relevance, and the probability of the class that the model first
-predicted is watched (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140, section "Pixel-flipping"). Flipping the
-most relevant first should destroy it soon, flipping the least relevant first late: the measure is the area between the curves.
+Pixels are inverted one by one in the order of their relevance, while tracking the probability of the class first predicted
+(Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140, section "Pixel-flipping"). Flipping the most relevant pixels
+first should reduce it quickly, flipping the least relevant first slowly: the measure is the area between the two curves.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,6 @@ rules that save what autograd hands back; `make_fx` can, and what it traces is t
 import copy
 import itertools
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -34,19 +33,22 @@ from lrpfx.attribution.compute import (
     resolve_names,
     select_output,
 )
-from lrpfx.deploy.derived_weights import derive_weights
-from lrpfx.deploy.forward_forms import FORWARD_FORMS
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.node import has_info, node_info
+from lrpfx.passes.driver import record, run_passes, verified_after_all
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
+from lrpfx.passes.lower.out_of_place import is_in_place
+from lrpfx.passes.program import HISTORY, PassResult, Program
+from lrpfx.passes.stages import lowering_of
 from lrpfx.reports.assignment import assignment
-from lrpfx.runtime.explain_module import ExplainModule, explainable, set_derived_buffer
-from lrpfx.runtime.propagation import noting_origins, origin
+from lrpfx.runtime.explain_module import Executor, ExplainModule, explainable
+from lrpfx.runtime.propagation import origin
+from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
     FakeTensorMode,
-    OpOverload,
     constant_source,
     decomposition_of,
     make_fx,
@@ -57,6 +59,8 @@ from lrpfx.support.torch_internals import (
 logger = logging.getLogger(__name__)
 
 MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata
+
+_VERIFIED_LATER = "it is verified when it is exported"
 
 _bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
 
@@ -72,7 +76,7 @@ DECOMPOSED = {
 #: What the program takes as its target.
 TARGETS = ("index", "weights", "max")
 
-Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
 def _as_bytes(relevance: torch.Tensor) -> torch.Tensor:
@@ -96,7 +100,7 @@ REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 @torch.inference_mode(False)
 def lower(
     explain_model: nn.Module,
-    example_inputs: Inputs,
+    example_inputs: ProgramInputs,
     *,
     target: str = "index",
     record: str | Sequence[str] = (),
@@ -130,7 +134,7 @@ def lower(
 
 def _lowered(
     module: ExplainModule,
-    example_inputs: Inputs,
+    example_inputs: ProgramInputs,
     target: str,
     record: str | Sequence[str],
     dynamic_batch: bool,
@@ -166,13 +170,14 @@ def _lowered(
             f"{module.title} computes something else for a batch of {len(batches[0][0])} than for one of "
             f"{len(batches[1][0])}; lower it with dynamic_batch=False, for one batch size"
         )
-    program = _export(job, graphs[0], examples[0], dynamic_batch)
+    program, lowered = _export(job, graphs[0], examples[0], dynamic_batch)
     for example in examples:
         _verify(job, program, example)
-    return _with_facts(job, program, examples[0], dynamic_batch)
+    verified_after_all(lowered, len(module.history))
+    return _with_facts(job, program, lowered, examples[0], dynamic_batch)
 
 
-def _named_inputs(module: ExplainModule, inputs: Inputs) -> dict[str, torch.Tensor]:
+def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, torch.Tensor]:
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
@@ -278,7 +283,7 @@ class _Job:
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
             runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
-            result = _Annotating(runner).run_with({**values, **leaves})
+            result = _Tracer(runner)(**{**values, **leaves})
             result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
@@ -344,30 +349,22 @@ EXPORTABLE: dict[Any, Callable[..., Any]] = {
 }
 
 
-class _Annotating(fx.Interpreter):
+class _Tracer(Executor):
     """Runs a module's graph, and notes the node that each operation comes from."""
 
-    def run_with(self, values: dict[str, Any]) -> Any:
-        """The results for inputs given by name."""
-        placeholders = self.graph.find_nodes(op="placeholder")
-        defaults = [node.args[0] if node.args else None for node in placeholders]
-        names = [str(node.target) for node in placeholders]
-        return self.run(*(values.get(name, default) for name, default in zip(names, defaults, strict=True)))
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, Execution(traced=True))
 
     def run_node(self, n: fx.Node) -> Any:
-        self.text = ""
+        text = ""
         if n.op.startswith("call") and has_info(n):
             info = node_info(n)
-            self.text = info.name if info.rule is None else f"{info.name}: {info.rule}"
-        return super().run_node(n)
+            text = info.name if info.rule is None else f"{info.name}: {info.rule}"
+        with origin(text):
+            return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        with origin(self.text):
-            return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        with origin(self.text):
-            return super().call_module(target, args, kwargs)
+        return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
 
 
 def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
@@ -382,96 +379,42 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.Gr
             fakes.append(mode.from_tensor(value, source=constant_source(f"input{number}"), symbolic_context=sizes))
         with (
             fx_traceback.preserve_node_meta(),
-            noting_origins(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
         ):
             traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic")(*fakes)
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
-    for node in list(traced.graph.nodes):
-        if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            node.replace_all_uses_with(node.args[0])
-            traced.graph.erase_node(node)
-    _out_of_place(traced.graph)
-    traced.graph.eliminate_dead_code()
     return traced
-
-
-def _out_of_place(graph: fx.Graph) -> None:
-    """In-place operations on memory that nothing else refers to become ordinary ones."""
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    for node in order:
-        if not _is_in_place(node) or not isinstance(node.args[0], fx.Node):
-            continue
-        changed = node.args[0]
-        if _may_share_memory(changed) or any(_may_share_memory(user) for user in changed.users if user is not node):
-            continue
-        functional = _functional(node.target)
-        dtypes = {value.dtype for value in (other.meta["val"] for other in node.all_input_nodes) if hasattr(value, "dtype")}
-        if functional is None or len(dtypes) > 1:  # out of place the result could have another dtype
-            continue
-        node.target = functional
-        for user in [user for user in changed.users if order[user] > order[node]]:
-            user.replace_input_with(changed, node)
-
-
-def _functional(operator: Any) -> Any:
-    """The operator without effect on its arguments, or None."""
-    packet = getattr(torch.ops.aten, operator._schema.name.removeprefix("aten::").removesuffix("_"), None)
-    found = getattr(packet, operator._overloadname, None)
-    return None if found is None or found._schema.is_mutable else found
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
-def _may_share_memory(node: fx.Node) -> bool:
-    """Whether the node's value may be memory of another node's."""
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # one of several results
-        node = node.args[0]
-    if not isinstance(node.target, OpOverload):
-        return True
-    return any(result.alias_info is not None and not result.alias_info.is_write for result in node.target._schema.returns)
 
 
 def _operations(traced: fx.GraphModule) -> list[str]:
     return [f"{node.op} {node.target}" for node in traced.graph.nodes]
 
 
-def _export(job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
-    logger.info("exporting %d operations", len(traced.graph.nodes))
-    root = _with_names_of(job.module, traced)
-    for node, name in zip(traced.graph.find_nodes(op="placeholder"), job.names(), strict=True):
+def _export(
+    job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool
+) -> tuple[ExportedProgram, Program]:
+    """The exported program, and the stages that it was made in."""
+    traced.graph.owning_module = None  # passes put other modules in its place
+    lowered = Program(traced, traced.graph, job.module.title, history=list(job.module.history), properties=[])
+    record(lowered, "lower", "trace", PassResult(len(traced.graph.nodes)), _VERIFIED_LATER)
+    run_passes(lowered, lowering_of(job.module))
+    logger.info("exporting %d operations", len(lowered.graph.nodes))
+    for node, name in zip(lowered.graph.find_nodes(op="placeholder"), job.names(), strict=True):
         node.target = name
         node.name = name
-    program = fx.GraphModule(root, traced.graph)
+    program = fx.GraphModule(lowered.root, lowered.graph)
     shapes = tuple({0: Dim("batch", min=1)} if dynamic else None for _ in arguments)
     try:
         exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
-        if any(map(_is_in_place, exported.graph.nodes)):
+        if any(map(is_in_place, exported.graph.nodes)):
             exported = exported.run_decompositions({})  # which takes far longer than the export
-        return exported
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
-
-
-def _with_names_of(module: ExplainModule, traced: fx.GraphModule) -> nn.Module:
-    """A module that holds the traced graph's tensors under the names that they have in `module`; the graph reads them there."""
-    names = {_identity(tensor): name for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers())}
-    root = nn.Module()
-    for node in traced.graph.find_nodes(op="get_attr"):
-        tensor = getattr(traced, str(node.target))
-        name = names.get(_identity(tensor), f"constants.{node.target}")
-        set_derived_buffer(root, name, tensor.detach(), persistent=True)
-        node.target = name
-    derive_weights(traced.graph, root, module)
-    return root
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported
+    record(lowered, "lower", "export", PassResult(len(exported.graph.nodes)), _VERIFIED_LATER)
+    return exported, lowered
 
 
 def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
@@ -494,8 +437,10 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
             )
 
 
-def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], dynamic: bool) -> ExportedProgram:
-    """The program with what there is to know about it."""
+def _with_facts(
+    job: _Job, program: ExportedProgram, lowered: Program, arguments: Sequence[torch.Tensor], dynamic: bool
+) -> ExportedProgram:
+    """Attach the facts of a manifest, the arguments for a self-test, and the history."""
     rows = assignment(job.module)
     stages = job.module.history
     program.graph_module.meta[MANIFEST] = {
@@ -511,6 +456,7 @@ def _with_facts(job: _Job, program: ExportedProgram, arguments: Sequence[torch.T
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }
     program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
+    program.graph_module.meta[HISTORY] = tuple(lowered.history)
     return program
 
 

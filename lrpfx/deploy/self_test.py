@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrpfx.deploy.archives import RefusedError, read_arrays
+from lrpfx.deploy.archive import RefusedError, read_arrays
 
 #: The largest batch whose rows a file may hold fewer of, so that a small file does not ask for much memory.
 MOST_REPEATED = 64

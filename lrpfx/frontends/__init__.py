@@ -1,1 +1,1 @@
-"""From a model to a graph."""
+"""Capture a model as a graph."""

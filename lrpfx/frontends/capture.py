@@ -1,8 +1,10 @@
-"""CAPTURE and NORMALIZE: the graph that all later stages, and the names of all nodes, are based on."""
+"""CAPTURE and NORMALIZE: the graph that all later stages and all node names are based on."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
@@ -28,10 +30,10 @@ ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-SYMBOLIC, EXPORT, AUTO = "symbolic", "export", "auto"
-DEQUANTIZED = "dequantize"  # the stage that tells of layers that stand for quantized ones
+AUTO = "auto"  # try the front ends in order
+DEQUANTIZED = "dequantize"  # the stage that reports the replacement of quantized layers
 NO_SETTINGS = Settings()
-FROZEN = "freeze_buffers"  # the stage that tells of buffers whose values the graph holds
+FROZEN = "freeze_buffers"  # the stage that reports buffers whose values the graph holds
 
 
 def normal_form(
@@ -40,13 +42,14 @@ def normal_form(
     settings: Settings = NO_SETTINGS,
     capture: str = AUTO,
 ) -> tuple[Program, Verification | None]:
-    """The normalized graph of `model`, and its answer on the example inputs to hold later stages against.
+    """The normalized graph of `model`, and its output on the example inputs for the verification of later stages.
 
-    `capture`: "symbolic" for a symbolic trace, "export" for torch.export, which needs example inputs; "auto" tries the trace
-    and takes torch.export where there are example inputs and the trace fails, is wrong, or has calls of unknown operators.
+    `capture`: "symbolic" for a symbolic trace; "export" for torch.export, which needs example inputs; "auto" tries the trace,
+    and falls back to torch.export if there are example inputs and the trace fails, is wrong, or calls unknown operators.
     """
-    if capture not in (AUTO, SYMBOLIC, EXPORT):
-        raise InputError(f'capture is "auto", "symbolic" or "export", not {capture!r}')
+    if capture not in (AUTO, *(one.name for one in FRONT_ENDS)):
+        known = " or ".join(f'"{one.name}"' for one in FRONT_ENDS)
+        raise InputError(f'capture is "auto", {known}, not {capture!r}')
     if isinstance(model, ExportedProgram):
         return _of_exported(model, example_inputs, settings)
     refuse_scripts(model)
@@ -58,84 +61,148 @@ def normal_form(
     return program, verification
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be captured."""
+
+    model: nn.Module
+    args: tuple[Any, ...] | None  # example inputs
+    names: list[str]  # the arguments that they give
+    opaque: set[str]  # paths of modules that the composite maps as a whole
+    settings: Settings
+
+
+class FrontEnd(ABC):
+    """One way to make a graph of a module. `FRONT_ENDS` lists them in the order in which they are tried."""
+
+    name: ClassVar[str]  # as `capture=` takes it
+    title: ClassVar[str]
+    needs_example_inputs: ClassVar[bool] = False
+    takes_programs: ClassVar[bool] = False  # exported programs besides modules
+
+    def obstacle(self, request: Request) -> LrpfxError | None:
+        """Why this front end cannot be tried, or None."""
+        return None
+
+    def hint(self, request: Request) -> str:
+        """What to tell a user whose model another front end cannot capture."""
+        return f'{self.title} may follow this model: use capture="auto" or capture="{self.name}"'
+
+    @abstractmethod
+    def capture(self, request: Request) -> tuple[Program, Verification | None]:
+        """The normalized graph, and the model's answer on the example inputs. `CaptureError`, `VerificationError`."""
+
+
+class SymbolicTrace(FrontEnd):
+    """The trace of torch.fx, which keeps modules that are mapped as a whole and needs no example inputs."""
+
+    name = "symbolic"
+    title = "the symbolic trace"
+
+    def capture(self, request: Request) -> tuple[Program, Verification | None]:
+        model, args, names = request.model, request.args, request.names
+        given = {} if args is None else dict(zip(names, args, strict=True))
+        program = capture_symbolic(model, request.opaque, given)
+        program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
+        program.guards += _fixed_defaults(model, names)
+        verification = None if args is None else Verification(args, _run_untouched(model, args, names))
+        return _normalized(program, self.name, verification, request.settings), verification
+
+
+class TorchExport(FrontEnd):
+    """torch.export, which runs the model on example inputs and looks inside every module."""
+
+    name = "export"
+    title = "torch.export"
+    needs_example_inputs = True
+    takes_programs = True
+
+    def obstacle(self, request: Request) -> LrpfxError | None:
+        if request.args is None:
+            return InputError('capture="export" runs the model on example inputs: pass example_inputs')
+        if request.opaque:
+            return CaptureError(
+                f"the composite maps {', '.join(sorted(request.opaque))} as a whole, but torch.export looks inside modules; "
+                'use capture="symbolic", or map the layers inside.'
+            )
+        return None
+
+    def hint(self, request: Request) -> str:
+        if request.opaque:
+            paths = ", ".join(sorted(request.opaque))
+            return f"torch.export was not tried, since it would look inside {paths}, mapped as a whole"
+        if request.args is None:
+            return "torch.export may follow this model: pass example_inputs to lrpfx.transform"
+        return super().hint(request)
+
+    def capture(self, request: Request) -> tuple[Program, Verification | None]:
+        model, names = request.model, request.names
+        args = request.args or ()
+        verification = Verification(args, _run_untouched(model, args, names))
+        try:
+            program = _normalized(capture_export(model, args, names), self.name, verification, request.settings)
+        except VerificationError:  # a batch of one has a graph of its own
+            program = _normalized(capture_export(model, args, names, dynamic=False), self.name, verification, request.settings)
+        program.guards += _fixed_defaults(model, names)
+        program.guards += _smallest_batch(program, model, args, names)
+        return program, verification
+
+
+FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
+
+
 def _captured(
     model: nn.Module, example_inputs: ExampleInputs, settings: Settings, capture: str
 ) -> tuple[Program, Verification | None]:
-    """The normalized graph of a module."""
+    """The normalized graph of a module: from the front end that was asked for, or from the first that knows every call."""
     args, names = positional(model, example_inputs)
-    opaque = _opaque_paths(model, settings.composite)
-    if capture == EXPORT:
-        return _by_export(model, args, names, opaque, settings)
-    try:
-        program, verification = _by_trace(model, args, names, opaque, settings)
-    except (CaptureError, VerificationError) as error:
-        if capture == SYMBOLIC or args is None or opaque:
-            error.add_note(_other_front_end(capture, args, opaque))
-            raise
+    request = Request(model, args, names, _opaque_paths(model, settings.composite), settings)
+    chosen = [one for one in FRONT_ENDS if capture in (AUTO, one.name)]
+    others = [one for one in FRONT_ENDS if one not in chosen]
+    captured: tuple[Program, Verification | None] | None = None
+    failure: LrpfxError | None = None
+    unknown: list[str] = []
+    for front_end in chosen:
+        obstacle = front_end.obstacle(request)
+        if obstacle is not None:
+            if captured is None and failure is None:
+                raise obstacle
+            others.append(front_end)
+            continue
         try:
-            return _by_export(model, args, names, opaque, settings)
-        except (CaptureError, VerificationError) as other:
-            error.add_note(f"torch.export, tried as well: {other}")
-            raise error from None
-    unknown = _unknown_calls(program, settings.composite)
-    if capture == AUTO and args is not None and not opaque and unknown:
-        try:
-            return _by_export(model, args, names, opaque, settings)
+            found = front_end.capture(request)
         except (CaptureError, VerificationError) as error:
-            record(program, "capture", "export", PassResult(reasons=[(unknown[0], f"kept the symbolic trace: {error}")]))
-    return program, verification
-
-
-def _other_front_end(capture: str, args: tuple[Any, ...] | None, opaque: set[str]) -> str:
-    if opaque:
-        return f"torch.export was not tried, since it would look inside {', '.join(sorted(opaque))}, mapped as a whole"
-    if args is None:
-        return "torch.export may follow this model: pass example_inputs to lrpfx.transform"
-    return 'torch.export may follow this model: use capture="auto" or capture="export"'
-
-
-def _by_trace(
-    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], settings: Settings
-) -> tuple[Program, Verification | None]:
-    given = {} if args is None else dict(zip(names, args, strict=True))
-    program = capture_symbolic(model, opaque, given)
-    program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
-    program.guards += _fixed_defaults(model, names)
-    verification = None if args is None else Verification(args, _run_untouched(model, args, names))
-    return _normalized(program, SYMBOLIC, verification, settings), verification
-
-
-def _by_export(
-    model: nn.Module, args: tuple[Any, ...] | None, names: list[str], opaque: set[str], settings: Settings
-) -> tuple[Program, Verification | None]:
-    if args is None:
-        raise InputError('capture="export" runs the model on example inputs: pass example_inputs')
-    if opaque:
-        raise CaptureError(
-            f"the composite maps {', '.join(sorted(opaque))} as a whole, but torch.export looks inside modules; use "
-            'capture="symbolic", or map the layers inside.'
-        )
-    verification = Verification(args, _run_untouched(model, args, names))
-    try:
-        program = _normalized(capture_export(model, args, names), EXPORT, verification, settings)
-    except VerificationError:  # a batch of one, where the graph for larger ones is another
-        program = _normalized(capture_export(model, args, names, dynamic=False), EXPORT, verification, settings)
-    program.guards += _fixed_defaults(model, names)
-    program.guards += _smallest_batch(program, model, args, names)
-    return program, verification
+            if captured is not None:
+                reason = (unknown[0], f"kept the graph of another front end: {error}")
+                record(captured[0], "capture", front_end.name, PassResult(reasons=[reason]))
+            elif failure is not None:
+                failure.add_note(f"{front_end.title}, tried as well: {error}")
+            else:
+                failure = error
+            continue
+        unknown = _unknown_calls(found[0], settings.composite)
+        if not unknown:
+            return found
+        captured = found
+    if captured is not None:
+        return captured
+    failed = failure or CaptureError(f"no front end can capture {type(model).__name__}")
+    for front_end in others:
+        failed.add_note(front_end.hint(request))
+    raise failed
 
 
 def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:
-    """Guards for the arguments that keep their default."""
+    """Guards for arguments that keep their default."""
     parameters = inspect.signature(model.forward).parameters.values()
     optional = [one for one in parameters if one.default is not one.empty and one.name not in names]
     return [FixedValue(Place(one.name), one.default, default=True) for one in optional]
 
 
 def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], names: list[str]) -> list[Guard]:
-    """A guard against a batch of one where the graph computes something else than the model there.
+    """A guard against a batch of one if the graph differs from the model there.
 
-    torch.export takes a size that may vary for one of at least two, and follows branches accordingly, without a condition.
+    torch.export assumes that a dynamic size is at least two, and follows branches accordingly without recording a condition.
     """
     varying = [
         guard.place for guard in program.guards if isinstance(guard, FixedSizes) and guard.sizes and guard.sizes[0] is None
@@ -157,7 +224,7 @@ def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], n
 
 
 def _fixed_kinds(program: Program) -> list[Guard]:
-    """Guards for which inputs are signals, and which are integers or truth values."""
+    """Guards that keep signals floating-point, and integers and truth values discrete."""
     guards: list[Guard] = []
     for node in program.graph.find_nodes(op="placeholder"):
         role = node_info(node).role
@@ -168,7 +235,7 @@ def _fixed_kinds(program: Program) -> list[Guard]:
 
 
 def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
-    """Guards for the numbers of dimensions of the example inputs, where a pass relied on them."""
+    """Guards for the numbers of dimensions of the example inputs, for passes that relied on them."""
     guards: list[Guard] = []
     why = "batch norm was merged, or the weight of a layer norm, which relies on it"
     for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
@@ -179,7 +246,7 @@ def fixed_dimensions(program: Program, verification: Verification) -> list[Guard
 
 
 def refuse_scripts(model: nn.Module) -> None:
-    """`CaptureError` for what torch.jit made: its code is not Python that could be followed."""
+    """Raise `CaptureError` for modules made by torch.jit, whose code is not Python."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"the submodule {path!r} is" if path else "the model is"
@@ -204,11 +271,11 @@ def _of_exported(
     if len(given) != len(names):
         if example_inputs is not None:
             raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
-        return _normalized(program, EXPORT, None, settings), None
+        return _normalized(program, TorchExport.name, None, settings), None
     with torch.no_grad():
         values = fx.Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
-    return _normalized(program, EXPORT, verification, settings), verification
+    return _normalized(program, TorchExport.name, verification, settings), verification
 
 
 def _normalized(program: Program, front_end: str, verification: Verification | None, settings: Settings) -> Program:
@@ -234,7 +301,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
 
 
 def guessed_verification(program: Program, model: Model) -> Verification | None:
-    """The model's answer on random inputs, where there is no example; None where none fit. The graph is held against it."""
+    """The model's output on random inputs, checked against the graph, for models without examples; None if none fit."""
     if isinstance(model, ExportedProgram):
         return None
     model, _ = dequantized(model)
@@ -243,7 +310,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
         try:
             verification = Verification(args, _run_untouched(model, args, names), records=False)
             verification.check(program, "normalize")
-        except InputError:  # the wrong size for this model or its graph: nothing is wrong with the model
+        except InputError:  # the wrong size for this model or its graph, not an error of the model
             continue
         verified_after_all(program)
         return verification
@@ -251,7 +318,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
 
 
 def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]:
-    """Names of the calls that the operator table does not list and that the composite has no rule for."""
+    """Names of calls that the operator table does not list and that have no rule in the composite."""
     unknown = []
     for node in data_calls(program.graph):
         info = node_info(node)
@@ -263,7 +330,7 @@ def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """`CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
+    """Raise `CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
     names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
     if names:
         raise CaptureError(
@@ -279,7 +346,7 @@ def _differs_in_training(module: nn.Module) -> bool:
 
 
 def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
-    """Modules that the composite maps as a whole: those that are not a single operation of the table anyway."""
+    """Modules that the composite maps as a whole and that are not a single operation of the table."""
     if composite is None:
         return set()
     known = module_classes()
@@ -291,7 +358,7 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
 
 
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
-    """Example inputs in the order of the graph's placeholders, and the names of the arguments that they give."""
+    """Example inputs in the order of the graph's placeholders, and the names of their arguments."""
     if example_inputs is None:
         return None, []
     signature = inspect.signature(model.forward)
@@ -307,14 +374,14 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
     gathered = [name for name in bound.arguments if signature.parameters[name].kind in (_GATHERED, _GATHERED_BY_NAME)]
     if gathered:
         raise InputError(
-            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so that the inputs of the graph "
-            "have no names. Wrap the model in a module whose forward names them."
+            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so the inputs of the graph have "
+            "no names. Wrap the model in a module whose forward names them."
         )
     return tuple(bound.arguments.values()), list(bound.arguments)
 
 
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
-    """The model's output, from a copy: parameters, buffers, hooks and caches of the user's model stay as they are."""
+    """The output of a copy of the model, which leaves parameters, buffers, hooks and caches of the user's model unchanged."""
     copied = private_copy(model)
     try:
         with torch.no_grad():

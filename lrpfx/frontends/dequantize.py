@@ -1,7 +1,7 @@
-"""Before CAPTURE: dynamically quantized layers become layers with the weights that they stand for.
+"""Before CAPTURE: replace dynamically quantized layers by layers with dequantized weights.
 
-Such a layer rounds its input with every call, to steps that depend on the batch, and computes in integers: it has neither a
-gradient nor an explanation of each sample by itself. What is explained is the network of its dequantized weights.
+Such a layer rounds its input in every call, with steps that depend on the batch, and computes in integers: it has no gradient,
+and samples cannot be explained separately. lrpfx explains the network with dequantized weights instead.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ _QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
 
 
 def dequantized(model: nn.Module) -> tuple[nn.Module, PassResult]:
-    """`model`, or a copy of it without quantized layers, and which these were. `CaptureError` for other quantized modules."""
+    """`model`, or a copy without quantized layers, and a list of these. `CaptureError` for unsupported quantized modules."""
     result = PassResult()
     if not any(_is_quantized(module) for module in model.modules()):
         return model, result
@@ -46,7 +46,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def _dequantized(name: str, module: Any) -> nn.Module:
-    """The layer of torch.nn that a quantized module stands for."""
+    """The layer of torch.nn that corresponds to a quantized module."""
     kind = f"{type(module).__module__}.{type(module).__name__}"
     if ".dynamic." in kind and type(module).__name__ in ("Linear", "LinearReLU"):
         linear = nn.Linear(module.in_features, module.out_features, module.bias() is not None)

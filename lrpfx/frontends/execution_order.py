@@ -1,18 +1,18 @@
-"""What tracing tells about a model that stays as it is: in which order its modules run, and what may be merged."""
+"""Facts from tracing an unchanged model: the execution order of its modules, and mergeable batch norms."""
 
 from torch import nn
 
 from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_copy, private_copy
 from lrpfx.ir.node import data_calls, node_info
-from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNorm
+from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, passes_of
 
 
 def traced(model: nn.Module) -> Program | None:
-    """The normalized graph of `model` in evaluation mode, or None where it cannot be traced."""
+    """The normalized graph of `model` in evaluation mode, or None if it cannot be traced."""
     try:
         program = capture_copy(private_copy(model).eval())
         run_passes(program, passes_of(Settings(), "normalize"))
@@ -22,7 +22,7 @@ def traced(model: nn.Module) -> Program | None:
 
 
 def modules_in_order_of_execution(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """`model.named_modules()` with the layers that a trace finds in the order of their first call, in front of all others."""
+    """`model.named_modules()`, with traced layers first, in the order of their first call."""
     modules = dict(model.named_modules())
     program = traced(model)
     if program is None:
@@ -33,11 +33,11 @@ def modules_in_order_of_execution(model: nn.Module) -> list[tuple[str, nn.Module
 
 
 def mergeable_batch_norms(model: nn.Module) -> list[tuple[str, str]] | None:
-    """Pairs (linear layer, batch norm) that can be merged, by name; None where the model cannot be traced."""
+    """Names of (linear layer, batch norm) pairs that can be merged, or None if the model cannot be traced."""
     program = traced(model)
     if program is None:
         return None
-    MergeBatchNorm().run(program)
+    MergeBatchNormLeft().run(program)
     pairs = []
     for node in data_calls(program.graph):
         info = node_info(node)

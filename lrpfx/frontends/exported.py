@@ -1,4 +1,4 @@
-"""CAPTURE by torch.export: a model with example inputs, or an exported program, to the same form as the symbolic trace."""
+"""CAPTURE by torch.export: bring a model with example inputs, or an exported program, into the form of a symbolic trace."""
 
 import dataclasses
 import logging
@@ -6,7 +6,7 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
@@ -24,54 +23,43 @@ from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
 from lrpfx.ir.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
-from lrpfx.operators.table import lookup, module_classes, spelling_of
+from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
-from lrpfx.runtime.explain_module import Scope, scope_at
+from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
 
 _GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
-#: Operators of which the graph uses the first result alone, which is all that the table's row returns.
+#: Operators with several results of which the graph uses only the first, the one that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
 
 
-_LP_POOL = (
-    "(Tensor input, float norm_type, int{dimensions} kernel_size, int{dimensions}? stride=None, bool ceil_mode=False) -> Tensor"
-)
-
-#: Functions that torch.export takes apart, and that are one operation of the table: name -> its schema for torch, spellings.
-_WHOLE: dict[str, tuple[str, tuple[Callable[..., Any], ...]]] = {
-    "softsign": ("(Tensor input) -> Tensor", (functional.softsign,)),
-    "tanhshrink": ("(Tensor input) -> Tensor", (functional.tanhshrink,)),
-    "softshrink": ("(Tensor input, float lambd=0.5) -> Tensor", (functional.softshrink,)),
-    "hardshrink": (
-        "(Tensor input, float lambd=0.5) -> Tensor",
-        (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink),
-    ),
-    "normalize": ("(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor", (functional.normalize,)),
-    "local_response_norm": (
-        "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor",
-        (functional.local_response_norm,),
-    ),
-    "lp_pool1d": (_LP_POOL.format(dimensions=""), (functional.lp_pool1d,)),
-    "lp_pool2d": (_LP_POOL.format(dimensions="[2]"), (functional.lp_pool2d,)),
-    "lp_pool3d": (_LP_POOL.format(dimensions="[3]"), (functional.lp_pool3d,)),
-}
-_library = torch.library.Library("lrpfx", "FRAGMENT")  # it lives as long as this module
+_library = torch.library.Library("lrpfx", "FRAGMENT")  # must live as long as this module
 _kept_whole: dict[Any, Any] = {}
 _functions_kept: dict[Any, Any] = {}
-for _name, (_schema, _spellings) in _WHOLE.items():
-    _library.define(_name + _schema)
-    _library.impl(_name, _spellings[0], "CompositeExplicitAutograd")
-    _overload = getattr(torch.ops.lrpfx, _name).default
-    _kept_whole.update(dict.fromkeys(_spellings, _overload))
-    _functions_kept[_overload] = _spellings[0]
+
+
+def _keep_rows_whole() -> None:
+    """Give torch an operator for each function that it would take apart, and that is one operation of the table."""
+    for row in all_operators():
+        for schema, functions in row.whole.items():
+            name = functions[0].__name__
+            if functions[0] not in _kept_whole:
+                _library.define(name + schema)
+                _library.impl(name, functions[0], "CompositeExplicitAutograd")
+                overload = getattr(torch.ops.lrpfx, name).default
+                _kept_whole.update(dict.fromkeys(functions, overload))
+                _functions_kept[overload] = functions[0]
 
 
 class _KeepWhole(TorchFunctionMode):
-    """While it is entered, the functions of `_WHOLE` are one operator each to whoever traces."""
+    """A context in which tracing sees each function that a row keeps whole as one operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _keep_rows_whole()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         whole = _kept_whole.get(func)
@@ -81,7 +69,7 @@ class _KeepWhole(TorchFunctionMode):
 
 
 def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether an operator of `_WHOLE` takes these arguments, `out=` say is left to torch."""
+    """Whether an operator that is kept whole takes these arguments; others, such as `out=`, are left to torch."""
     names = [argument.name for argument in operator._schema.arguments]
     return len(args) <= len(names) and set(keywords) <= set(names)
 
@@ -89,8 +77,8 @@ def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> boo
 def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str], dynamic: bool = True) -> Program:
     """Export `model`, called with `args` for the arguments called `names`, without changing it.
 
-    With `dynamic` the batch, dimension 0 of every tensor that has the first one's, may vary in the result unless the model
-    fixes it; other sizes are those of the example. `CaptureError` where torch.export cannot follow the model.
+    With `dynamic`, the batch size may vary unless the model fixes it: dimension 0 of every tensor where it equals that of the
+    first. Other sizes are those of the example. Raises `CaptureError` if torch.export cannot follow the model.
     """
     require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
@@ -107,7 +95,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
             errors.append(error)
             continue
         finally:
-            restore_tensors(root, before)  # what forward keeps of the export are fake tensors
+            restore_tensors(root, before)  # tensors that forward stored during the export are fake
         captured = _to_program(program, root, type(model).__name__)
         captured.frozen.update(reads.frozen)
         return captured
@@ -119,7 +107,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
 
 
 def capture_program(program: ExportedProgram) -> Program:
-    """A program that the user exported."""
+    """Capture a program that the user exported."""
     require("an exported program as a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root: nn.Module = Scope("ExportedProgram")
     for name, value in program.state_dict.items():
@@ -133,10 +121,10 @@ def capture_program(program: ExportedProgram) -> Program:
 
 
 def _attempts(args: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], int | None]]:
-    """Inputs to export with, and the size that stands for the batch: first with a variable batch, then as they are."""
+    """Inputs for the export and their batch size: first with a dynamic batch, then unchanged."""
     tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.ndim]
     batch = tensors[0].shape[0] if tensors else None
-    if batch == 1:  # torch.export takes a batch of one for fixed
+    if batch == 1:  # torch.export treats a batch of one as fixed
         doubled = pytree.tree_map(
             lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (1,) else leaf, args
         )
@@ -162,7 +150,7 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
         if isinstance(value, torch.Tensor):
             update_info(node, dtype=value.dtype)
         info, stack = node_info(node), node.meta.get("nn_module_stack")
-        node.meta.clear()  # holds fake tensors, and much else of the exporter's that cannot be pickled
+        node.meta.clear()  # it holds fake tensors and other data of the exporter that cannot be pickled
         set_info(node, info)
         if stack is not None:
             node.meta["nn_module_stack"] = stack
@@ -170,16 +158,15 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
 
 
 def _guards(exported: ExportedProgram) -> list[Guard]:
-    """What torch.export fixed: constants among the arguments, sizes, and the conditions that it found on others."""
-    spec = exported.call_spec.in_spec
-    assert spec is not None
+    """Guards for everything that torch.export fixed: constant arguments, sizes, and conditions on other sizes."""
+    spec = _in_spec(exported)
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     specs = [item for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
     args, keywords = pytree.tree_unflatten(list(range(len(specs))), spec)
     named = dict(zip(_argument_names(exported, len(args)), args, strict=True)) | keywords
     guards: list[Guard] = []
-    sizes: dict[Any, list[tuple[Place, int]]] = {}  # a varying size -> where it stands
-    sources: dict[str, Place] = {}  # as torch.export writes it -> the tensor
+    sizes: dict[Any, list[tuple[Place, int]]] = {}  # a dynamic size -> its places
+    sources: dict[str, Place] = {}  # torch.export's name -> the tensor
     for name, structure in named.items():
         for path, number in pytree.tree_flatten_with_path(structure)[0]:
             place, item = place_of(name, path), specs[number].arg
@@ -196,7 +183,7 @@ def _guards(exported: ExportedProgram) -> list[Guard]:
     for expression, places in sizes.items():
         guards += [SizeCondition("sizes[0] == sizes[1]", (places[0], other)) for other in places[1:]]
         limits = exported.range_constraints.get(expression)
-        if limits is not None and limits.lower.is_Integer and limits.lower > 2:  # it assumes 2, which it does not ask for
+        if limits is not None and limits.lower.is_Integer and limits.lower > 2:  # 2 is assumed, not required
             guards.append(SizeCondition(f"sizes[0] >= {limits.lower}", (places[0],)))
         if limits is not None and limits.upper.is_Integer:
             guards.append(SizeCondition(f"sizes[0] <= {limits.upper}", (places[0],)))
@@ -221,13 +208,13 @@ def _condition(text: str, sources: Mapping[str, Place]) -> Guard:
     return SizeCondition(expression, tuple(of))
 
 
-# While torch.export runs, its report is kept from the log and from sys.stderr: for one model at a time.
+# Held while torch.export runs and its report is filtered from the log and sys.stderr, one model at a time.
 _EXPORTING = threading.Lock()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log and print of why it cannot export a model, which the error says; all else is written as ever."""
+    """Suppress torch's log and prints about a failed export, which the error reports; other output is unaffected."""
     thread = threading.get_ident()
 
     def from_elsewhere(entry: logging.LogRecord) -> bool:
@@ -249,7 +236,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _WithoutPartialGraphs:
-    """A stream without what torch.export prints to it, which are graphs that it could not complete."""
+    """A stream that drops the incomplete graphs printed by torch.export."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -265,7 +252,7 @@ class _WithoutPartialGraphs:
 
 
 def _writes_into_views(graph: fx.Graph) -> bool:
-    """Whether the graph has in-place operations other than listed ones on a value of their own, which has no views."""
+    """Whether the graph has in-place operations that the table does not list, or that write to values with views."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
@@ -284,7 +271,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 class _Reader:
-    """Copies an exported graph: parameters as attributes of `root`, and inputs and outputs in the form that the model has."""
+    """Copies an exported graph, with parameters as attributes of `root`, and inputs and outputs structured as in the model."""
 
     def __init__(self, exported: ExportedProgram, root: nn.Module) -> None:
         self.exported = exported
@@ -315,7 +302,7 @@ class _Reader:
                 refuse_state(self.copies[node], str(kinds[name].target))
 
     def _calls(self, module: fx.GraphModule) -> None:
-        """Copy the calls of a graph, and those of the blocks in it."""
+        """Copy the calls of a graph and of its blocks."""
         for node in module.graph.nodes:
             if node.op != "call_function":
                 continue
@@ -327,14 +314,14 @@ class _Reader:
                 self.copies[node] = self.blocks[node.args[0]][node.args[1]]
 
     def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
-        """Copy a block in place: one with or without gradients, which does not concern relevance, or one without autocast."""
+        """Inline a block: one that sets the gradient mode, which does not affect relevance, or one that disables autocast."""
         if node.target is _GRADIENT_MODE:
             _, inner, *args = node.args
         elif node.target is _AUTOCAST and not node.args[2]:
             inner, args = node.args[4], list(node.args[5:])
         else:
             raise CaptureError(
-                f"the exported program contains the block {node.target} with a graph of its own ({_source(node)}), such as "
+                f"the exported program contains the block {node.target} with its own graph ({_source(node)}), such as "
                 "autocast or torch.cond inside forward. Move it out of forward."
             )
         assert isinstance(inner, fx.Node)
@@ -363,11 +350,11 @@ class _Reader:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
         if node.target is aten.slice_scatter.default and copied.args[4:5] == (sys.maxsize,):
-            copied.args = (*copied.args[:4], None, *copied.args[5:])  # torch.vmap fails for the derivative with a written end
+            copied.args = (*copied.args[:4], None, *copied.args[5:])  # torch.vmap fails for the derivative with an explicit end
         return copied
 
     def _attribute(self, name: str) -> fx.Node:
-        """A node for a parameter, a buffer, or a constant, which becomes a buffer that no state_dict holds."""
+        """A node for a parameter, a buffer, or a constant, which becomes a non-persistent buffer."""
         *path, leaf = name.split(".")
         holder = scope_at(self.root, path)
         if not isinstance(getattr(holder, leaf, None), torch.Tensor):
@@ -378,8 +365,7 @@ class _Reader:
     def _inputs(self, flat: Sequence[fx.Node]) -> None:
         """Placeholders for the arguments of forward, and look-ups for the tensors in them."""
         numbers = iter(range(len(flat)))
-        spec = self.exported.call_spec.in_spec
-        assert spec is not None
+        spec = _in_spec(self.exported)
         args, keywords = pytree.tree_unflatten(list(numbers), spec)
         names = _argument_names(self.exported, len(args))
         for name, structure in [*zip(names, args, strict=True), *keywords.items()]:
@@ -395,14 +381,16 @@ class _Reader:
     def _outputs(self, node: fx.Node) -> Any:
         specs = self.exported.graph_signature.output_specs
         values: list[Any] = []
-        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
-            if spec.kind is OutputKind.USER_OUTPUT:
+        for one, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+            if one.kind is OutputKind.USER_OUTPUT:
                 values.append(self.copies[value] if isinstance(value, fx.Node) else value)
-        assert self.exported.call_spec.out_spec is not None
-        return self._rebuilt(pytree.tree_unflatten(values, self.exported.call_spec.out_spec))
+        spec = self.exported.call_spec.out_spec
+        if spec is None:
+            raise CaptureError("the exported program does not say how its results are arranged")
+        return self._rebuilt(pytree.tree_unflatten(values, spec))
 
     def _rebuilt(self, value: Any) -> Any:
-        """An output in a form that a graph can hold: dataclasses become calls of their class."""
+        """An output as a graph can return it: dataclasses become calls of their class."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             return self.graph.call_function(type(value), (), {name: self._rebuilt(item) for name, item in fields.items()})
@@ -414,11 +402,17 @@ class _Reader:
         return value
 
 
+def _in_spec(exported: ExportedProgram) -> Any:
+    """How the arguments of an exported program are arranged."""
+    if exported.call_spec.in_spec is None:
+        raise CaptureError("the exported program does not say how its arguments are arranged")
+    return exported.call_spec.in_spec
+
+
 def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
-    """Names for the positional arguments: torch.export keeps them as prefixes of the placeholders'."""
+    """Names of the positional arguments, taken from the placeholders of torch.export."""
     names = []
-    spec = exported.call_spec.in_spec
-    assert spec is not None
+    spec = _in_spec(exported)
     flat = [item.arg.name for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
     args, _ = pytree.tree_unflatten(flat, spec)
     for number, argument in enumerate(args[:count]):
@@ -429,7 +423,7 @@ def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
 
 
 class _ModuleCalls:
-    """Which call of which module made each node of an exported graph."""
+    """The module call that made each node of an exported graph."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         self.root = root
@@ -450,14 +444,14 @@ class _ModuleCalls:
         module = scope_at(self.root, path.split(".")) if path else self.root
         if not isinstance(module, Scope):
             return ModuleCall(path, stands_for_call(module), describe_module(module))
-        name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"  # a program without its modules
+        name = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"  # a program without modules
         known = {f"{known.__module__}.{known.__qualname__}" for known in module_classes()}
         owns = name in known or (name.startswith("torch.nn.") and path not in self.parents)
         return ModuleCall(path, owns, name.rpartition(".")[2])
 
 
 def _source(node: fx.Node) -> str:
-    """file:line of the innermost frame that is the user's."""
+    """file:line of the innermost frame in the user's code."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     own = [f"{filename}:{line}" for filename, line in frames if is_user_file(filename)]
     return own[-1] if own else ""

@@ -1,7 +1,7 @@
-"""What is known of values while a model is traced, so that its Python code may read them.
+"""Known properties of values during a trace, for Python code that reads them.
 
-Known are the shapes of all that parameters and buffers alone give, the values of all that buffers alone give, and, where there
-are example inputs, the number of dimensions of everything. Nothing else is: an answer would hold for one input only.
+Known are shapes of values computed only from parameters and buffers, values computed only from buffers and, with example
+inputs, the number of dimensions of everything. Everything else would be valid for one input only, and is unknown.
 """
 
 import operator
@@ -13,22 +13,21 @@ import torch
 from torch import fx, nn
 
 from lrpfx.ir.node import attribute_of, is_floating
+from lrpfx.operators.table import lookup_method, spelling_of, writes_in_place
 from lrpfx.support.torch_internals import FakeTensorMode
 
 _UNKNOWN = object()
-#: Whether these remove a dimension depends on sizes.
-_REMOVES_DIMENSIONS = frozenset({"squeeze", "squeeze_"})
 
 
 class _Evaluation:
-    """The values of the nodes of a growing graph, as far as its leaves have one; each node runs once, in order."""
+    """The values of the nodes of a growing graph, if those of its leaves are known; each node runs once, in order."""
 
     def __init__(self, graph: fx.Graph, leaf: Callable[[fx.Node], Any], mode: AbstractContextManager[Any]) -> None:
         self.graph = graph
         self.leaf = leaf
         self.mode = mode
         self.values: dict[fx.Node, Any] = {}
-        self.spoiled = False  # something unknown was written into a value
+        self.spoiled = False  # an unknown value was written into a known one
 
     def __call__(self, node: fx.Node) -> Any:
         """The value of `node`, or `_UNKNOWN`."""
@@ -55,19 +54,17 @@ class _Evaluation:
                     return getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 assert callable(node.target)
                 return node.target(*args, **kwargs)
-        except Exception:  # not computable without the input: nothing is wrong with the model
+        except Exception:  # not computable without the input, not an error of the model
             return _UNKNOWN
 
 
 def _writes(node: fx.Node) -> bool:
     """Whether a call may overwrite one of its arguments."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    inplace = name.endswith("_") and not name.endswith("__")
-    return inplace or "out" in node.kwargs or node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+    return "out" in node.kwargs or writes_in_place(node)
 
 
 class KnownValues:
-    """What is known of the nodes of `graph`, which is being traced from `root`, given example inputs by name."""
+    """Known properties of the nodes of `graph` during the trace of `root`, given example inputs by name."""
 
     def __init__(self, graph: fx.Graph, root: nn.Module, examples: Mapping[str, Any]) -> None:
         self.root = root
@@ -97,47 +94,47 @@ class KnownValues:
         return value.detach().clone() if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) else _UNKNOWN
 
     def value(self, node: fx.Node) -> Any:
-        """The value of what depends on buffers alone, or None; the graph then holds for these buffers only."""
+        """The value of a node that depends only on buffers, or None. The graph is then valid only for these buffers."""
         value = self._values(node)
         leaves = [leaf for leaf in _ancestors(node) if leaf.op == "get_attr"]
         counted = any(_writes(user) and user.all_input_nodes[0] is leaf for leaf in leaves for user in leaf.users)
-        if value is _UNKNOWN or counted:  # another value with every call
+        if value is _UNKNOWN or counted:  # a value that changes with every call
             return None
         for leaf in leaves:
             name = str(leaf.target)
-            if name in self.tensors:  # and no constant that forward made
+            if name in self.tensors:  # not a constant made in forward
                 self.frozen[name] = self.tensors[name].detach().clone()
         return value
 
     def constant(self, node: fx.Node) -> torch.Tensor | None:
-        """A tensor of the shape of what depends on parameters and buffers alone, or None."""
+        """A tensor with the shape of a node that depends only on parameters and buffers, or None."""
         if any(leaf.op == "placeholder" for leaf in _ancestors(node)):
             return None
         value = self._structures(node)
         return value if isinstance(value, torch.Tensor) else None
 
     def example(self, node: fx.Node) -> torch.Tensor | None:
-        """A tensor with as many dimensions as the value of `node`, or None; the graph then holds for such inputs only."""
+        """A tensor with the number of dimensions of `node`, or None. The graph is then valid only for such inputs."""
         value = self._structures(node)
         return value if isinstance(value, torch.Tensor) and self._hold_dimensions(node) else None
 
     def count_of_sizes(self, node: fx.Node) -> int | None:
-        """How many sizes a value lists, if it is a shape; the graph then holds for inputs of as many dimensions only."""
+        """The number of sizes in a shape, or None. The graph is then valid only for inputs with that many dimensions."""
         value = self._structures(node)
         return len(value) if isinstance(value, torch.Size) and self._hold_dimensions(node) else None
 
     def _hold_dimensions(self, node: fx.Node) -> bool:
-        """Take the numbers of dimensions of all inputs behind `node` for given, if they decide on that of `node`."""
+        """Fix the numbers of dimensions of all inputs of `node`, if they determine that of `node`."""
         ancestors = _ancestors(node)
         inputs = {ancestor: value for ancestor in ancestors if is_floating(value := self._input(ancestor))}
         known = all(_reads_tensors(ancestor, inputs, ancestors) for ancestor in ancestors if ancestor.op == "placeholder")
-        if not known or any(_name(ancestor) in _REMOVES_DIMENSIONS for ancestor in ancestors):
+        if not known or any(map(_squeezes, ancestors)):
             return False
         self.dimensions.update({ancestor: value.ndim for ancestor, value in inputs.items()})
         return True
 
     def _input(self, node: fx.Node) -> Any:
-        """The example of an input, or of an entry of one, or None for other nodes."""
+        """The example of an input, or of an item of one; None for other nodes."""
         source = node
         while source.target is operator.getitem and isinstance(source.args[0], fx.Node):
             source = source.args[0]
@@ -147,14 +144,17 @@ class KnownValues:
 
 
 def _reads_tensors(node: fx.Node, inputs: Collection[fx.Node], ancestors: Collection[fx.Node]) -> bool:
-    """Whether an input is one of the tensors `inputs`, or all that is read of it are entries that are."""
+    """Whether an input is one of the tensors `inputs`, or only such items of it are read."""
     users = [user for user in node.users if user in ancestors]
     entries = all(user.target is operator.getitem and _reads_tensors(user, inputs, ancestors) for user in users)
     return node in inputs or (bool(users) and entries)
 
 
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+def _squeezes(node: fx.Node) -> bool:
+    """Whether it depends on sizes which dimensions a call, or its form in place, leaves."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    spelling = spelling_of(node) or lookup_method(name.removesuffix("_"))
+    return spelling is not None and spelling.operator.squeezes
 
 
 def _ancestors(node: fx.Node) -> Collection[fx.Node]:

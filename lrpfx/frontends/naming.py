@@ -1,4 +1,4 @@
-"""Qualified names of nodes, the same from both front ends, and the source lines that they come from."""
+"""Qualified names of nodes, the same from both front ends, and their source lines."""
 
 import inspect
 import os
@@ -21,7 +21,7 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether code belongs to the model's author: neither to torch, nor to the compiler, nor to Python itself."""
+    """Whether a file is the model author's code: not part of torch, the compiler or Python's standard library."""
     if filename.startswith(("<", _TORCH)) or (filename.startswith(_COMPILER) and not filename.startswith(_EXAMPLES)):
         return False
     return not filename.startswith(_STANDARD_LIBRARY) or "-packages" in filename
@@ -29,7 +29,7 @@ def is_user_file(filename: str) -> bool:
 
 @dataclass
 class ModuleCall:
-    """One call of a module: where the module stands, whether the call's last operation goes by its name, and which that is."""
+    """One call of a module: its path, whether the call's last operation takes its name, a description, and that operation."""
 
     path: str
     owns: bool
@@ -43,17 +43,16 @@ def with_qualified_names(
     call_of_node: Callable[[fx.Node], ModuleCall | None],
     source_of_node: Callable[[fx.Node], str],
 ) -> fx.Graph:
-    """A copy of the traced graph in which every node has a qualified name and what else the compiler knows about it.
+    """A copy of the traced graph in which every node has a qualified name and the compiler's metadata.
 
-    Names follow torchvision's feature extraction: the path of the module for the call that stands for it, the path of the
-    surrounding module and the operation otherwise, and `_1`, `_2` for repetitions of either. `taken` are the names of modules,
-    parameters and buffers.
+    Names follow torchvision's feature extraction: the path of a module for its own call; otherwise the path of the surrounding
+    module and the operation; `_1`, `_2` for repetitions of either. `taken` are the names of modules, parameters and buffers.
     """
     used: set[str] = set()
     counts: dict[str, int] = {}
 
     def unique(base: str, owns: bool) -> str:
-        """`base`, or the first of `base_1`, `base_2`, ... that is free; `owns`: the module of that name is meant."""
+        """`base`, or the first of `base_1`, `base_2`, ... that is free. `owns`: the name may be that of its module."""
         name = base
         while name in used or (name in taken and not (owns and name == base)):
             counts[base] = counts.get(base, 0) + 1
@@ -85,13 +84,13 @@ def with_qualified_names(
 
 
 def names_in(root: nn.Module) -> set[str]:
-    """Names of the modules, parameters and buffers in `root`."""
+    """The names of all modules, parameters and buffers in `root`."""
     tensors = [*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)]
     return {name for name, _ in [*root.named_modules(remove_duplicate=False), *tensors]}
 
 
 def stands_for_call(module: nn.Module) -> bool:
-    """Whether the last operation of a call of `module` goes by the module's name: layers of torch.nn without children."""
+    """Whether the last operation of a call takes the module's name: for layers of torch.nn without children."""
     if isinstance(module, module_classes()):
         return True
     return type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None

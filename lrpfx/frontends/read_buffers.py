@@ -1,7 +1,7 @@
-"""While torch.export runs a model, lets it read numbers from buffers, and from what buffers and numbers alone give.
+"""Let a model read numbers from buffers, and from values computed only from buffers and numbers, during torch.export.
 
-torch.export takes such values for unknown, as if they were computed from the input. The graph then holds for these buffers
-only.
+torch.export treats such values as unknown, as if they were computed from the input. The graph is then valid only for these
+buffer values.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _WRITES = re.compile(r".*[^_]_|__set\w*__|__i(add|sub|mul|matmul|truediv|floordi
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Known:
-    """A tensor of the export whose value is known: how to compute that, and the names of the buffers that it depends on."""
+    """A tensor of the export with a known value: how to compute it, and the names of the buffers it depends on."""
 
     tensor: torch.Tensor
     compute: Callable[[], Any]
@@ -32,7 +32,7 @@ class _Known:
 
 
 class ReadBuffers(TorchFunctionMode):
-    """The context for the export of `root`. `frozen`: the buffers that were read, by name."""
+    """A context for the export of `root`. `frozen`: the buffers that were read, by name."""
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ReadBuffers(TorchFunctionMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         known = {id(entry.tensor): entry for tensor in tensors if (entry := self._of(tensor)) is not None}
         if "out" in kwargs or (_WRITES.fullmatch(name) and args and id(args[0]) in known):
-            self.known.clear()  # what was written into, and all that shares its memory, is not known any more
+            self.known.clear()  # the written tensor, and all that share its memory, are unknown now
             return func(*args, **kwargs)
         constant = name in _MAKES_CONSTANTS and not any(isinstance(leaf, _SYMBOLS) for leaf in leaves)
         if any(id(tensor) not in known for tensor in tensors) or not (known or constant):
@@ -75,7 +75,7 @@ class ReadBuffers(TorchFunctionMode):
         return result
 
     def _find_buffers(self) -> None:
-        """Take the buffers anew if torch.export has put other tensors in their place: a run begins or ends."""
+        """Look up the buffers again if torch.export has replaced them at the start or end of a run."""
         first = next(self.root.buffers(), None)
         if first is not self.first:
             self.first = first
@@ -92,7 +92,7 @@ class ReadBuffers(TorchFunctionMode):
         self.frozen.update({name: self.values[name] for name in names})
 
     def _number_in_slice(self, leaf: Any) -> Any:
-        """An index or an end of a slice as a number, where it is a known tensor without dimensions."""
+        """An index or slice bound as a number, if it is a known scalar tensor."""
         known = self._of(leaf)
         if known is None or leaf.ndim or leaf.dtype == torch.bool:
             return leaf

@@ -1,4 +1,4 @@
-"""CAPTURE by symbolic tracing: a model to a graph of functions, through torch.nn down to the functional calls."""
+"""CAPTURE by symbolic tracing: turn a model into a graph of functions, through torch.nn down to functional calls."""
 
 import copy
 import inspect
@@ -24,26 +24,26 @@ from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 from lrpfx.types import Recurrent
 
-# While fx traces, every module call of the process passes by its tracer: one trace at a time, and other threads go on as usual.
+# A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
 _TRACING = threading.Lock()
 
 
 def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
     """Trace `model` without changing it.
 
-    `opaque`: paths of modules to keep as one node. `given`: examples of the arguments of `forward` by name, which are inputs
-    also where they have a default; flags and numbers among them are fixed, as are all other arguments with a default.
-    `CaptureError` where the model cannot be traced.
+    `opaque`: paths of modules to keep as one node. `given`: example arguments of `forward` by name. They are inputs even if
+    they have a default; flags and numbers among them are fixed, and so are all other arguments with a default. Raises
+    `CaptureError` if the model cannot be traced.
     """
     return capture_copy(private_copy(model), opaque, given)
 
 
 def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
-    """`capture_symbolic` of a model that is a private copy already, and is used up."""
+    """`capture_symbolic` for a private copy, which is consumed."""
     if isinstance(root, Recurrent):
         raise CaptureError(
-            f"the model is an {type(root).__name__} itself, so that a composite has no name for it. Make it a submodule of a "
-            "module that calls it."
+            f"the model is an {type(root).__name__} itself, so a composite cannot name it. Make it a submodule of a module "
+            "that calls it."
         )
     make_traceable(root)
     before = tensors_held(root)
@@ -75,16 +75,16 @@ def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[s
         tracer.release()
 
 
-#: Operators that torch counts among those that draw random numbers, which they do for some arguments only.
+#: Operators that torch marks as random although they draw random numbers only for some arguments.
 _BY_ARGUMENT = ("scaled_dot_product", "_scaled_dot_product", "rrelu")
 
 
 class _RandomNumbers(TorchDispatchMode):
-    """Notes which values are drawn at random, or computed from such: as constants, they would be those of this one trace."""
+    """Records random values and values computed from them: as constants, they would be those of this trace."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: dict[int, tuple[torch.Tensor, str, str]] = {}  # by the id of the tensor: it, what drew it, and where
+        self.drawn: dict[int, tuple[torch.Tensor, str, str]] = {}  # id -> tensor, operation, source
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,7 +100,7 @@ class _RandomNumbers(TorchDispatchMode):
             return result
         _, name, source = given[0] if given else (None, str(func.overloadpacket), _user_source())
         for leaf in pytree.tree_leaves(result):
-            if not isinstance(leaf, torch.Tensor):  # a number: nobody knows where it goes
+            if not isinstance(leaf, torch.Tensor):  # a number, which cannot be tracked
                 raise random_error(name, source)
             self.drawn[id(leaf)] = leaf, name, source
         return result
@@ -108,7 +108,7 @@ class _RandomNumbers(TorchDispatchMode):
 
 @contextmanager
 def _unpatched(tracer: fx.Tracer) -> Iterator[None]:
-    """What fx puts in the place of methods of `nn.Module` is gone afterwards, wherever an exception came from."""
+    """Undo the patches of fx to methods of `nn.Module`, wherever an exception came from."""
     before = {name: vars(nn.Module)[name] for name in ("__call__", "__getattr__")}
     try:
         yield
@@ -121,13 +121,13 @@ def _unpatched(tracer: fx.Tracer) -> Iterator[None]:
 
 
 def _guards(node: fx.Node, dimensions: int) -> list[Guard]:
-    """Let calls refuse inputs of another form than the one that the trace relied on."""
+    """Guards for the input properties that the trace relied on."""
     place = _place(node)
     return [FixedSizes(place, (None,) * dimensions, "forward reads that number"), FloatingPoint(place)]
 
 
 def _place(node: fx.Node) -> Place:
-    """Where an input, or an entry of one, stands among the arguments."""
+    """The place of an input, or of an item of one, among the arguments."""
     if node.op == "placeholder":
         return Place(str(node.target))
     container, key = node.args
@@ -136,7 +136,7 @@ def _place(node: fx.Node) -> Place:
 
 
 def tensors_held(root: nn.Module) -> dict[tuple[str, str, str], Any]:
-    """What stands in the tables of the modules: path, table, name -> the tensor."""
+    """The tensors in the attribute tables of all modules: (path, table, name) -> tensor."""
     return {
         (path, table, name): value
         for path, module in root.named_modules()
@@ -147,7 +147,7 @@ def tensors_held(root: nn.Module) -> dict[tuple[str, str, str], Any]:
 
 
 def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) -> set[str]:
-    """Undo what forward assigned to attributes while it was captured; their qualified names. Constants that it made stay."""
+    """Undo assignments to attributes during the capture, except new constants. Returns their qualified names."""
     written = set()
     for (path, table, name), value in tensors_held(root).items():
         holder, former = getattr(root.get_submodule(path), table), before.get((path, table, name))
@@ -165,9 +165,9 @@ def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) ->
 
 
 def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
-    """A deep copy of `model`, also where it holds tensors that are results of computations (old-style weight norm).
+    """A deep copy of `model`, even if it holds computed tensors (old-style weight norm).
 
-    With `share_parameters`, those are the model's own: for a copy that nothing runs.
+    With `share_parameters`, the copy uses the model's own parameters: for a copy that is never run.
     """
     memo: dict[int, Any] = {}
     if share_parameters:
@@ -184,7 +184,7 @@ def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
 
 
 def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") -> str:
-    """What went wrong, in which module and line, and what to do about it."""
+    """The error, its module and line, and the remedy."""
     name, place = type(model).__name__, _last_user_frame(error)
     if failed is not None and failed.path:
         kind = type(model.get_submodule(failed.path)).__name__
@@ -213,7 +213,7 @@ def _last_user_frame(error: BaseException) -> str:
 
 
 def _user_source() -> str:
-    """file:line of the innermost frame that is neither torch's nor lrpfx's."""
+    """file:line of the innermost frame outside torch and lrpfx."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -223,16 +223,16 @@ def _user_source() -> str:
     return ""
 
 
-#: What tells the number of dimensions of a tensor, and whether its numbers are floating-point numbers.
+#: Attributes that depend only on the number of dimensions or on whether the dtype is floating-point.
 _OF_ALL_INPUTS = frozenset({"ndim", "dim", "ndimension", "is_floating_point", "is_complex"})
 _OF_SHAPES = _OF_ALL_INPUTS | {"shape", "size", "numel", "nelement"}
 _OF_VALUES = frozenset({"item", "tolist", "numpy"})
-#: Attributes that code goes on to ask: `len(x.shape)`, `weight.T.shape`.
+#: Attributes whose result code queries again: `len(x.shape)`, `weight.T.shape`.
 _READ_AT_ONCE = frozenset({"shape", "T", "mT", "H", "mH", "data"})
 
 
 class _Proxy(fx.Proxy):
-    """A proxy that answers what is known of its value, and records `+=` as the in-place operation that it is."""
+    """A proxy that returns known properties of its value, and records `+=` as an in-place operation."""
 
     tracer: "_Tracer"
 
@@ -292,7 +292,7 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ipow"):
 
 
 class _Tracer(fx.Tracer):
-    """Traces through torch.nn, keeps parameters and buffers as nodes, and remembers which call made each node."""
+    """Traces through torch.nn, keeps parameters and buffers as nodes, and records the module call of each node."""
 
     proxy_buffer_attributes = True
 
@@ -310,7 +310,7 @@ class _Tracer(fx.Tracer):
         self.thread = threading.get_ident()
 
     def release(self) -> None:
-        """Let go of the model: fx leaves a cycle of references through the tracer, which would keep its memory."""
+        """Release the model: fx leaves a reference cycle through the tracer, which would keep its memory."""
         if "known" in vars(self):
             vars(self.known).clear()
         vars(self).clear()
@@ -323,7 +323,7 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Placeholders for the arguments without a default and for those given; the others keep their default."""
+        """Placeholders for given arguments and those without a default; other arguments keep their default."""
         self.known = KnownValues(self.graph, self.root, self.given)
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
@@ -336,7 +336,7 @@ class _Tracer(fx.Tracer):
             elif parameter.name in self.given:
                 value = self.create_proxy("placeholder", parameter.name, (value,), {})
             if parameter.name in self.given and is_constant(self.given[parameter.name]):
-                value = self.given[parameter.name]  # the placeholder stays, so that the argument can be passed
+                value = self.given[parameter.name]  # the placeholder stays: calls may pass the argument
             if parameter.kind is parameter.KEYWORD_ONLY:
                 keywords[parameter.name] = value
             else:
@@ -376,9 +376,9 @@ class _Tracer(fx.Tracer):
             path = self.path_of_module(m)
         except NameError as error:
             if all(id(tensor) in self.names_of_tensors for tensor in [*m.parameters(), *m.buffers()]):
-                return traceable(m)._call_impl(*args, **kwargs)  # as if its code stood in the forward that made it
+                return traceable(m)._call_impl(*args, **kwargs)  # as if its code were inlined in the calling forward
             raise CaptureError(
-                f"forward calls a {type(m).__name__} with parameters of its own that is not a submodule of the model "
+                f"forward calls a {type(m).__name__} with its own parameters that is not a submodule of the model "
                 f"({_user_source()}). Create it in __init__ and keep it as an attribute, so that it has a name."
             ) from error
         opaque = self.is_leaf_module(m, path)
@@ -386,7 +386,7 @@ class _Tracer(fx.Tracer):
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.failed = self.failed or self.open_calls[-1]  # the innermost one comes first
+            self.failed = self.failed or self.open_calls[-1]  # the innermost one raises first
             raise
         finally:
             self.open_calls.pop()
@@ -410,7 +410,7 @@ class _Tracer(fx.Tracer):
         return node
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        # fx looks the tensor up among all parameters at every access, which takes quadratic time over a deep model.
+        # fx searches all parameters at every access, which takes quadratic time for a deep model.
         name = self.names_of_tensors.get(id(attr_val)) if isinstance(attr_val, torch.Tensor) else None
         if name is None:
             return attr_val

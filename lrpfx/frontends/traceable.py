@@ -1,8 +1,8 @@
-"""Modules of torch.nn whose forward branches on properties of tensors, as straight-line code.
+"""Straight-line forwards for modules of torch.nn that branch on properties of tensors.
 
-They compute what torch.nn computes in evaluation mode for dense inputs, without its fast paths. They are put on private
-copies of modules, in front of symbolic tracing. Where a module takes inputs with and without a batch, and the trace does not
-know which it will get, they are for inputs with a batch, and the graph refuses others.
+They compute what torch.nn computes in evaluation mode for dense inputs, without its fast paths, and are set on private copies
+of modules before symbolic tracing. Some modules accept inputs with and without a batch; if the trace does not know which, these
+forwards require a batch, and the graph refuses other inputs.
 """
 
 import copy
@@ -22,7 +22,7 @@ for _name in ("require_batch", "padding_bias", "head_bias"):
 
 
 def make_traceable(root: nn.Module) -> None:
-    """Replace the forwards of such modules in `root`, which is a private copy, where they are torch's own."""
+    """Replace the forwards of such modules in `root`, a private copy, unless a subclass overrides them."""
     for module in root.modules():
         for check in _CHECKS:
             if hasattr(module, check):
@@ -33,7 +33,7 @@ def make_traceable(root: nn.Module) -> None:
 
 
 def traceable(module: nn.Module) -> nn.Module:
-    """`module` itself, or a copy of it on the same tensors and children whose own forward can be traced."""
+    """A copy of `module` with the same tensors and children, whose own forward can be traced."""
     copied = copy.copy(module)
     copied._modules = {}
     make_traceable(copied)
@@ -41,7 +41,7 @@ def traceable(module: nn.Module) -> nn.Module:
     return copied
 
 
-#: Normalization layers branch on the number of dimensions and of channels, which tracing cannot; the operator checks them.
+#: Normalization layers branch on numbers of dimensions and channels, which cannot be traced; the operator checks them.
 _CHECKS = ("_check_input_dim", "_check_non_zero_input_channels")
 
 
@@ -93,7 +93,7 @@ def multihead_attention(
 def _projected(
     module: nn.MultiheadAttention, inputs: tuple[torch.Tensor, ...], same_query: bool, same_value: bool
 ) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values. As in torch, one layer makes those of one tensor, and is the first layer for all three."""
+    """Queries, keys and values. As in torch, inputs that are the same tensor share one projection, one first layer for all."""
     size, weight, bias = module.embed_dim, module.in_proj_weight, module.in_proj_bias
     query, key, value = inputs
     if same_value and same_query and weight is not None:
@@ -113,7 +113,7 @@ def _projected(
 
 
 def _with_known_dimensions(module: nn.Module, batched: int, *inputs: torch.Tensor) -> tuple[Any, ...]:
-    """Whether inputs have a batch, and so `batched` dimensions, and the inputs: checked to have one where that is not known."""
+    """Whether inputs have a batch (`batched` dimensions), and the inputs, with a runtime check if that is unknown."""
     if isinstance(inputs[0].ndim, int):
         return inputs[0].ndim == batched, *inputs
     checked = {id(tensor): require_batch(tensor, batched, type(module).__name__) for tensor in inputs}
@@ -127,7 +127,7 @@ def _joint_mask(
     key_padding_mask: torch.Tensor | None,
     added: int,
 ) -> Any:
-    """Both masks as one that is added to the scores, of shape (batch, heads or 1, queries or 1, keys), or None."""
+    """Both masks as one additive mask for the scores, of shape (batch, heads or 1, queries or 1, keys), or None."""
     mask: Any = None
     if attn_mask is not None:
         mask = head_bias(attn_mask, query.dtype, module.num_heads)

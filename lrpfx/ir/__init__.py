@@ -1,1 +1,1 @@
-"""What the compiler knows of a graph's nodes, and of the arguments that a graph was made for."""
+"""What the compiler knows of operators, of a graph's nodes, and of the arguments that a graph was made for."""

@@ -9,6 +9,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
+from lrpfx import types
+from lrpfx.errors import PassError
+from lrpfx.ir.operator import Operator, Sign
+
 _KEY = "lrpfx"
 
 
@@ -23,14 +27,6 @@ class Role(enum.Enum):
     CONSTANT = "constant"  # inputs that the user declared constant, and steps of the data, such as x > 0
     PARAMETER = "parameter"  # parameters, buffers and constants alone: it can be folded
     METADATA = "metadata"  # shapes, dtypes and devices of the inputs: a host value, or a tensor made from such
-
-
-class Sign(enum.Enum):
-    """What is known of the sign of all values of a tensor."""
-
-    UNKNOWN = ""
-    NONNEGATIVE = "≥ 0"
-    NONPOSITIVE = "≤ 0"
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,8 @@ class NodeInfo:
     name: str  # qualified name, unique in the graph
     module_path: str | None = None  # the module whose call this node is, if it stands for one
     source: str = ""  # file:line of the user's code that made the node
-    operator: str | None = None  # row of the operator table
-    kind: str = ""
+    operator: Operator | None = None  # row of the operator table
+    unlisted: type[types.Kind] | None = None  # the kind of a call that no row lists
     role: Role = Role.DATA
     description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
     shape: tuple[int, ...] | None = None  # of the value, where example inputs were given
@@ -61,6 +57,29 @@ class NodeInfo:
     rule: Any = None  # the rule (a Hook), until the rewrite; afterwards its text
     chosen_by: str = ""  # which entry of the composite chose the rule
     keeps_gradient: bool = False  # without a rule, and allowed to be
+
+    @property
+    def kind(self) -> type[types.Kind] | None:
+        """What a call computes; None for inputs, parameters, and what depends on shapes alone."""
+        return self.unlisted if self.operator is None else self.operator.kind
+
+    @property
+    def kind_name(self) -> str:
+        """The name of the kind, "" where there is none."""
+        return "" if self.kind is None else self.kind.__name__
+
+    @property
+    def neutral(self) -> bool:
+        """Whether the call is known to need no rule."""
+        return self.operator is not None and self.operator.neutral
+
+
+def row_of(node: fx.Node) -> Operator:
+    """The row that a node's operator has in the table. `PassError` where there is none."""
+    row = node_info(node).operator
+    if row is None:
+        raise PassError(f"{node_info(node).name} is not an operation of the table")
+    return row
 
 
 def node_info(node: fx.Node) -> NodeInfo:

@@ -3,7 +3,6 @@
 A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,11 @@ import torch
 from torch import fx, nn
 
 from lrpfx import types
+from lrpfx.errors import RuleError
 from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
-from lrpfx.operators.table import Operator, all_operators, operator_named
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.ir.operator import Operator
+from lrpfx.operators.table import rows_of_class
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,12 @@ class Operation:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["function"] = dotted_path(self.function) or self.function
-        state["operator"], state["row"] = self.operator and self.operator.name, self.row and self.row.name
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        function, operator = state["function"], state["operator"]
+        function = state["function"]
         self.__dict__.update(state)
         self.function = resolve_path(function) if isinstance(function, str) else function
-        self.operator, self.row = operator_named(operator), operator_named(state["row"])
 
     def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill(argument: Any) -> Any:
@@ -92,9 +91,16 @@ class Operation:
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the operator by name, defaults included."""
-        assert self.operator is not None
         args, kwargs = self._fill(values)
-        return {**self.operator.arguments, **dict(zip(self.operator.arguments, args, strict=False)), **kwargs}
+        names = self.listed.arguments
+        return {**names, **dict(zip(names, args, strict=False)), **kwargs}
+
+    @property
+    def listed(self) -> Operator:
+        """The row that the function and its arguments spell. `RuleError` where there is none."""
+        if self.operator is None:
+            raise RuleError("the operator table does not list the layer's operation")
+        return self.operator
 
 
 class Layer:
@@ -185,7 +191,7 @@ def carries_relevance(argument: Any) -> bool:
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     """The layer that `node`, of a normalized graph over the modules of `root`, stands for."""
     info = node_info(node)
-    operator = operator_named(info.operator)
+    operator = info.operator
     if node.op == "call_module":
         return _opaque_layer(node, root)
     parameters: dict[str, Any] = {}
@@ -225,14 +231,9 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     return Layer(info.name, operation, inputs, parameters, extras, module, info.module_path, info.description)
 
 
-@functools.lru_cache(maxsize=1024)
-def _rows_of_class(module_class: type) -> tuple[Operator, ...]:
-    return tuple(row for row in all_operators() if issubclass(module_class, row.modules))
-
-
 def rows_of(module: nn.Module) -> tuple[Operator, ...]:
     """The rows of the table that the class of a module spells."""
-    return _rows_of_class(type(module))  # type: ignore[arg-type]  # classes can be hashed
+    return rows_of_class(type(module))  # type: ignore[arg-type]  # classes can be hashed
 
 
 def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:

@@ -4,15 +4,13 @@ Each function takes the arguments of a call by name and answers for all of the r
 a row of the operator table that names none of these functions claims nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, Sign, node_info
-
-Bound = dict[str, Any]
-SignOf = Callable[[Bound], Sign]
+from lrpfx.ir.node import Role, node_info
+from lrpfx.ir.operator import Bound, Sign
 
 _POSITIVE, _NEGATIVE, _UNKNOWN = Sign.NONNEGATIVE, Sign.NONPOSITIVE, Sign.UNKNOWN
 

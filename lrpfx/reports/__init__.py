@@ -1,1 +1,1 @@
-"""What lrpfx tells about a model and its relevance."""
+"""Reports on a model and its relevance."""

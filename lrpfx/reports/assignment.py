@@ -1,15 +1,16 @@
-"""What an explainable module says about itself: the rule of every node, and the stages it was compiled in."""
+"""The rule of every node of an explainable module, and its compilation stages."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
 from torch import nn
+from torch.export import ExportedProgram
 
+from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
-from lrpfx.operators.table import is_neutral
-from lrpfx.passes.program import Stage
-from lrpfx.reports.table import format_table
+from lrpfx.passes.program import HISTORY, PassRecord
+from lrpfx.reports.format_table import format_table
 from lrpfx.runtime.explain_module import explainable
 
 NEUTRAL = "neutral"
@@ -20,7 +21,7 @@ OUTPUT = "output"
 
 @dataclass(frozen=True)
 class Assigned:
-    """One node: what it is, which rule it has, and why."""
+    """One node: its kind, its rule, and the entry that chose it."""
 
     name: str
     kind: str
@@ -29,12 +30,12 @@ class Assigned:
     description: str
     merged: tuple[str, ...]
     source: str
-    sign: str = ""  # what is known of its values: "≥ 0", "≤ 0" or nothing
-    support: str = ""  # "> 0" where relevance is known to be zero wherever the value is not positive
+    sign: str = ""  # the known sign of its values: "≥ 0", "≤ 0" or empty
+    support: str = ""  # "> 0" if relevance is known to be zero where the value is not positive
 
 
 class Assignment(Sequence[Assigned]):
-    """The table node → kind → rule → why, in the order of execution. Prints as a table."""
+    """The table node → kind → rule → reason, in the order of execution. Prints as a table."""
 
     columns = ("name", "kind", "rule", "sign", "support", "chosen by", "merged")
 
@@ -54,7 +55,7 @@ class Assignment(Sequence[Assigned]):
         return len(self.rows)
 
     def rule_of(self, name: str) -> str:
-        """The rule of the node called `name`; KeyError where there is no such node."""
+        """The rule of the node called `name`; KeyError if there is no such node."""
         return {row.name: row.rule for row in self.rows}[name]
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -69,13 +70,13 @@ class Assignment(Sequence[Assigned]):
 
 
 def assignment(explain_model: nn.Module) -> Assignment:
-    """Which rule every node of `explain_model` has, and which entry of the composite chose it."""
+    """The rule of every node of `explain_model`, and the entry of the composite that chose it."""
     module = explainable(explain_model, "assignment")
     return Assignment(
         [
             Assigned(
                 name,
-                info.kind or INPUT,
+                info.kind_name or INPUT,
                 rule_label(node_info(node)) if node.op != "placeholder" else INPUT,
                 info.chosen_by,
                 info.description,
@@ -91,12 +92,20 @@ def assignment(explain_model: nn.Module) -> Assignment:
 
 
 def rule_label(info: NodeInfo) -> str:
-    """The rule of a call, or how it does without one."""
+    """The rule of a call, or "neutral" or "gradient" if it has none."""
     if info.rule is not None:
         return str(info.rule)
-    return NEUTRAL if is_neutral(info.operator) and not info.keeps_gradient else GRADIENT
+    return NEUTRAL if info.neutral and not info.keeps_gradient else GRADIENT
 
 
-def history(explain_model: nn.Module) -> tuple[Stage, ...]:
-    """The stages that `explain_model` was compiled in; each prints as Python code with what the pass did."""
-    return explainable(explain_model, "history").history
+def history(compiled: nn.Module | ExportedProgram) -> tuple[PassRecord, ...]:
+    """The stages that an explainable module or a lowered program was compiled in, in order.
+
+    Each prints as Python code with the changes of its pass. Errors: `InputTypeError` for anything else.
+    """
+    if not isinstance(compiled, ExportedProgram):
+        return explainable(compiled, "history").history
+    if HISTORY not in compiled.graph_module.meta:
+        raise InputTypeError("the program was not made by lrpfx.lower")
+    stages: tuple[PassRecord, ...] = compiled.graph_module.meta[HISTORY]
+    return stages

@@ -1,4 +1,4 @@
-"""The report before take-off: what the compiler would make of a model, without compiling it."""
+"""The pre-compilation report: front ends, operators, rules and problems of a model, without compiling it."""
 
 import itertools
 from collections.abc import Mapping
@@ -14,48 +14,46 @@ from lrpfx.composites import Composite
 from lrpfx.errors import InputTypeError, LrpfxError
 from lrpfx.frontends.capture import (
     DEQUANTIZED,
-    EXPORT,
+    FRONT_ENDS,
     FROZEN,
-    SYMBOLIC,
     Model,
     check_evaluation_mode,
     guessed_verification,
     normal_form,
 )
 from lrpfx.ir.node import data_calls, node_info, output_node
-from lrpfx.operators.table import is_neutral
 from lrpfx.passes.canonize.explain_logits import final_softmax
 from lrpfx.passes.driver import NOT_VERIFIED, Verification, run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.passes.validate import complaint, misfit
 from lrpfx.reports.assignment import NEUTRAL
-from lrpfx.reports.table import format_table
+from lrpfx.reports.format_table import format_table
 
-MERGED = "merged into"  # how the passes say where a batch norm went
+MERGED = "merged into"  # how the passes report a merged batch norm
 
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """One operator of the model: how often it occurs, and which rules its calls have."""
+    """One operator of the model: the number of its calls and their rules."""
 
     operator: str
     kind: str
     count: int
-    rules: tuple[str, ...]  # the rules of its calls, "neutral" where it needs none
-    uncovered: tuple[str, ...]  # the names of its calls that need a rule and have none
+    rules: tuple[str, ...]  # the rules of its calls; "neutral" if it needs none
+    uncovered: tuple[str, ...]  # the names of its calls without a rule that need one
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `lrpfx.check` found. Prints as a table."""
+    """The result of `lrpfx.check`. Prints as a table."""
 
     model: str
-    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or why it does not
+    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or the reason why not
     operators: tuple[OperatorUse, ...]
-    coverage: float  # share of the operations that have a rule or need none
-    batch_norms: tuple[tuple[str, str], ...]  # name -> where it was merged, or why it was not
-    problems: tuple[str, ...]  # what transform would refuse
+    coverage: float  # share of operations that have a rule or need none
+    batch_norms: tuple[tuple[str, str], ...]  # name -> the layer it was merged into, or the reason why not
+    problems: tuple[str, ...]  # reasons why transform would fail
     warnings: tuple[str, ...]
     next_steps: tuple[str, ...]
 
@@ -93,10 +91,10 @@ class Report:
 
 
 def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
-    """Look at a model before compiling it: front ends that work, operators found, rules and gaps, and what to do next.
+    """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
-    `inputs` and `keywords` are example arguments of the model; without them torch.export cannot be tried. Raises
-    `InputTypeError` for arguments of the wrong type; what is wrong with the model stands in the report.
+    `inputs` and `keywords` are example arguments of the model; torch.export cannot be tried without them. Raises
+    `InputTypeError` for arguments of the wrong type; the report lists problems of the model.
     """
     if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
         raise InputTypeError(
@@ -114,25 +112,26 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
             check_evaluation_mode(model)
         except LrpfxError as error:
             return _hopeless(title, {}, str(error), "call model.eval()")
-    for front_end in (SYMBOLIC, EXPORT):
-        if isinstance(model, ExportedProgram) and front_end == SYMBOLIC:
-            front_ends[front_end] = "not for an exported program"
-        elif front_end == EXPORT and example is None and isinstance(model, nn.Module):
-            front_ends[front_end] = "not tried: it needs example inputs"
+    for front_end in FRONT_ENDS:
+        name = front_end.name
+        if isinstance(model, ExportedProgram) and not front_end.takes_programs:
+            front_ends[name] = "not for an exported program"
+        elif front_end.needs_example_inputs and example is None and isinstance(model, nn.Module):
+            front_ends[name] = "not tried: it needs example inputs"
         else:
             try:
-                program, verification = normal_form(model, example, settings, front_end)
-                found[front_end] = program, verification or guessed_verification(program, model)
-                front_ends[front_end] = "works"
+                program, verification = normal_form(model, example, settings, name)
+                found[name] = program, verification or guessed_verification(program, model)
+                front_ends[name] = "works"
             except LrpfxError as error:
-                front_ends[front_end] = str(error).splitlines()[0]
+                front_ends[name] = str(error).splitlines()[0]
     if not found:
         step = (
-            "pass example inputs to lrpfx.check, so that torch.export can be tried"
+            "pass example inputs to lrpfx.check to try torch.export"
             if example is None
-            else ("follow what the front ends say, or map the module that they name to a rule as a whole")
+            else ("follow the advice of the front ends, or map the module that they name to a rule as a whole")
         )
-        return _hopeless(title, front_ends, "no front end can follow the model", step)
+        return _hopeless(title, front_ends, "no front end can capture the model", step)
     reports = [_report(title, front_ends, *found[front_end], settings) for front_end in found]
     return next((report for report in reports if report.ok), reports[0])
 
@@ -164,7 +163,7 @@ def _report(
     nodes = list(data_calls(program.graph))
     for node in nodes:
         info = node_info(node)
-        rule = str(info.rule) if info.rule is not None else NEUTRAL if is_neutral(info.operator) else ""
+        rule = str(info.rule) if info.rule is not None else NEUTRAL if info.neutral else ""
         if not rule:
             uncovered += 1
             if not keeps_gradient:
@@ -172,8 +171,8 @@ def _report(
         elif info.rule is not None:
             problem = misfit(program, node)
             problems += [] if problem is None else [problem.strip()]
-        name = str(info.operator or getattr(node.target, "__name__", str(node.target)))
-        uses.setdefault((name, info.kind), []).append((info.name, rule))
+        name = str(getattr(node.target, "__name__", node.target) if info.operator is None else info.operator)
+        uses.setdefault((name, info.kind_name), []).append((info.name, rule))
     operators = tuple(
         OperatorUse(
             name,
@@ -204,12 +203,13 @@ def _next_steps(
     if uncovered and problems:
         steps.append('give the operations listed a rule by name or by kind, or allow their gradient with unassigned="gradient"')
     elif problems:
-        steps.append("change the entries of the composite that do not fit")
+        steps.append("change the entries of the composite that do not fit their layers")
     given = verification is not None and verification.records
     if not given:
         steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
     if not problems:
-        capture = "" if front_ends.get(SYMBOLIC) == "works" else ', capture="export"'
+        first = next(name for name, found in front_ends.items() if found == "works")
+        capture = "" if first == FRONT_ENDS[0].name else f', capture="{first}"'
         example = ", example_inputs=..." if given else ""
         steps.append(f"lrpfx.transform(model, composite{example}{capture}), then lrpfx.ledger to see where relevance goes")
     return tuple(steps)

@@ -1,4 +1,4 @@
-"""Pictures of the rule graph."""
+"""Drawings of the rule graph."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from lrpfx.reports.assignment import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_labe
 from lrpfx.reports.ledger import PARTS, Ledger
 from lrpfx.runtime.explain_module import RuleModule, explainable
 
-MODULE = "module"  # the kind of a node that stands for everything below a module
+MODULE = "module"  # the kind of a node that represents all nodes of a module
 
 #: Fill colour of each built-in rule; other rules take spare colours.
 RULE_COLORS = {
@@ -37,11 +37,10 @@ NEUTRAL_COLOR, END_COLOR, UNASSIGNED_COLOR, COLLAPSED_COLOR = "#f4f4f4", "#fffff
 
 
 def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
-    """The graph that relevance flows through, from inputs to "output".
+    """The graph that relevance flows through, from the inputs to "output".
 
     Nodes are qualified names with the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`, `shape` and
-    `source`; an edge stands for one use of a value (`x + x` has two), and its `shape`, `sign` and `support` are those of the
-    value.
+    `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are those of the value.
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
@@ -59,7 +58,7 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
 
 
 def _operands(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
-    """The arguments of a call that it computes with, without those that a rule recomputes its inputs from."""
+    """The operands of a call, without arguments that its rule only uses to recompute inputs."""
     module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(module, RuleModule) and module.ruled.recomputed:
         return node.args[: module.ruled.first_extra]
@@ -69,10 +68,10 @@ def _operands(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
 def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:
     is_input = node.op == "placeholder"
     return {
-        "kind": INPUT if is_input else info.kind,
+        "kind": INPUT if is_input else info.kind_name,
         "rule": INPUT if is_input else rule_label(info),
         "chosen_by": info.chosen_by,
-        "operator": info.operator,
+        "operator": None if info.operator is None else info.operator.name,
         "description": info.description,
         "merged": info.merged,
         "shape": info.shape,
@@ -93,11 +92,11 @@ def draw(
 ) -> graphviz.Digraph:
     """The rule graph: every node coloured by its rule, in clusters that follow the tree of modules.
 
-    `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light,
-    nodes that keep their plain gradient without a rule are red. With a `ledger`, edges are as wide as the relevance that flows
-    back along them, and nodes are coloured by how much they do not pass on, from white for nothing to red for all of the seed.
-    Values carry their shape where example inputs were given to `lrpfx.transform`. `.render("graph", format="svg")` writes a
-    file, with Graphviz's `dot` or, without it, pygraphviz.
+    `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light;
+    nodes that keep their plain gradient without a rule are red. With a `ledger`, the width of an edge is the relevance that
+    flows back along it, and the colour of a node is the amount that it does not pass on, from white for none to red for the
+    whole seed. Values show their shape if `lrpfx.transform` had example inputs. `.render("graph", format="svg")` writes a file
+    with Graphviz's `dot` or, without it, with pygraphviz.
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")
@@ -115,7 +114,7 @@ def draw(
     if ledger is not None:
         for _, data in graph.nodes(data=True):
             share = data.get("leak", 0.0) / (ledger.seed_magnitude or 1.0)
-            data["color"] = _heat(share if share < 1.0 else 1.0)  # also where it is not a number
+            data["color"] = _heat(share if share < 1.0 else 1.0)  # also for NaN
     _draw_clusters(picture, graph, "", colors)
     largest = max((abs(data.get("relevance", 0.0)) for _, _, data in graph.edges(data=True)), default=0.0)
     for source, target, data in graph.edges(data=True):
@@ -134,7 +133,7 @@ def draw(
 
 
 def _enter_accounts(graph: "nx.MultiDiGraph[str]", ledger: Ledger) -> None:
-    """Put what a ledger says on the nodes and edges of the graph."""
+    """Add the figures of a ledger to the nodes and edges of the graph."""
     for entry in ledger:
         if entry.name in graph:
             graph.nodes[entry.name]["leak"] = entry.leak
@@ -150,7 +149,7 @@ def _heat(share: float) -> str:
 
 
 def _collapsed(full: "nx.MultiDiGraph[str]", depth: int) -> "nx.MultiDiGraph[str]":
-    """The graph with everything below modules of the given depth as one node each."""
+    """The graph with each module at the given depth collapsed into one node."""
 
     def place(name: str) -> str:
         return ".".join(name.split(".")[:depth])
@@ -183,7 +182,7 @@ def _collapsed(full: "nx.MultiDiGraph[str]", depth: int) -> "nx.MultiDiGraph[str
 
 
 def _short(rule: str) -> str:
-    """The class of a rule, from its text."""
+    """The class name in the text of a rule."""
     return rule.partition("(")[0]
 
 
@@ -201,7 +200,7 @@ def _colors(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
 
 
 def _draw_clusters(picture: graphviz.Digraph, graph: "nx.MultiDiGraph[str]", prefix: str, colors: dict[str, str]) -> None:
-    """Nodes directly under `prefix`, and a cluster for each module under it."""
+    """Draw the nodes directly under `prefix`, and a cluster for each module under it."""
     for name in _directly_under(graph, prefix):
         _draw_node(picture, name, name.removeprefix(prefix), graph.nodes[name], colors)
     for child in _clusters_under(graph, prefix):
@@ -262,12 +261,12 @@ def _draw_legend(picture: graphviz.Digraph, graph: "nx.MultiDiGraph[str]", color
 
 
 def _id(name: str) -> str:
-    """A name as Graphviz's node identifier: a colon would be read as a port."""
+    """A Graphviz node identifier for a name; a colon would be read as a port."""
     return f"node_{name}".replace(":", "_")
 
 
 class RulePicture(graphviz.Digraph):
-    """A `graphviz.Digraph` that also renders where no `dot` program is installed, with the library inside pygraphviz."""
+    """A `graphviz.Digraph` that renders with pygraphviz if no `dot` program is installed."""
 
     def pipe(self, format: str | None = None, *args: Any, encoding: str | None = None, **settings: Any) -> Any:
         """The rendered picture as bytes, or as text if `encoding` is given."""
@@ -285,7 +284,7 @@ class RulePicture(graphviz.Digraph):
         outfile: Any = None,
         **settings: Any,
     ) -> str:
-        """Write the picture to `outfile`, or to `filename` with the format as suffix; the path of the file."""
+        """Write the picture to `outfile`, or to `filename` with the format as suffix. Returns the path of the file."""
         if shutil.which("dot"):
             return str(super().render(filename, directory, *args, format=format, outfile=outfile, **settings))
         path = str(outfile) if outfile is not None else f"{self.save(filename, directory=directory)}.{format or self.format}"

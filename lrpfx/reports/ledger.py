@@ -1,7 +1,7 @@
-"""The ledger: for every node the relevance that it gets and passes on, and where the difference went.
+"""The ledger: the relevance that every node receives and passes on, and where the difference goes.
 
-Each node is run by itself, and the relevance of its output is sent back through it alone; what a rule absorbs is computed apart
-from that, from the rule's own formula. What is left is unexplained: rounding, or an error.
+Each node runs separately, and the relevance of its output is propagated back through it alone. What a rule absorbs is computed
+independently, from the rule's own formula. The rest is unexplained: rounding, or an error.
 """
 
 import dataclasses
@@ -19,11 +19,9 @@ from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.errors import LrpfxWarning, RuleError
 from lrpfx.ir.node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
-from lrpfx.operators.table import is_neutral
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
-from lrpfx.reports.table import format_table
+from lrpfx.reports.format_table import format_table
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
-from lrpfx.runtime.propagation import LayerCall
 from lrpfx.types import Embedding
 
 #: What takes relevance that is not passed on.
@@ -32,7 +30,7 @@ PARTS = ("bias", "expansion", "stabilizer", "absent", "constants", "stopped")
 
 @dataclass(frozen=True)
 class Entry:
-    """The account of one node: sums over the whole batch."""
+    """The account of one node, summed over the batch."""
 
     name: str
     kind: str
@@ -40,24 +38,24 @@ class Entry:
     relevance_in: float  # of the node's output
     relevance_out: float  # of its inputs that depend on the model's inputs
     bias: float = 0.0
-    expansion: float = 0.0  # the constant term of the linear expansion of a layer that is not linear
+    expansion: float = 0.0  # the constant term of the linear expansion of a non-linear layer
     stabilizer: float = 0.0
-    absent: float = 0.0  # relevance of outputs to which nothing contributes, or nothing of the sign that the rule asks for
+    absent: float = 0.0  # relevance of outputs without contributions, or without those of the sign that the rule needs
     constants: float = 0.0  # parameters, buffers and numbers that received relevance
     stopped: float = 0.0  # by the rule
     unexplained: float = 0.0
 
     @property
     def leak(self) -> float:
-        """How much the node does not pass on."""
+        """The amount that the node does not pass on."""
         return abs(self.relevance_in - self.relevance_out)
 
 
 class Ledger(Sequence[Entry]):
     """All accounts in the order of execution, and the balance: seed = inputs + the totals of `PARTS`.
 
-    `inputs` is the relevance of the model's inputs by name; what an embedding's output gets counts as its input's, under the
-    name of the embedding.
+    `inputs` is the relevance of the model's inputs by name. Relevance of an embedding's output counts as that of its input,
+    under the name of the embedding.
     """
 
     columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
@@ -71,7 +69,7 @@ class Ledger(Sequence[Entry]):
         flows: dict[tuple[str, str], float],
     ) -> None:
         self.entries = tuple(entries)
-        self.flows = flows  # (node, node that reads it) -> relevance that goes back along this edge
+        self.flows = flows  # (node, its reader) -> relevance that flows back along this edge
         self.seed = seed
         self.seed_magnitude = seed_magnitude  # the sum of the seed's absolute values
         self.inputs = inputs
@@ -89,7 +87,7 @@ class Ledger(Sequence[Entry]):
         return len(self.entries)
 
     def entry(self, name: str) -> Entry:
-        """The account of the node called `name`; KeyError where there is none."""
+        """The account of the node called `name`; KeyError if there is none."""
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
@@ -105,11 +103,11 @@ class Ledger(Sequence[Entry]):
 
     @property
     def balance(self) -> float:
-        """What is missing of the seed after all accounts: zero to rounding, or a bug."""
+        """The part of the seed that all accounts leave over: zero up to rounding, or a bug."""
         return self.seed - sum(self.inputs.values()) - sum(self.total(part) for part in PARTS)
 
     def by_leak(self) -> list[Entry]:
-        """The accounts, those first that pass on least."""
+        """The accounts, largest leak first."""
         return sorted(self.entries, key=lambda entry: entry.leak, reverse=True)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,11 +139,11 @@ class Ledger(Sequence[Entry]):
 
 
 def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *, output: OutputSelector = None) -> Ledger:
-    """Account for every unit of relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
+    """Account for all relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
 
-    The split is exact for every built-in rule. A rule of one's own says what it absorbs by a method `absorbed`; otherwise that
-    is unexplained, as is what a plain gradient changes. An `LrpfxWarning` says where amounts of more than a thousand times the
-    seed cancel: what is a small difference of large numbers is not determined.
+    The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is
+    unexplained, like the change by a plain gradient. An `LrpfxWarning` is issued if amounts of more than a thousand times the
+    seed cancel: a small difference of large numbers is not determined.
     """
     module = explainable(explain_model, "ledger")
     with torch.inference_mode(False), torch.enable_grad():
@@ -172,7 +170,7 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *
 
 
 def _objection(accounts: Ledger) -> str | None:
-    """Why the ledger says that the map is not determined, or None: amounts far larger than the seed cancel."""
+    """A warning if amounts far larger than the seed cancel, so the map is not determined, or None."""
     figures = PARTS if any(entry.rule == GRADIENT for entry in accounts) else (*PARTS, "relevance_in", "relevance_out")
     amounts = [(abs(getattr(entry, figure)), figure, entry) for entry in accounts for figure in figures]
     beyond = [item for item in amounts if not item[0] <= EXCESS * accounts.seed_magnitude]
@@ -190,7 +188,7 @@ def _total(value: torch.Tensor) -> float:
 
 
 def _map_result(value: Any, change: Any) -> Any:
-    """A model's result with its tensors changed; a dataclass keeps its class."""
+    """A model's result with changed tensors; a dataclass keeps its class."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value)(
             **{field.name: _map_result(getattr(value, field.name), change) for field in dataclasses.fields(value)}
@@ -199,7 +197,7 @@ def _map_result(value: Any, change: Any) -> Any:
 
 
 class _Call:
-    """One executed node: what it read as leaves, and what it returned."""
+    """One executed node: its arguments as leaves, and its outputs."""
 
     def __init__(self, node: fx.Node) -> None:
         self.node = node
@@ -243,7 +241,7 @@ class _Sweep:
         return self.values[argument] if isinstance(argument, fx.Node) else argument
 
     def _keep(self, node: fx.Node, value: Any) -> None:
-        """Store a node's result, each tensor as an object of its own, so that outputs can be told apart."""
+        """Store a node's result, each tensor as a separate object to distinguish outputs."""
         self.values[node] = value
         for number, tensor in enumerate(floating_tensors(value)):
             self.origins[id(tensor)] = (node, number)
@@ -258,7 +256,7 @@ class _Sweep:
             return
         places = len(node.args)
         if isinstance(function, RuleModule):
-            places = function.ruled.operation.inputs  # the others are parameters and what else the rule reads
+            places = function.ruled.operation.inputs  # the others are parameters and further arguments of the rule
         shared: dict[fx.Node, Any] = {}
 
         def leaves_of(argument: Any) -> Any:
@@ -291,7 +289,7 @@ class _Sweep:
     # --- backward
 
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:
-        """Relevance of an output of the model, given by the identity of its tensor."""
+        """Add relevance of an output of the model, identified by the id of its tensor."""
         if gradient is None:
             return
         if key in self.origins:
@@ -332,9 +330,9 @@ class _Sweep:
         ]
         incoming = sum(_total(relevance) for _, relevance in pairs)
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
-        if info.kind == Embedding.__name__:
+        if info.kind is Embedding:
             self.inputs[info.name] = outgoing = incoming
-            return Entry(info.name, info.kind, rule_label(info), incoming, outgoing)
+            return Entry(info.name, info.kind_name, rule_label(info), incoming, outgoing)
         passing = [(output, relevance) for output, relevance in pairs if output.requires_grad]
         gradients: Sequence[torch.Tensor | None] = [None] * len(call.leaves)
         if passing and call.leaves:
@@ -345,7 +343,7 @@ class _Sweep:
         for (argument, number, leaf), gradient in zip(call.leaves, gradients, strict=True):
             if gradient is None:
                 continue
-            gradient = torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient)  # a mask of -inf takes nothing
+            gradient = torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient)  # a mask of -inf takes no relevance
             if node_info(argument).role is Role.DATA:
                 passed = _total(gradient)
                 outgoing += passed
@@ -357,10 +355,10 @@ class _Sweep:
             for part, amount in self._absorbed(call, pairs).items():
                 parts[part] += amount
         unexplained = incoming - outgoing - sum(parts.values())
-        return Entry(info.name, info.kind, rule_label(info), incoming, outgoing, **parts, unexplained=unexplained)
+        return Entry(info.name, info.kind_name, rule_label(info), incoming, outgoing, **parts, unexplained=unexplained)
 
     def _absorbed(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
-        """What a rule or a neutral operation keeps from its inputs, by the formula of either."""
+        """The relevance that a rule or a neutral operation does not pass on, from its formula."""
         node, info = call.node, node_info(call.node)
         module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(module, RuleModule):
@@ -368,20 +366,19 @@ class _Sweep:
             if rule.has_code:
                 return {}
             values = tuple(map(detached, call.args))
-            inputs, parameters, branches, extras = module.ruled.split(values)
             output, relevance = pairs[0]
-            layer_call = LayerCall(module.ruled.operation, inputs, parameters, branches, extras, output.detach())
+            layer_call = module.ruled.layer_call(values, output.detach())
             found = rule.absorbed(layer_call, relevance) or {}
             unknown = [part for part in found if part not in PARTS]
             if unknown:
                 raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
             return {part: float(amount) for part, amount in found.items()}
-        if is_neutral(info.operator) and not info.keeps_gradient:
+        if info.neutral and not info.keeps_gradient:
             return {"constants": self._taken_by_numbers(call, pairs)}
         return {}
 
     def _taken_by_numbers(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-        """Relevance of entries that a neutral operation fills with a number, such as padding: they come from no tensor."""
+        """Relevance of entries that a neutral operation fills with a number, such as padding."""
         leaves = [leaf for _, _, leaf in call.leaves]
         if not leaves:
             return sum(_total(relevance) for _, relevance in pairs)
@@ -390,7 +387,7 @@ class _Sweep:
             if not output.requires_grad:
                 taken += _total(relevance)
                 continue
-            # What each entry moves by when all tensors move by one: the transposed map, transposed again.
+            # The change of each entry when all tensors change by one: the transposed map, transposed again.
             weights = torch.zeros_like(output, requires_grad=True)
             pulled = torch.autograd.grad(output, leaves, weights, create_graph=True, allow_unused=True)
             reached = [gradient for gradient in pulled if gradient is not None and gradient.requires_grad]

@@ -21,8 +21,9 @@ from lrpfx.rules.formulas import (
     ZBox,
     ZPlus,
 )
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import ClampMod, GammaMod, NoMod, zero_bias
-from lrpfx.rules.template import BasicHook, Hook
+from lrpfx.rules.template import BasicHook
 
 __all__ = [
     "AbsoluteRatio",

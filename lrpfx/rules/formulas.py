@@ -13,16 +13,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, InputTypeError, RuleError
+from lrpfx.ir.node import Facts
 from lrpfx.layers.layer import Layer, Operation
 from lrpfx.operators.table import lookup
+from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
-from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
-from lrpfx.rules.template import (
-    Absorbed,
-    BasicHook,
+from lrpfx.rules.ratios import (
     ConservingRatios,
     FirstGradient,
-    Hook,
     SharedRatios,
     Tensors,
     WeightedProducts,
@@ -31,7 +29,22 @@ from lrpfx.rules.template import (
     sum_of,
     where_finite,
 )
-from lrpfx.runtime.propagation import LayerCall
+from lrpfx.rules.rule import Absorbed, Rule
+from lrpfx.rules.shortcuts import (
+    BoundedInput,
+    ConstantTotal,
+    EvenSpread,
+    PositiveAndNegativeTotals,
+    PositiveTotal,
+    ShareOfSum,
+    TotalOfOwnSign,
+    is_affine,
+    is_elementwise,
+    is_plain_addition,
+)
+from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
+from lrpfx.rules.template import BasicHook
+from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.types import (
     AvgPool,
     Gate,
@@ -78,6 +91,10 @@ class Norm(BasicHook):
             gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
         )
 
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        applies = is_plain_addition(layer) and is_elementwise(self.stabilizer)
+        return ShareOfSum(self, self.stabilizer, facts) if applies else self
+
 
 def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
     """Modifiers of inputs and parameters for the positive contributions, x⁺ W⁺ and x⁻ W⁻, and the negative, x⁺ W⁻ and x⁻ W⁺."""
@@ -113,6 +130,14 @@ class ZPlus(BasicHook):
                 ConservingRatios(self.stabilizer, 1.0, 0.0) if conserve else SharedRatios(self.stabilizer, [{0: 1, 1: 1}])
             ),
         )
+
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        if not is_affine(layer):
+            return self
+        known = (self, self.stabilizer, layer, facts, self.zero_params)
+        if self.conserve and (self.zero_params or not facts.relevant_where_positive):
+            return PositiveAndNegativeTotals(*known, alpha=1.0, beta=0.0, conserve=True)
+        return PositiveTotal(*known)  # where z > 0, there are positive contributions, and nothing is left to conserve
 
 
 class AlphaBeta(BasicHook):
@@ -155,6 +180,12 @@ class AlphaBeta(BasicHook):
             ),
             reducer=WeightedProducts(None if conserve else [alpha, alpha, -beta, -beta]),
         )
+
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        if not is_affine(layer):
+            return self
+        known = (self, self.stabilizer, layer, facts, self.zero_params)
+        return PositiveAndNegativeTotals(*known, alpha=self.alpha, beta=self.beta, conserve=self.conserve)
 
 
 class GammaRatios:
@@ -206,6 +237,13 @@ class Gamma(BasicHook):
             ],
             gradient_mapper=GammaRatios(self.stabilizer),
         )
+
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        if not is_affine(layer) or self.zero_params or self.gamma < 0 or not is_elementwise(self.stabilizer):
+            return self
+        if facts.relevant_where_positive:
+            return PositiveTotal(self, self.stabilizer, layer, facts)
+        return TotalOfOwnSign(self, self.stabilizer, layer, facts, self.gamma)
 
 
 class _OtherInputs(BasicHook):
@@ -271,6 +309,10 @@ class ZBox(_OtherInputs):
             reducer=WeightedProducts([1.0, -1.0, -1.0]),
         )
 
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        applies = is_affine(layer) and not self.zero_params
+        return BoundedInput(self, self.stabilizer, self.low, self.high) if applies else self
+
 
 class WSquare(_OnesAsInput):
     """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values (Montavon et al. 2017, eq. 12)."""
@@ -286,6 +328,10 @@ class WSquare(_OnesAsInput):
             gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
             reducer=FirstGradient(),
         )
+
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        applies = is_affine(layer) and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
+        return ConstantTotal(self, self.stabilizer) if applies else self
 
 
 class Flat(_OnesAsInput):
@@ -304,6 +350,10 @@ class Flat(_OnesAsInput):
             gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
             reducer=FirstGradient(),
         )
+
+    def shortcut(self, layer: Layer, facts: Facts) -> Rule:
+        applies = is_affine(layer) and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
+        return EvenSpread(self, self.stabilizer) if applies else self
 
 
 def _fit(relevance: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
@@ -465,13 +515,15 @@ class AbsoluteRatio(_SharingRule):
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         return len(inputs) == 1 and _adds_up(operation)
 
+    @property
+    def is_proportional(self) -> bool:
+        return True
+
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         sizes = self._sizes(call)
         ratio = relevance / self.stabilizer(sum_of(sizes))
         if _adds_up(call.operation):
-            (gradient,) = call.pull_back(ratio)
-            assert gradient is not None
-            return (call.inputs[0].abs() * gradient,)
+            return (call.inputs[0].abs() * call.pull_back_single(ratio),)
         return tuple(_fit(size * ratio, input) for size, input in zip(sizes, call.inputs, strict=True))
 
     def _sizes(self, call: LayerCall) -> list[torch.Tensor]:
@@ -541,6 +593,10 @@ class UniformEpsilon(_ProductRule):
     https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
     """
 
+    @property
+    def is_proportional(self) -> bool:
+        return True
+
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ratio = relevance / self.epsilon(len(call.inputs) * call.own_output())
         return call.times_inputs(call.pull_back(ratio))
@@ -555,6 +611,10 @@ class ValueOnly(_ProductRule):
     """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and
     so none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
     """
+
+    @property
+    def is_proportional(self) -> bool:
+        return True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients = call.pull_back(relevance / self.epsilon(call.own_output()))
@@ -583,6 +643,10 @@ class SoftmaxTaylor(Hook):
         if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax) or layer.operation.operator is None:
             raise RuleError("it is for a softmax alone")
 
+    @property
+    def is_proportional(self) -> bool:
+        return True
+
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, output, dimension = _scores(call), call.own_output(), _softmax_dimension(call)
         result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
@@ -600,7 +664,7 @@ class SoftmaxTaylor(Hook):
 def _scores(call: LayerCall) -> torch.Tensor:
     """What the softmax is of: in a softmin, as a module has it, the input with its sign turned."""
     operator = call.operation.operator
-    return -call.inputs[0] if operator is not None and operator.name == "softmin" else call.inputs[0]
+    return -call.inputs[0] if operator is not None and operator.negates else call.inputs[0]
 
 
 def _softmax_dimension(call: LayerCall) -> int:
@@ -638,6 +702,10 @@ class NormalizationEpsilon(_EpsilonRule):
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         if len(inputs) != 1:
             raise RuleError(f"it is for a layer with one input, but this one has {len(inputs)}")
+
+    @property
+    def is_proportional(self) -> bool:
+        return True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
@@ -694,6 +762,7 @@ class Pass(_ElementWiseRule):
     """R' = R: for layers that act element by element."""
 
     saves_inputs = False
+    passes_all = True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (relevance,)
@@ -718,13 +787,11 @@ class ReLUGuidedBackprop(_ElementWiseRule):
     """The gradient where the incoming one is positive (Springenberg et al. 2015, https://arxiv.org/abs/1412.6806)."""
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (gradient,) = call.pull_back(relevance)
-        assert gradient is not None
+        gradient = call.pull_back_single(relevance)
         return (gradient * (relevance > 0.0),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        (gradient,) = call.pull_back(relevance)
-        assert gradient is not None
+        gradient = call.pull_back_single(relevance)
         return {"stopped": relevance.clamp(max=0.0).sum() + ((relevance - gradient) * (relevance > 0.0)).sum()}
 
 

@@ -1,53 +1,50 @@
 """Shortcuts: the same relevance with less work, where the compiler knows more of a layer than its rule does.
 
-They are for dense layers, convolutions and sums, and for the built-in rules alone: what derives from a rule keeps the general
-form. Each is tested against the rule that it stands for; `transform(..., optimize=False)` leaves
-them all out. Notation as in `lrpfx.rules`.
+They are for dense layers, convolutions and sums. Each rule says in its method `shortcut` where it has which; a rule that
+derives from it has none of them. Each is tested against the rule that it stands for; `transform(..., optimize=False)` leaves
+them all out. Notation as in `lrpfx.rules.formulas`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from lrpfx.ir.node import Facts, Sign
+from lrpfx.errors import RuleError
+from lrpfx.ir.node import Facts
+from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer
-from lrpfx.rules.formulas import AlphaBeta, Flat, Gamma, Norm, WSquare, ZBox, ZPlus
 from lrpfx.rules.modifiers import ClampMod, ParamMod, SquareMod, expand
+from lrpfx.rules.ratios import weights_by_sign
+from lrpfx.rules.rule import Absorbed, Rule
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
-from lrpfx.rules.template import Absorbed, BasicHook, Hook, weights_by_sign
-from lrpfx.runtime.propagation import LayerCall, is_traced
+from lrpfx.runtime.layer_call import LayerCall
 
 
-def shortcut_for(rule: Hook, layer: Layer, facts: Facts) -> Hook:
-    """What gives the relevance of `rule` for `layer` with the least work: a shortcut, or the rule itself."""
-    if type(rule) is Norm and _is_plain_addition(layer) and _is_element_wise(rule.stabilizer):
-        return ShareOfSum(rule, facts)
-    if not (layer.operation.has_adjoint and len(layer.inputs) == 1 and layer.parameters.get("weight") is not None):
-        return rule
-    if type(rule) is ZPlus and (not rule.conserve or (facts.relevant_where_positive and not rule.zero_params)):
-        return PositiveTotal(rule, layer, facts)  # where z > 0, there are positive contributions
-    if type(rule) is AlphaBeta or type(rule) is ZPlus:
-        return PositiveAndNegativeTotals(rule, layer, facts)
-    if getattr(rule, "zero_params", None):
-        return rule
-    if type(rule) is Gamma and rule.gamma >= 0 and _is_element_wise(rule.stabilizer):
-        return (PositiveTotal if facts.relevant_where_positive else TotalOfOwnSign)(rule, layer, facts)
-    if type(rule) is Flat and isinstance(rule.stabilizer, Stabilizer):
-        return EvenSpread(rule)
-    if type(rule) is WSquare and isinstance(rule.stabilizer, Stabilizer):
-        return ConstantTotal(rule)
-    if type(rule) is ZBox:
-        return BoundedInput(rule)
-    return rule
+def is_affine(layer: Layer) -> bool:
+    """Whether a layer is dense or a convolution, with one input: linear in it up to a bias, with a known transposed map."""
+    return layer.operation.has_adjoint and len(layer.inputs) == 1 and layer.parameters.get("weight") is not None
 
 
-class Shortcut(Hook):
+def is_plain_addition(layer: Layer) -> bool:
+    """Whether a layer is a + b."""
+    operation = layer.operation
+    coefficients = None if operation.operator is None else operation.operator.coefficients
+    adds = coefficients is not None and coefficients(1) == (1, 1)
+    return adds and operation.inputs == 2 and operation.kwargs.get("alpha", 1) == 1 and len(operation.args) == 2
+
+
+def is_elementwise(stabilizer: StabilizerFunction) -> bool:
+    """Whether a stabilizer changes each entry by itself, and by a number."""
+    return type(stabilizer) is Stabilizer and not stabilizer.norm_scale
+
+
+class Shortcut(Rule):
     """Another form of a rule. It shows, and accounts for relevance, as the rule itself."""
 
-    def __init__(self, rule: BasicHook) -> None:
-        super().__init__()
+    def __init__(self, rule: Rule, stabilizer: StabilizerFunction) -> None:
         self.rule = rule
+        self.stabilizer = stabilizer
 
     @property
     def title(self) -> str:
@@ -58,19 +55,6 @@ class Shortcut(Hook):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
         return self.rule.absorbed(call.with_modified(self.rule.parameter_modifiers), relevance)
-
-
-def _multiplied(own: torch.Tensor, factor: "torch.Tensor | float") -> torch.Tensor:
-    """`own` * `factor`, written over `own` where no gradient is recorded."""
-    return own * factor if torch.is_grad_enabled() else own.mul_(factor)
-
-
-def _added(own: torch.Tensor, other: torch.Tensor, weight: float | None = None) -> torch.Tensor:
-    """`own` + `weight` * `other`, written over `own` where no gradient is recorded."""
-    if weight is not None and is_traced():
-        return own + other * weight  # inductor loses the factor of an addition where it makes one product of it
-    alpha = 1 if weight is None else weight
-    return own.add(other, alpha=alpha) if torch.is_grad_enabled() else own.add_(other, alpha=alpha)
 
 
 # --- rules that treat positive and negative inputs apart ----------------------------------------------------------------------
@@ -84,11 +68,18 @@ class _Split(Shortcut):
 
     pairs = 1  # how many of the rule's pairs are in use
 
-    def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
-        super().__init__(rule)
+    def __init__(
+        self,
+        rule: Rule,
+        stabilizer: StabilizerFunction,
+        layer: Layer,
+        facts: Facts,
+        zero_params: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(rule, stabilizer)
         self.facts = facts
-        zeroed = getattr(rule, "zero_params", None) or ()
-        has_bias = layer.parameters.get("bias") is not None and "bias" not in zeroed
+        self.zero_params = zero_params
+        has_bias = layer.parameters.get("bias") is not None and "bias" not in (zero_params or ())
         absent = {Sign.NONNEGATIVE: 1, Sign.NONPOSITIVE: None if has_bias else 0}.get(facts.signs[0])
         self.kept = [branch for branch in range(2 * self.pairs) if branch % 2 != absent]
 
@@ -108,7 +99,7 @@ class _Split(Shortcut):
     def total(self, call: LayerCall, pair: int, parts: dict[int, torch.Tensor]) -> torch.Tensor:
         """The sum of the outputs of a pair; new memory."""
         outputs = [call.run_branch(self._place(pair, part), input) for part, input in parts.items()]
-        return outputs[0] if len(outputs) == 1 else _added(outputs[0], outputs[1])
+        return outputs[0] if len(outputs) == 1 else call.added(outputs[0], outputs[1])
 
     def _place(self, pair: int, part: int) -> int:
         return self.kept.index(2 * pair + part)
@@ -125,22 +116,20 @@ class _Split(Shortcut):
             for part, input in parts.items():
                 pulled = call.pull_back_branch(self._place(pair, part), ratio, input)
                 if weight is not None and part not in gradients:
-                    pulled = _multiplied(pulled, weight)
-                gradients[part] = pulled if part not in gradients else _added(gradients[part], pulled, weight)
+                    pulled = call.multiplied(pulled, weight)
+                gradients[part] = pulled if part not in gradients else call.added(gradients[part], pulled, weight)
                 del pulled
             del ratio
-        relevances = [_multiplied(gradients.pop(part), input) for part, input in parts.items()]
-        return (relevances[0] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)
+        relevances = [call.multiplied(gradients.pop(part), input) for part, input in parts.items()]
+        return (relevances[0] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)
 
 
 class PositiveTotal(_Split):
     """One pair, whose total is not negative where there is relevance: ZPlus, and Gamma for relevance only where z > 0."""
 
-    rule: ZPlus | Gamma
-
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
-        divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts)))
+        divisor = call.once("divisor", lambda: _divisor(self.stabilizer, self.total(call, 0, parts)))
         return self.send_back(call, parts, [(None, relevance / divisor)])
 
 
@@ -151,20 +140,32 @@ class PositiveAndNegativeTotals(_Split):
     that conserves is AlphaBeta(1, 0) that conserves.
     """
 
-    rule: AlphaBeta | ZPlus
     pairs = 2
+    reads_positive_output = True
 
-    def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
-        super().__init__(rule, layer, facts)
-        self.alpha, self.beta = (rule.alpha, rule.beta) if isinstance(rule, AlphaBeta) else (1.0, 0.0)
+    def __init__(
+        self,
+        rule: Rule,
+        stabilizer: StabilizerFunction,
+        layer: Layer,
+        facts: Facts,
+        zero_params: str | Sequence[str] | None,
+        alpha: float,
+        beta: float,
+        conserve: bool,
+    ) -> None:
+        super().__init__(rule, stabilizer, layer, facts, zero_params)
+        self.alpha = alpha
+        self.beta = beta
+        self.conserve = conserve
 
     @property
     def saves_output(self) -> bool:
-        return self.facts.relevant_where_positive and not self.rule.zero_params and _is_element_wise(self.rule.stabilizer)
+        return self.facts.relevant_where_positive and not self.zero_params and is_elementwise(self.stabilizer)
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
-        if self.rule.conserve:
+        if self.conserve:
             factors = list(call.once("factors", lambda: self._factors(call, parts)))
             return self.send_back(call, parts, ((None, relevance * factors.pop(0)) for _ in range(self.pairs)))
         divisors = list(call.once("divisors", lambda: self._divisors(call, parts)))
@@ -174,11 +175,12 @@ class PositiveAndNegativeTotals(_Split):
         """What relevance is multiplied with for either pair, where it conserves."""
         positive, negative = self._totals(call, parts)
         weights = weights_by_sign(positive, negative, self.alpha, self.beta)
-        return weights[0] / _divisor(self.rule, positive), weights[1] / _divisor(self.rule, negative, positive=False)
+        divisors = _divisor(self.stabilizer, positive), _divisor(self.stabilizer, negative, positive=False)
+        return weights[0] / divisors[0], weights[1] / divisors[1]
 
     def _divisors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         positive, negative = self._totals(call, parts)
-        return _divisor(self.rule, positive), _divisor(self.rule, negative, positive=False)
+        return _divisor(self.stabilizer, positive), _divisor(self.stabilizer, negative, positive=False)
 
     def _totals(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """z⁺ and z⁻; new memory."""
@@ -186,7 +188,7 @@ class PositiveAndNegativeTotals(_Split):
         if not self.saves_output:
             positive = self.total(call, 0, parts)
         else:
-            positive = _added(call.own_output().clamp(min=0.0), negative, -1.0)
+            positive = call.added(call.own_output().clamp(min=0.0), negative, -1.0)
         return positive, negative
 
 
@@ -197,17 +199,16 @@ class TotalOfOwnSign(_Split):
     one that is needed is then (total for positive outputs) - (2 + gamma) z⁻, with z⁻ = min(z, 0).
     """
 
-    rule: Gamma
     pairs = 2
+    recomputes_output = True
 
-    def __init__(self, rule: BasicHook, layer: Layer, facts: Facts) -> None:
-        super().__init__(rule, layer, facts)
-        self.weight = -2.0 - self.rule.gamma
-        self.recomputes_output = False
+    def __init__(self, rule: Rule, stabilizer: StabilizerFunction, layer: Layer, facts: Facts, gamma: float) -> None:
+        super().__init__(rule, stabilizer, layer, facts)
+        self.weight = -2.0 - gamma
 
     @property
     def saves_output(self) -> bool:
-        return not self.recomputes_output
+        return True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
@@ -217,25 +218,14 @@ class TotalOfOwnSign(_Split):
     def _factors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """What relevance of positive, and of negative outputs is multiplied with."""
         output = call.own_output()
-        total = _added(self.total(call, 0, parts), output.clamp(max=0.0), self.weight)
-        divisor = _divisor(self.rule, total)
+        total = call.added(self.total(call, 0, parts), output.clamp(max=0.0), self.weight)
+        divisor = _divisor(self.stabilizer, total)
         factor = output.sign().div_(divisor)
         return factor.clamp(min=0.0), factor.clamp(max=0.0)
 
 
-def _is_plain_addition(layer: Layer) -> bool:
-    operation = layer.operation
-    by_name = operation.operator is not None and operation.operator.name == "add"
-    return by_name and operation.inputs == 2 and operation.kwargs.get("alpha", 1) == 1 and len(operation.args) == 2
-
-
-def _is_element_wise(stabilizer: StabilizerFunction) -> bool:
-    return type(stabilizer) is Stabilizer and not stabilizer.norm_scale
-
-
-def _divisor(rule: ZPlus | AlphaBeta | Gamma | Norm, total: torch.Tensor, positive: bool = True) -> torch.Tensor:
+def _divisor(stabilizer: StabilizerFunction, total: torch.Tensor, positive: bool = True) -> torch.Tensor:
     """A total of new memory and known sign, stabilized."""
-    stabilizer = rule.stabilizer
     return stabilizer.of_sign(total, positive) if isinstance(stabilizer, Stabilizer) else stabilizer(total)
 
 
@@ -245,10 +235,10 @@ def _divisor(rule: ZPlus | AlphaBeta | Gamma | Norm, total: torch.Tensor, positi
 class ShareOfSum(Shortcut):
     """Norm for a + b: R_a = a / st(a + b) R. The sum is computed again, which costs less than to keep it."""
 
-    rule: Norm
+    recomputes_inputs = True
 
-    def __init__(self, rule: BasicHook, facts: Facts) -> None:
-        super().__init__(rule)
+    def __init__(self, rule: Rule, stabilizer: StabilizerFunction, facts: Facts) -> None:
+        super().__init__(rule, stabilizer)
         self.facts = facts
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -258,7 +248,7 @@ class ShareOfSum(Shortcut):
     def _shares(self, call: LayerCall) -> list[torch.Tensor]:
         total = call.inputs[0] + call.inputs[1]
         is_positive = self.facts.relevant_where_positive
-        divisor = _divisor(self.rule, total) if is_positive else self.rule.stabilizer(total)
+        divisor = _divisor(self.stabilizer, total) if is_positive else self.stabilizer(total)
         return [input / divisor for input in call.inputs]
 
 
@@ -268,42 +258,36 @@ class ShareOfSum(Shortcut):
 class EvenSpread(Shortcut):
     """Flat: all channels of a group are alike, so that one is enough, and the denominators are numbers of entries."""
 
-    rule: Flat
-
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (input,), arguments = call.inputs, call.arguments()
         weight = arguments["weight"]
         if weight.ndim == 2:
             count = relevance.new_full((1,) * relevance.ndim, weight.shape[1])
-            share = relevance.sum(-1, keepdim=True) / self.rule.stabilizer(count)
+            share = relevance.sum(-1, keepdim=True) / self.stabilizer(count)
             return (share.expand(*relevance.shape[:-1], weight.shape[1]).contiguous(),)
         channel, groups = 1 - weight.ndim, arguments["groups"]
         members = input.shape[channel] // groups
         ones = weight.new_ones((groups, 1, *weight.shape[2:]))
         arguments = {**arguments, "weight": ones, "bias": None}
-        count = members * _uniform(call, None, {**arguments, "weight": ones[:1], "groups": 1})
-        shares = relevance.unflatten(channel, (groups, -1)).sum(channel) / self.rule.stabilizer(count)
-        operator = call.operation.operator
-        assert operator is not None and operator.adjoint is not None
-        pulled = operator.adjoint(shares, (input.narrow(channel, 0, groups),), arguments)
-        if pulled is None:
+        count = members * _constant_response(call, None, {**arguments, "weight": ones[:1], "groups": 1})
+        shares = relevance.unflatten(channel, (groups, -1)).sum(channel) / self.stabilizer(count)
+        adjoint = call.operation.listed.adjoint
+        pulled = None if adjoint is None else adjoint(shares, (input.narrow(channel, 0, groups),), arguments)
+        if pulled is None or pulled[0] is None:
             return self.rule.propagate(call.with_modified(self.rule.parameter_modifiers), relevance)
-        assert pulled[0] is not None
         return (pulled[0].repeat_interleave(members, channel),)
 
 
 class ConstantTotal(Shortcut):
     """WSquare: the denominator is that of one sample, from kernels added up over their inputs."""
 
-    rule: WSquare
-
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]:
         return (SquareMod(),)
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        total = _uniform(call, None, {**call.arguments(), **call.named_branch(0)})
-        ratio = relevance / self.rule.stabilizer(total)
+        total = _constant_response(call, None, {**call.arguments(), **call.named_branch(0)})
+        ratio = relevance / self.stabilizer(total)
         return (call.pull_back_branch(0, ratio, call.inputs[0]),)
 
 
@@ -313,7 +297,12 @@ class BoundedInput(Shortcut):
     Where each channel has one lower and one upper bound, what these contribute to the denominator is that of one sample.
     """
 
-    rule: ZBox
+    def __init__(
+        self, rule: Rule, stabilizer: StabilizerFunction, low: float | torch.Tensor, high: float | torch.Tensor
+    ) -> None:
+        super().__init__(rule, stabilizer)
+        self.low = low
+        self.high = high
 
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]:
@@ -325,22 +314,23 @@ class BoundedInput(Shortcut):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (input,) = call.inputs
-        low, high = (_bound(bound, input) for bound in (self.rule.low, self.rule.high))
+        low, high = (_bound(bound, input) for bound in (self.low, self.high))
         ratio = relevance / call.once("divisor", lambda: self._divisor(call, low, high))
-        result = _multiplied(call.pull_back_with(ratio, call.parameters, input), input - high)
-        return (_added(result, _multiplied(call.pull_back_branch(0, ratio, input), high - low)),)
+        result = call.multiplied(call.pull_back_with(ratio, call.parameters, input), input - high)
+        return (call.added(result, call.multiplied(call.pull_back_branch(0, ratio, input), high - low)),)
 
     def _divisor(self, call: LayerCall, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         own, positive = call.arguments(), {**call.arguments(), **call.named_branch(0), "bias": None}
         constant = _output_for(call, high, own) + _output_for(call, low - high, positive)
-        return self.rule.stabilizer(call.own_output() - constant)
+        return self.stabilizer(call.own_output() - constant)
 
 
-def _uniform(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
+def _constant_response(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
     """The layer's output for an input that has one value in each channel, by default 1."""
-    operator = call.operation.operator
-    assert operator is not None and operator.uniform is not None
-    return operator.uniform(call.inputs[0].shape, values, arguments)
+    respond = call.operation.listed.constant_response
+    if respond is None:
+        raise RuleError(f"the row {call.operation.listed} has no response to a constant input")
+    return respond(call.inputs[0].shape, values, arguments)
 
 
 def _bound(bound: float | torch.Tensor, input: torch.Tensor) -> torch.Tensor:
@@ -362,8 +352,6 @@ def _output_for(call: LayerCall, values: torch.Tensor, arguments: dict[str, Any]
     channel = input.ndim - (weight.ndim - 1)
     alike = all(size == 1 for place, size in enumerate(values.shape) if place != channel)
     if alike:
-        return _uniform(call, values.flatten().expand(input.shape[channel]), arguments)
-    operator = call.operation.operator
-    assert operator is not None and operator.function is not None
-    result: torch.Tensor = operator.function(**{**arguments, "input": values.expand(-1, *input.shape[1:])})
+        return _constant_response(call, values.flatten().expand(input.shape[channel]), arguments)
+    result: torch.Tensor = call.operation.listed.canonical(**{**arguments, "input": values.expand(-1, *input.shape[1:])})
     return result

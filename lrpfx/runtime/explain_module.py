@@ -11,21 +11,12 @@ from torch import fx, nn
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
-from lrpfx.runtime.propagation import Rule, RuledOperation, propagate_relevance
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
+from lrpfx.runtime.propagation import propagate_relevance
+from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
-
-
-class Scope(nn.Module):
-    """A place in the tree of the source model that holds its parameters, buffers and children, and computes nothing."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__()
-        self.title = title
-
-    def _get_name(self) -> str:
-        return self.title
 
 
 class RuleModule(Scope):
@@ -45,8 +36,9 @@ class RuleModule(Scope):
         """The rule that this layer has."""
         return self.ruled.rule
 
-    def forward(self, *values: Any) -> Any:
-        return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)
+    def forward(self, *values: Any, execution: Execution = ORDINARY) -> Any:
+        ruled = self.ruled.during(execution)
+        return propagate_relevance(ruled, *values, module=self if ruled.rule.has_code else None)
 
     def extra_repr(self) -> str:
         return self.description + "".join(f" + {name}" for name in self.merged)
@@ -62,38 +54,6 @@ class ParameterModifier(nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return self.modify(value, self.parameter)
-
-
-def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) -> Scope:
-    """A tree of scopes with the names, parameters and buffers of `module`; shared modules and tensors stay shared.
-
-    `made` are the scopes that exist already for other parts of the same model.
-    """
-    made = {} if made is None else made
-    if module in made:
-        return made[module]
-    scope = made[module] = Scope(module._get_name())
-    scope.training = module.training
-    scope._parameters.update(module._parameters)
-    scope._buffers.update(module._buffers)
-    scope._non_persistent_buffers_set.update(module._non_persistent_buffers_set)
-    for name, child in module._modules.items():
-        scope._modules[name] = None if child is None else scope_tree(child, made)
-    # Tensors that the model keeps as plain attributes, and constants that tracing found.
-    for name, value in module.__dict__.items():
-        if isinstance(value, torch.Tensor) and not hasattr(scope, name):
-            scope.register_buffer(name, value, persistent=False)
-    return scope
-
-
-#: Where torch.nn keeps what a module holds.
-TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-
-
-def share_tables(source: nn.Module, target: nn.Module) -> None:
-    """Let `target` hold what `source` holds, now and later: by the same tables."""
-    for table in TABLES:
-        setattr(target, table, getattr(source, table))
 
 
 class TreeGraphModule(fx.GraphModule):
@@ -115,6 +75,28 @@ class TreeGraphModule(fx.GraphModule):
     def __str__(self) -> str:
         """The tree of modules; `code` is the forward."""
         return nn.Module.__repr__(self)
+
+
+class Executor(fx.Interpreter):
+    """Runs a graph in another way than a call of its module does: node by node, telling each rule module how."""
+
+    def __init__(self, module: fx.GraphModule, execution: Execution) -> None:
+        super().__init__(module)
+        self.execution = execution
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """The results for inputs by place or by name."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        names = [str(node.target) for node in placeholders]
+        defaults = {str(node.target): node.args[0] for node in placeholders if node.args}
+        given = {**defaults, **dict(zip(names, args, strict=False)), **keywords}
+        return self.run(*(given.get(name) for name in names))
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        if isinstance(module, RuleModule):
+            return module(*args, execution=self.execution)
+        return super().call_module(target, args, kwargs)
 
 
 class ExplainModule(TreeGraphModule):
@@ -219,17 +201,17 @@ class ExplainModule(TreeGraphModule):
     def inactive(self) -> Iterator[Self]:
         """A context in which gradients are ordinary ones, for derivatives of relevance; needs `transform(..., fold=False)`."""
         ruled = [module.ruled for module in self.modules() if isinstance(module, RuleModule)]
-        gates = {id(one.gate): one.gate for one in ruled if one.gate is not None}
-        if ruled and not gates:
+        switches = {id(one.switch): one.switch for one in ruled if one.switch is not None}
+        if ruled and not switches:
             raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
-        before = [gate.open for gate in gates.values()]
+        before = [switch.on for switch in switches.values()]
         try:
-            for gate in gates.values():
-                gate.open = False
+            for switch in switches.values():
+                switch.on = False
             yield self
         finally:
-            for gate, is_open in zip(gates.values(), before, strict=True):
-                gate.open = is_open
+            for switch, was_on in zip(switches.values(), before, strict=True):
+                switch.on = was_on
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -267,23 +249,6 @@ class ExplainModule(TreeGraphModule):
 def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
     assert isinstance(module, ExplainModule)
     return args, module.admit(args, keywords)
-
-
-def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
-    """Put `value` at the qualified name `name` as a buffer, by default one that no state_dict holds."""
-    *path, leaf = name.split(".")
-    scope_at(root, path).register_buffer(leaf, value, persistent=persistent)
-
-
-def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
-    """The module at `path` below `root`; scopes are made where there is none."""
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, Scope("Scope"))
-        child = root._modules[part]
-        assert child is not None
-        root = child
-    return root
 
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:

@@ -1,1 +1,1 @@
-"""What torch, signals and callables need that has nothing to do with relevance."""
+"""Helpers for torch, signals and callables, unrelated to relevance."""

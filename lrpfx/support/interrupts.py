@@ -1,4 +1,4 @@
-"""Interrupts, such as Ctrl-C, that wait while something process-wide is changed, and that leave nothing registered."""
+"""Delay interrupts such as Ctrl-C during process-wide changes, and leave nothing registered after them."""
 
 import io
 import signal
@@ -13,12 +13,12 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that Python code handles are handled when the context ends. A second one of a kind is handled at once.
+    """Delay signals with a Python handler until the context ends. A second signal of the same kind is handled at once.
 
-    torch patches `nn.Module.__call__` and more while it traces, and an exception at the wrong moment would leave that behind;
-    its interpreter takes a lock of tqdm's, which would stay taken.
+    torch patches `nn.Module.__call__` and more while it traces, and its interpreter takes a lock of tqdm. An exception at the
+    wrong moment would leave the patches in place and the lock taken.
     """
-    if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
+    if threading.current_thread() is not threading.main_thread():  # Python handles no signals there
         yield
         return
     former: dict[int, Callable[[int, Any], Any]] = {}
@@ -39,7 +39,7 @@ def undisturbed() -> Iterator[None]:
     finally:
         try:
             _install(former)
-        finally:  # a handler may raise while others are not back in place
+        finally:  # a handler may raise before the others are restored
             _install(former)
         for number, frame in waiting.items():
             former[number](number, frame)
@@ -51,11 +51,11 @@ def _install(handlers: dict[int, Callable[[int, Any], Any]]) -> None:
 
 
 class NativeContext(io.IOBase):
-    """A context manager that is left wherever an interrupt comes.
+    """A context manager whose exit runs wherever an interrupt occurs.
 
-    An `__exit__` in Python can be interrupted before its first line, and then does nothing: that is where a Ctrl-C in the last
-    backward of a block arrives. The one of `io.IOBase` is native and calls `close`, here the one of a generator, which is
-    resumed within its `try`.
+    An `__exit__` in Python can be interrupted before its first line and then does nothing; a Ctrl-C in the last backward of a
+    block arrives exactly there. `io.IOBase.__exit__` is native and calls `close`, here that of a generator, which resumes
+    within its `try`.
     """
 
     @abstractmethod

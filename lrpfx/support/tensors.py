@@ -1,4 +1,4 @@
-"""Which tensors have values that lie in memory as their shape and strides say."""
+"""Which tensors are dense: their values are in memory as shape and strides describe."""
 
 import torch
 
@@ -6,8 +6,8 @@ from lrpfx.support.torch_internals import DisableTorchFunction, is_transformed
 
 
 def not_dense(value: torch.Tensor) -> str | None:
-    """What a tensor is that has no such values, or None where it has them."""
-    with DisableTorchFunction():  # a subclass may change what its attributes are
+    """A description of a tensor that is not dense, or None."""
+    with DisableTorchFunction():  # a subclass may override attributes
         if value.is_meta:
             return "on the meta device, where there are no values"
         if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or is_transformed(value):

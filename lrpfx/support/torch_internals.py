@@ -1,7 +1,7 @@
-"""The names of torch that lrpfx uses and that torch does not document, and the release that each part of lrpfx needs.
+"""Undocumented names of torch that lrpfx uses, and the release that each part of lrpfx needs.
 
-torch changes them without notice, so that they are all here: modules, functions and classes. Members with an underscore of
-public classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) are used where they are needed.
+torch changes them without notice, so all of these modules, functions and classes are collected here. Private members of public
+classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) are used where they are needed.
 """
 
 from collections.abc import Callable
@@ -19,36 +19,35 @@ from lrpfx.errors import LrpfxError
 
 __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "disable_current_modes", "make_fx", "pytree"]
 
-#: The oldest torch whose programs are known here: those of torch.export, which older ones give without the conditions on sizes
-#: that they hold for, and what is compiled, lowered, saved and loaded. Models that are traced symbolically, or explained as
-#: modules, need torch 2.4.
+#: The oldest torch whose programs are supported: those of torch.export, which lack their conditions on sizes in older
+#: releases, and compiled, lowered, saved and loaded programs. Symbolic traces and module mode need torch 2.4.
 OLDEST_FOR_PROGRAMS = (2, 13)
 
-#: The module of torch that prints what torch.export could not complete.
+#: The module of torch that prints incomplete graphs of torch.export.
 EXPORT_TRACER = "torch.export._trace"
 
 DisableTorchFunction = torch._C.DisableTorchFunction
 
 
 def release() -> tuple[int, int]:
-    """The torch that runs: its major and minor version."""
+    """The major and minor version of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None:
-    """An error of this kind where torch is older than `part` of lrpfx needs."""
+    """Raise an error of this class if torch is older than `part` of lrpfx needs."""
     if release() < oldest:
         raise error(f"{part} needs torch {oldest[0]}.{oldest[1]} or newer; this is torch {torch.__version__}")
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for one of a function that torch.func differentiates or maps."""
+    """Whether a tensor is a wrapper inside a transform of torch.func."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def aten(name: str) -> OpOverload | None:
-    """An operator such as "softmax.int", or None where it came with a torch that is newer than this one."""
+    """An operator such as "softmax.int", or None if this torch is older than the operator."""
     packet, _, overload = name.partition(".")
     found: OpOverload | None = getattr(getattr(torch.ops.aten, packet, None), overload, None)
     if found is None and release() >= OLDEST_FOR_PROGRAMS:
@@ -57,7 +56,7 @@ def aten(name: str) -> OpOverload | None:
 
 
 def higher_order(name: str) -> Any:
-    """An operator that takes a graph, or None where this torch does not have it."""
+    """An operator that takes a graph, or None if this torch does not have it."""
     return getattr(torch.ops.higher_order, name, None)
 
 
@@ -65,25 +64,25 @@ def higher_order(name: str) -> Any:
 
 
 def constant_source(name: str) -> Any:
-    """Where a symbolic size comes from."""
+    """The source of a symbolic size."""
     from torch._dynamo.source import ConstantSource
 
     return ConstantSource(name)
 
 
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
-    """Torch's form of an operator in others."""
+    """Torch's decomposition of an operator."""
     found: Callable[..., Any] = torch._decomp.decomposition_table[operator]
     return found
 
 
 def decompositions_of_backwards() -> dict[Any, Callable[..., Any]]:
-    """Torch's forms of the operators that stand for the backward of others."""
+    """Torch's decompositions of backward operators."""
     return {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
 
 
 def load_archive(file: Any) -> Any:
-    """What torch's present format of programs holds; older formats are refused."""
+    """The contents of a program in torch's current format; older formats are refused."""
     from torch.export.pt2_archive._package import load_pt2
 
     return load_pt2(file)
@@ -101,7 +100,7 @@ def load_compiled(path: str) -> Callable[..., Any]:
 
 
 def untranslated(program: Any, opset: int) -> list[torch.fx.Node]:
-    """The nodes of a program, as torch.onnx decomposes it, whose operators it has no form of."""
+    """The nodes of a program, after decomposition by torch.onnx, whose operators have no ONNX form."""
     from torch.onnx._internal.exporter import _fx_passes, _registration
 
     registry = _registration.ONNXRegistry.from_torchlib(opset)

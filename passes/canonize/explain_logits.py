@@ -3,20 +3,16 @@
 A softmax passes on next to nothing of a class that it is sure of: what the class had above the others is gone from p near 1.
 """
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, LIVE
 from torch import fx
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info, nodes_in, update_info
-from lrpfx.operators.table import is_neutral, operator_named
-from lrpfx.types import Softmax
-
-#: What makes a probability, or its logarithm, of one logit alone, and so loses nothing.
-_ELEMENT_WISE = ("sigmoid", "logsigmoid")
+from lrpfx.ir.operator import Probability
 
 
-class ExplainLogits(Pass):
+class ExplainLogits(GraphPass):
     """Let the network return what goes into its final softmax or sigmoid. `InputError` where it ends in neither."""
 
     name = "explain_logits"
@@ -41,7 +37,7 @@ class ExplainLogits(Pass):
             *behind, probabilities = path
             (value,) = _data_of(probabilities)
             for node in reversed(behind):
-                if is_neutral(node_info(node).operator):
+                if node_info(node).neutral:
                     with graph.inserting_before(output):
                         value = copies[node] = _copy_that_reads(value, node, path)
             replaced[leaf] = value
@@ -68,9 +64,10 @@ class ExplainLogits(Pass):
 def final_softmax(leaf: fx.Node) -> fx.Node | None:
     """The softmax of which an output of the network is the result, or the logarithm; None where it is not of one."""
     path = _path_to_probabilities(leaf)
-    if not path or node_info(path[-1]).operator in _ELEMENT_WISE or _is_read_inside(path):
+    if not path or _is_read_inside(path):
         return None
-    return path[-1]
+    operator = node_info(path[-1]).operator
+    return path[-1] if operator is not None and operator.probability is Probability.OF_ALL_LOGITS else None
 
 
 def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:
@@ -79,13 +76,13 @@ def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:
     node = leaf
     while node.op in ("call_function", "call_module"):
         path.append(node)
-        row = operator_named(node_info(node).operator)
+        row = node_info(node).operator
         if row is None:
             return []
-        if issubclass(row.kind, Softmax) or row.name in ("log_softmax", *_ELEMENT_WISE):
+        if row.probability is not None:
             return path
         sources = _data_of(node)
-        if len(sources) != 1 or not (is_neutral(row.name) or row.name == "log"):
+        if len(sources) != 1 or not (row.neutral or row.logarithm):
             return []
         (node,) = sources
     return []
@@ -110,7 +107,7 @@ def _is_read_inside(path: list[fx.Node]) -> bool:
         node = pending.pop()
         if node in seen or node.op == "output" or node_info(node).role is not Role.DATA:
             continue
-        if not is_neutral(node_info(node).operator):
+        if not node_info(node).neutral:
             return True
         seen.add(node)
         pending += node.users

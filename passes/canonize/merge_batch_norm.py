@@ -7,15 +7,16 @@ batch norm alone reads the layer's output, so that nobody sees that it changed.
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
-from torch import fx, nn
+from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, update_info
+from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, row_of, update_info
+from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
-from lrpfx.operators.table import Operator, operator_named
-from lrpfx.types import Activation, BatchNorm, ConvolutionTranspose, Linear
+from lrpfx.operators.table import operator_named
+from lrpfx.types import BatchNorm
 
 
 def batch_norm_scale(running_var: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -47,10 +48,10 @@ def merged_bias(
 def has_batch_norm(program: Program) -> bool:
     """Whether the model has one, also where it was merged."""
     infos = map(node_info, data_calls(program.graph))
-    return any(info.kind == BatchNorm.__name__ or info.merged for info in infos)
+    return any(info.kind is BatchNorm or info.merged for info in infos)
 
 
-class MergeBatchNorm(Pass):
+class MergeBatchNormLeft(GraphPass):
     """Merge each batch norm into the convolution, transposed convolution or dense layer whose output it alone reads."""
 
     name = "merge_batch_norm"
@@ -63,7 +64,7 @@ class MergeBatchNorm(Pass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
-            operator = operator_named(node_info(node).operator)
+            operator = node_info(node).operator
             if operator is None or not issubclass(operator.kind, BatchNorm):
                 continue
             reason = _why_not(program, node)
@@ -81,9 +82,9 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     if not isinstance(producer, fx.Node) or producer.op != "call_function":
         return "its input is an input of the model"
     info = node_info(producer)
-    operator = operator_named(info.operator)
-    if operator is None or not issubclass(operator.kind, Linear):
-        return f"its input comes from {info.name} ({info.operator or info.kind}), which is not a linear layer"
+    operator = info.operator
+    if operator is None or operator.weight_layout is None:
+        return f"its input comes from {info.name} ({info.operator or info.kind_name}), which is not a linear layer"
     others = [user for user in producer.users if user is not batch_norm]
     if others:
         names = ", ".join(node_info(user).name for user in others)
@@ -91,8 +92,8 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     weights = [*producer.args[1:], *batch_norm.args[1:]]
     if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
-    dimensions, expected = dimensions_of(program, batch_norm), batched_dimensions(operator)
-    if dimensions is not None and operator.name == "linear" and dimensions != 2:
+    dimensions, expected = dimensions_of(program, batch_norm), operator.rank_of_batch
+    if dimensions is not None and operator.weight_layout is WeightLayout.DENSE and dimensions != 2:
         where = "its channels are the last, but batch norm acts on the second"
         return f"the output of {info.name} has {dimensions} dimensions: {where}"
     if dimensions is not None and dimensions != expected:
@@ -102,16 +103,11 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     return None
 
 
-def batched_dimensions(operator: Operator) -> int:
-    """How many dimensions the data of a dense layer, convolution or pooling has, when its channels are the second of them."""
-    return next((int(digit) + 2 for digit in "123" if f"{digit}d" in operator.name), 2)
-
-
 def dimensions_of(program: Program, value: Any) -> int | None:
     """How many dimensions a value has: proven by the operations that made it, or as on the example inputs; None if unknown."""
     node = value
     while isinstance(node, fx.Node):
-        operator = operator_named(node_info(node).operator)
+        operator = node_info(node).operator
         proven = None if operator is None else _made_with(program, node, operator)
         if proven is not None:
             return proven
@@ -127,28 +123,18 @@ def dimensions_of(program: Program, value: Any) -> int | None:
 
 def _made_with(program: Program, node: fx.Node, operator: Operator) -> int | None:
     """How many dimensions the result of an operation always has."""
-    if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:
-        return 2
-    if operator.name == "require_matrix":
-        return 2
-    if operator.name == "require_dimensions":
-        dimensions = node.args[1]
-        assert isinstance(dimensions, int)
-        return dimensions
+    if operator.rank is not None:
+        return operator.rank(bound_arguments(node, operator))
     path = node_info(node).module_path
-    if operator.name == "batch_norm" and path is not None:  # these two refuse all else themselves
-        known: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
-        return known.get(type(program.root.get_submodule(path)))
+    if operator.rank_of and path is not None:
+        return operator.rank_of.get(type(program.root.get_submodule(path)))
     return None
 
 
 def _keeps_dimensions(node: fx.Node, operator: Operator) -> bool:
     """Whether the result of an operation has as many dimensions as its first argument."""
-    if issubclass(operator.kind, Activation):
-        tensors = [argument for argument in node.all_input_nodes if argument is not node.args[0]]
-        return not tensors or operator.name in ("prelu", "thresholded_relu")
-    pools = operator.name.startswith(("avg_pool", "adaptive_avg_pool", "max_pool"))
-    return pools or issubclass(operator.kind, (BatchNorm, Linear))
+    alone = all(argument is node.args[0] for argument in node.all_input_nodes)
+    return operator.keeps_rank and (alone or not operator.broadcasts)
 
 
 def _depends_on_sizes(value: fx.Node) -> bool:
@@ -156,7 +142,8 @@ def _depends_on_sizes(value: fx.Node) -> bool:
     pending, seen = [value], {value}
     while pending:
         node = pending.pop()
-        if node_info(node).operator == "squeeze" and not _removes_an_added_dimension(node):
+        operator = node_info(node).operator
+        if operator is not None and operator.squeezes and not _removes_an_added_dimension(node):
             return True
         found = [argument for argument in node.all_input_nodes if argument not in seen]
         seen.update(found)
@@ -172,20 +159,11 @@ def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
         operator, shape = node_info(node).operator, node_info(node).shape
         given: list[Any] = [*node.args[1:], *node.kwargs.values()]
         dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        if shape is None or operator not in ("squeeze", "unsqueeze", "transpose", "permute") or not dims:
+        if shape is None or operator is None or operator.dimension_before is None or not dims:
             return False
-        rank = len(shape) + (operator == "squeeze")
-        place, positions = place % len(shape), [dim % rank for dim in dims]
-        if operator == "unsqueeze" and place == positions[0]:
+        place = operator.dimension_before(place % len(shape), dims, len(shape))
+        if place is None:
             return True
-        if operator == "unsqueeze":
-            place -= place > positions[0]
-        elif operator == "squeeze":
-            place += place >= positions[0]
-        elif operator == "transpose":
-            place = dict(zip(positions, reversed(positions), strict=True)).get(place, place)
-        else:
-            place = positions[place]
         node = node.args[0]
     return False
 
@@ -195,8 +173,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     graph = program.graph
     linear = batch_norm.args[0]
     assert isinstance(linear, fx.Node)
-    operator, norm = operator_named(node_info(linear).operator), operator_named("batch_norm")
-    assert operator is not None and norm is not None
+    operator, norm = row_of(linear), row_of(batch_norm)
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
     if dimensions_of(program, batch_norm) is None:
@@ -212,7 +189,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
             move_up(value, linear)
     eps = statistics.get("eps", norm.arguments["eps"])
     scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
-    if issubclass(operator.kind, ConvolutionTranspose):
+    if operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
         groups = own.get("groups", 1)
         weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
     else:
@@ -230,10 +207,10 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
 def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
     """Let the call fail for inputs whose channels are not the second dimension, on which batch norm acts."""
     info = node_info(linear)
-    dense = operator.name == "linear"
+    dense = operator.weight_layout is WeightLayout.DENSE
     function = require_matrix if dense else require_dimensions
-    row, further = function.__name__, () if dense else (batched_dimensions(operator),)
-    guard = NodeInfo(f"{info.name}.{row}", source=info.source, operator=row, kind="Neutral", description=row)
+    name, further = function.__name__, () if dense else (operator.rank_of_batch,)
+    guard = NodeInfo(f"{info.name}.{name}", source=info.source, operator=operator_named(name), description=name)
     linear.args = (insert_call(graph, linear, function, (linear.args[0], *further), guard), *linear.args[1:])
 
 

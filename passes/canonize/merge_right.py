@@ -8,20 +8,22 @@ the layer makes of the shift alone. Between the two there may be operations that
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, batched_dimensions, dimensions_of, has_batch_norm, move_up
-from lrpfx.passes.program import Pass, PassResult, Program, insert_call
+from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm, move_up
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
-from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, update_info
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, row_of, update_info
+from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.functions import thresholded_relu
-from lrpfx.operators.table import Operator, operator_named
-from lrpfx.types import AvgPool, BatchNorm
+from lrpfx.operators.table import operator_named
+from lrpfx.types import BatchNorm
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------
 
@@ -95,6 +97,10 @@ class _Place:
     node: fx.Node
     operator: Operator
 
+    @property
+    def is_dense(self) -> bool:
+        return self.operator.weight_layout is WeightLayout.DENSE
+
 
 class _Layout(ABC):
     """Where the entries of a value are that a map scales and shifts together."""
@@ -114,81 +120,31 @@ def _obstacle(node: fx.Node, why: str = "") -> _ObstacleError:
     return _ObstacleError(f"{info.name} ({info.operator}) reads it, which an affine map does not pass through{because}")
 
 
-_UNKNOWN = "how many dimensions the value has is not known; pass example_inputs"
-
-
 @dataclass(frozen=True)
 class _Channels(_Layout):
-    """Channels are dimension 1 of so many; flat: each stands for as many features in a row as the dimension has for each."""
+    """Channels in the second dimension, or flattened into features."""
 
-    dimensions: int | None
-    flat: bool = False
+    channels: Channels
 
     def behind(self, node: fx.Node, operator: Operator) -> _Layout:
-        bound = bound_arguments(node, operator)
-        if operator.name == "require_matrix":
-            return replace(self, dimensions=2)
-        if operator.name == "flatten":
-            return self._behind_flatten(node, bound.get("start_dim", 0), bound.get("end_dim", -1))
-        if self.flat:
-            raise _obstacle(node, "its channels are flattened")
-        if operator.name == "mean":
-            return self._behind_mean(node, bound)
-        if issubclass(operator.kind, AvgPool):
-            self._check_pooling(node, operator, bound)
-            return self
-        if operator.name == "pad" and bound.get("mode", "constant") != "constant":
-            if self.dimensions is None:
-                raise _obstacle(node, _UNKNOWN)
-            amounts = bound["pad"]
-            if not isinstance(amounts, (tuple, list)) or len(amounts) // 2 > self.dimensions - 2:
-                raise _obstacle(node, "it pads the channels")
-            return self
-        raise _obstacle(node)
-
-    def _behind_flatten(self, node: fx.Node, start: Any, end: Any) -> _Layout:
-        known = self.dimensions
-        if known is not None and isinstance(start, int) and isinstance(end, int):
-            start, end = start % known, end % known - known
-        if start != 1 or end != -1:
-            raise _obstacle(node, "it does not keep the batch and flatten all else")
-        return replace(self, dimensions=2, flat=self.flat or known != 2)
-
-    def _behind_mean(self, node: fx.Node, bound: dict[str, Any]) -> _Layout:
-        dims = bound.get("dim")
-        dims = [dims] if isinstance(dims, int) else dims
-        if not isinstance(dims, (tuple, list)) or not dims or not all(isinstance(dim, int) for dim in dims):
-            raise _obstacle(node, "it takes the mean over all dimensions")
-        if bound.get("dtype") is not None:
-            raise _obstacle(node, "it changes the dtype")
-        if self.dimensions is None:
-            raise _obstacle(node, _UNKNOWN)
-        over = {dim % self.dimensions for dim in dims}
-        if over & {0, 1}:
-            raise _obstacle(node, "it takes the mean over the channels or the batch")
-        return self if bound.get("keepdim") else replace(self, dimensions=self.dimensions - len(over))
-
-    def _check_pooling(self, node: fx.Node, operator: Operator, bound: dict[str, Any]) -> None:
-        if self.dimensions is None:
-            raise _obstacle(node, _UNKNOWN)
-        if self.dimensions != batched_dimensions(operator):
-            raise _obstacle(node, f"it pools over the channels of a value with {self.dimensions} dimensions")
-        if bound.get("divisor_override") is not None:
-            raise _obstacle(node, "with a divisor of its own it is not a mean, so that it scales the shift")
-        if _pads(bound.get("padding", 0)) and bound.get("count_include_pad", True) is not False:
-            raise _obstacle(node, "it counts zeros of its padding, which the shift does not reach")
+        if operator.channels is None:
+            raise _obstacle(node, "its channels are flattened" if self.channels.flat else "")
+        try:
+            return _Channels(operator.channels(self.channels, bound_arguments(node, operator)))
+        except NotAffineError as reason:
+            raise _obstacle(node, str(reason)) from None
 
     def check_reader(self, place: _Place) -> None:
-        name, dense = node_info(place.node).name, place.operator.name == "linear"
-        if self.flat and dense:
+        name, dense, dimensions = node_info(place.node).name, place.is_dense, self.channels.dimensions
+        if self.channels.flat and dense:
             return
-        if self.dimensions is None and dense:
+        if dimensions is None and dense:
             raise _ObstacleError("a dense layer reads it, and its channels may not be the last dimension; pass example_inputs")
-        if self.dimensions is None:
-            raise _ObstacleError(f"{name} reads it, and {_UNKNOWN}")
-        if self.dimensions != batched_dimensions(place.operator):
+        if dimensions is None:
+            raise _ObstacleError(f"{name} reads it, and {UNKNOWN_RANK}")
+        if dimensions != place.operator.rank_of_batch:
             reads = "the last dimension" if dense else "the first as channels"
-            raise _ObstacleError(f"{name} reads {reads}, but its channels are the second of {self.dimensions} dimensions")
+            raise _ObstacleError(f"{name} reads {reads}, but its channels are the second of {dimensions} dimensions")
 
 
 @dataclass(frozen=True)
@@ -198,13 +154,13 @@ class _LastDimension(_Layout):
     program: Program
 
     def behind(self, node: fx.Node, operator: Operator) -> _Layout:
-        if not _keeps_last_dimension(node):
+        if not _keeps_last_dimension(node, operator):
             raise _obstacle(node)
         self.program.fixed_dimensions = True
         return self
 
     def check_reader(self, place: _Place) -> None:
-        if place.operator.name != "linear":
+        if not place.is_dense:
             raise _ObstacleError("not only dense layers read it")
 
 
@@ -218,7 +174,7 @@ class _ConvolvedChannels(_Layout):
         raise _obstacle(node)
 
     def check_reader(self, place: _Place) -> None:
-        if place.operator.name != f"conv{self.dimensions}d":
+        if place.is_dense or place.operator.spatial != self.dimensions:
             raise _ObstacleError(f"what reads it is not only convolutions over {self.dimensions} dimensions")
 
 
@@ -227,19 +183,21 @@ def _linear_readers(value: fx.Node, layout: _Layout) -> list[_Place]:
     found: list[_Place] = []
     for user in value.users:
         info = node_info(user)
-        operator = operator_named(info.operator)
+        operator = info.operator
         name = info.name or "the output of the model"
         if operator is None or user.op == "output":
             raise _ObstacleError(
                 "it is an output of the model" if user.op == "output" else f"{name} reads it, which is no linear layer"
             )
-        if operator.name == "linear" or operator.name in ("conv1d", "conv2d", "conv3d"):
+        if operator.weighs_channels:
             bound = bound_arguments(user, operator)
             weights = [bound.get("weight"), bound.get("bias")]
             if bound["input"] is not value or value in weights:
                 raise _ObstacleError(f"{name} takes it as a parameter")
             if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
                 raise _ObstacleError(f"a parameter of {name} depends on the input")
+            if operator.weight_layout is WeightLayout.CONVOLUTION and not operator.with_bias_map:
+                raise _obstacle(user, "it has no form with a bias for each position")
             place = _Place(user, operator)
             layout.check_reader(place)
             found.append(place)
@@ -272,7 +230,7 @@ class _Merger:
             node, info = place.node, node_info(place.node)
             bound = bound_arguments(node, place.operator)
             weight, bias = bound["weight"], bound.get("bias")
-            if place.operator.name == "linear":
+            if place.is_dense:
                 if shift is not None:
                     bias = self.derive(node, f"{info.name}.merged_bias", bias_of_features, weight, bias, shift)
                 scaled = self.derive(node, f"{info.name}.merged_weight", scale_features, weight, scale)
@@ -290,29 +248,22 @@ class _Merger:
         options = {name: value for name, value in bound.items() if name not in place.operator.tensors}
         if shift is None:
             pass
-        elif not _pads(bound.get("padding", 0)):
+        elif not pads(bound.get("padding", 0)):
             bias = self.derive(node, f"{info.name}.merged_bias", bias_of_channels, weight, bias, shift, groups)
         else:
             args = (bound["input"], shift, weight, bias, options)
             bias = self.derive(node, f"{info.name}.bias_map", bias_map, *args, role=Role.METADATA)
-            mapped = operator_named(f"{place.operator.name}_with_bias_map")
-            assert mapped is not None and mapped.function is not None
-            node.target = mapped.function
-            update_info(node, operator=mapped.name)
+            mapped = operator_named(place.operator.with_bias_map)
+            node.target = mapped.canonical
+            update_info(node, operator=mapped)
         node.args = (node.args[0], scaled, *([] if bias is None else [bias]))
         node.kwargs = options
-
-
-def _pads(padding: Any) -> bool:
-    if isinstance(padding, str):
-        return padding != "valid"
-    return any(padding) if isinstance(padding, (tuple, list)) else bool(padding)
 
 
 # --- passes ---------------------------------------------------------------------------------------------------------------
 
 
-class MergeBatchNormRight(Pass):
+class MergeBatchNormRight(GraphPass):
     """Merge each batch norm that is left into all linear layers that read it, directly or behind a ReLU.
 
     Behind a ReLU, relu(a x + c) = a T(x) + c with the thresholded ReLU T(x) = x if a x + c > 0 else -c / a.
@@ -328,7 +279,7 @@ class MergeBatchNormRight(Pass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
-            operator = operator_named(node_info(node).operator)
+            operator = node_info(node).operator
             if operator is None or not issubclass(operator.kind, BatchNorm) or node_info(node).role is not Role.DATA:
                 continue
             name = node_info(node).name
@@ -346,8 +297,8 @@ class MergeBatchNormRight(Pass):
         if any(isinstance(value, fx.Node) and node_info(value).role is not Role.PARAMETER for value in node.args[1:]):
             raise _ObstacleError("a weight or statistic depends on the model's input")
         users = list(node.users)
-        relu = users[0] if len(users) == 1 and node_info(users[0]).operator == "relu" else None
-        places = _linear_readers(node if relu is None else relu, _Channels(dimensions_of(program, node)))
+        relu = users[0] if len(users) == 1 and _is_positive_part(users[0]) else None
+        places = _linear_readers(node if relu is None else relu, _Channels(Channels(dimensions_of(program, node))))
         if not places:
             raise _ObstacleError("no linear layer reads it")
         merger = _Merger(program, places, (info.name,), info.source)
@@ -365,13 +316,18 @@ class MergeBatchNormRight(Pass):
             relu.target, relu.args = thresholded_relu, (node.args[0], scale, shift)
             description = f"thresholded {node_info(relu).description}"
             merged = (*node_info(relu).merged, info.name)
-            update_info(relu, operator="thresholded_relu", description=description, merged=merged)
+            update_info(relu, operator=operator_named("thresholded_relu"), description=description, merged=merged)
         program.graph.erase_node(node)
         behind = "" if relu is None else f" behind the thresholded {node_info(relu).name}"
         return ", ".join(node_info(place.node).name for place in places) + behind
 
 
-class MergeInputNormalization(Pass):
+def _is_positive_part(node: fx.Node) -> bool:
+    operator = node_info(node).operator
+    return operator is not None and operator.positive_part
+
+
+class MergeInputNormalization(GraphPass):
     """Merge the normalization of the model's input, such as (x - mean) / std with constants, into the layers that read it."""
 
     name = "merge_input_normalization"
@@ -410,15 +366,12 @@ class MergeInputNormalization(Pass):
             value, constant = _value_and_constant(node)
             if isinstance(constant, fx.Node):
                 constant = merger.derive(node, f"{node_info(node).name}.constant", as_channels, constant, counts)
-            operator, name = node_info(node).operator, node_info(node).name
-            if operator in ("mul", "div"):
-                function = torch.mul if operator == "mul" else torch.div
-                scale = merger.derive(node, f"{name}.scale", function, scale, constant)
-                shift = merger.derive(node, f"{name}.shift", function, shift, constant)
+            operator, name = row_of(node), node_info(node).name
+            if operator.coefficients is None:  # a product or quotient
+                scale = merger.derive(node, f"{name}.scale", operator.canonical, scale, constant)
+                shift = merger.derive(node, f"{name}.shift", operator.canonical, shift, constant)
                 continue
-            # What the first and the second operand are multiplied with: rsub(first, second) is second - alpha * first.
-            alpha: Any = node.kwargs.get("alpha", 1)
-            factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[str(operator)]
+            factors = operator.coefficients(node.kwargs.get("alpha", 1))
             of_value, of_constant = factors if node.args[0] is value else reversed(factors)
             if of_value != 1:
                 scale = merger.derive(node, f"{name}.scale", torch.mul, scale, of_value)
@@ -441,14 +394,12 @@ def _scaled_constant(constant: Any, factor: Any) -> Any:
     return constant * factor
 
 
-_ARITHMETIC = ("mul", "div", "add", "sub", "rsub")
-
-
 def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
     """The operations with constants that an input goes through, one after the other."""
     while len(value.users) == 1:
         (user,) = value.users
-        if node_info(user).operator not in _ARITHMETIC or len(user.args) != 2 or set(user.kwargs) - {"alpha"}:
+        operator = node_info(user).operator
+        if operator is None or not operator.affine_in or len(user.args) != 2 or set(user.kwargs) - {"alpha"}:
             return
         if isinstance(user.kwargs.get("alpha"), fx.Node) or _value_and_constant(user)[0] is not value:
             return
@@ -458,19 +409,19 @@ def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
 
 def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
     """The operand of an operation that depends on the input, and the other one; None for both where there is no such pair."""
-    first, second = node.args
-    constants = [not isinstance(a, fx.Node) or node_info(a).role is Role.PARAMETER for a in (first, second)]
-    if constants == [False, True]:
-        return first, second
-    if constants == [True, False] and node_info(node).operator != "div":
-        return second, first
+    operator = row_of(node)
+    for place, name in enumerate(operator.data):
+        value, other = node.args[place], node.args[1 - place]
+        is_constant = [not isinstance(one, fx.Node) or node_info(one).role is Role.PARAMETER for one in (value, other)]
+        if is_constant == [False, True] and name in operator.affine_in:
+            return value, other
     return None, None
 
 
 def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[_Place]:
     """The convolutions that read a normalized input; `_ObstacleError` unless its constants are ones of their channels."""
-    first = next((operator_named(node_info(user).operator) for user in chain[-1].users), None)
-    dimensions = 0 if first is None or not first.name.startswith("conv") else batched_dimensions(first) - 2
+    first = next((node_info(user).operator for user in chain[-1].users), None)
+    dimensions = 0 if first is None or first.weight_layout is not WeightLayout.CONVOLUTION else first.spatial
     places = _linear_readers(chain[-1], _ConvolvedChannels(dimensions))
     if not places:
         raise _ObstacleError("no convolution reads it")
@@ -513,7 +464,7 @@ def parameter_value(root: nn.Module, node: fx.Node) -> Any:
         return node.target(*args, **kwargs)
 
 
-class MergeLayerNorm(Pass):
+class MergeLayerNorm(GraphPass):
     """Merge the weight and bias of each layer norm into the dense layers that read it, so that the norm alone is left."""
 
     name = "merge_layer_norm"
@@ -524,10 +475,9 @@ class MergeLayerNorm(Pass):
         result = PassResult()
         for node in list(calls(program.graph)):
             info = node_info(node)
-            if info.operator != "layer_norm" or info.role is not Role.DATA:
+            operator = info.operator
+            if operator is None or not operator.scales_features or info.role is not Role.DATA:
                 continue
-            operator = operator_named("layer_norm")
-            assert operator is not None
             bound = bound_arguments(node, operator)
             weight, bias = bound.get("weight"), bound.get("bias")
             try:
@@ -549,21 +499,10 @@ class MergeLayerNorm(Pass):
         return result
 
 
-def _keeps_last_dimension(node: fx.Node) -> bool:
+def _keeps_last_dimension(node: fx.Node, operator: Operator) -> bool:
     """Whether an operation is known to leave the last dimension as it is."""
-    info, source = node_info(node), node.args[0]
-    if not isinstance(source, fx.Node) or node_info(source).shape is None or info.shape is None:
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or node_info(node).shape is None or operator.keeps_last_dimension is None:
         return False
-    dimensions = len(node_info(source).shape or ())
-    if info.operator in ("transpose",) and len(node.args) == 3:
-        return all(isinstance(dim, int) and dim % dimensions != dimensions - 1 for dim in node.args[1:])
-    if info.operator == "select":
-        return isinstance(node.args[1], int) and node.args[1] % dimensions != dimensions - 1
-    if info.operator == "slice":
-        dim = node.args[1] if len(node.args) > 1 else 0
-        return isinstance(dim, int) and dim % dimensions != dimensions - 1
-    if info.operator == "getitem":
-        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-        plain = all(isinstance(part, (int, slice)) for part in index)
-        return bool(plain and len(index) < dimensions)
-    return info.operator in ("clone", "contiguous")
+    shape = node_info(source).shape
+    return shape is not None and operator.keeps_last_dimension(node.args[1:], len(shape))

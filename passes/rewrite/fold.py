@@ -1,16 +1,15 @@
 """FOLD: subgraphs that depend on parameters alone become derived buffers, computed once and recomputable."""
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.passes.rewrite.rewrite import free_name
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
-from lrpfx.runtime.explain_module import set_derived_buffer
+from lrpfx.runtime.module_tree import free_name, set_derived_buffer
 
 
-class Fold(Pass):
+class Fold(GraphPass):
     """Move every computation on parameters alone into `program.fold_graph`, and read its results as buffers."""
 
     name = "fold"

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import hashlib
 import io
 import os
 import stat
@@ -26,8 +27,9 @@ from helpers import small_net
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archives, artefacts
-from lrpfx.deploy.onnx_export import onnx_model
+from lrpfx.deploy import archive, files
+from lrpfx.deploy import artefact as artefacts
+from lrpfx.deploy.backends import onnx as onnx_backend
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def artefact(program, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def entries(artefact):
-    return archives.read_archive(artefact.read_bytes())
+    return archive.read_archive(artefact.read_bytes())
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def must_refuse(path, marker, message=""):
 
 @pytest.mark.parametrize("name", IN_FILES)
 def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
-    content = archives.archive_of(signed({**entries, **IN_FILES[name](entries, marker)}))
+    content = archive.archive_of(signed({**entries, **IN_FILES[name](entries, marker)}))
     (tmp_path / "signed.pt2").write_bytes(content)
     must_refuse(tmp_path / "signed.pt2", marker, "signed.pt2 is not loaded: (?!torch )")  # before torch reads it
     if name in RUNS_IN_TORCH:
@@ -73,7 +75,7 @@ def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
 
 
 def test_what_is_signed_alike_is_loaded(entries, tmp_path):
-    (tmp_path / "signed.pt2").write_bytes(archives.archive_of(signed(entries)))
+    (tmp_path / "signed.pt2").write_bytes(archive.archive_of(signed(entries)))
     assert lrpfx.load(tmp_path / "signed.pt2").verify() <= 1e-5
 
 
@@ -91,7 +93,7 @@ def test_the_older_form_is_not_read(within, format, entries, marker, tmp_path):
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "run"])
 def test_the_command_line_runs_nothing(command, entries, marker, tmp_path):
-    content = archives.archive_of(signed({**entries, **IN_FILES["pickled inputs"](entries, marker)}))
+    content = archive.archive_of(signed({**entries, **IN_FILES["pickled inputs"](entries, marker)}))
     (tmp_path / "signed.pt2").write_bytes(content)
     arguments = [str(tmp_path), "--output", str(tmp_path / "out")] if command == "run" else []
     call = [str(Path(sys.executable).parent / "lrpfx"), command, str(tmp_path / "signed.pt2"), *arguments]
@@ -133,7 +135,7 @@ def test_small_files_that_ask_for_much_memory(entries, marker, tmp_path):
         inner = io.BytesIO()
         with zipfile.ZipFile(inner, "w") as file:
             file.writestr("in.input.npy", array)
-        (tmp_path / "array.pt2").write_bytes(archives.archive_of(signed({**entries, archives.SELF_TEST: inner.getvalue()})))
+        (tmp_path / "array.pt2").write_bytes(archive.archive_of(signed({**entries, archive.SELF_TEST: inner.getvalue()})))
         must_refuse(tmp_path / "array.pt2", marker)
 
 
@@ -166,7 +168,7 @@ def test_entries_that_share_their_bytes(entries, marker, tmp_path):
 )
 @pytest.mark.parametrize("value", [None, 7, [], {"x": {"shape": [1], "dtype": "int7"}}])
 def test_manifests_that_lack_something(key, value, entries, marker, tmp_path):
-    (tmp_path / "signed.pt2").write_bytes(archives.archive_of(signed(entries, **{key: value})))
+    (tmp_path / "signed.pt2").write_bytes(archive.archive_of(signed(entries, **{key: value})))
     if (key, value) == ("canonizers", []) or (key == "rules" and isinstance(value, dict)):
         return
     must_refuse(tmp_path / "signed.pt2", marker)
@@ -174,9 +176,9 @@ def test_manifests_that_lack_something(key, value, entries, marker, tmp_path):
 
 @pytest.mark.parametrize("text", [b"[]", b"{", b"[" * 100_000, b"null", b'{"format": ' + b"9" * 10_000 + b"}", b"\xff"])
 def test_manifests_that_are_none(text, entries, marker, tmp_path):
-    changed = {**entries, archives.MANIFEST: text}
-    changed[archives.MANIFEST_HASH] = artefacts.hashlib.sha256(text).hexdigest().encode()
-    (tmp_path / "signed.pt2").write_bytes(archives.archive_of(changed))
+    changed = {**entries, archive.MANIFEST: text}
+    changed[archive.MANIFEST_HASH] = hashlib.sha256(text).hexdigest().encode()
+    (tmp_path / "signed.pt2").write_bytes(archive.archive_of(changed))
     must_refuse(tmp_path / "signed.pt2", marker)
 
 
@@ -193,7 +195,7 @@ def resigned(model):
     del model.metadata_props[:]
     model.metadata_props.extend(entries)
     body = model.SerializeToString(deterministic=True)
-    return body + artefacts._trailer(body)
+    return body + onnx_backend._trailer(body)
 
 
 def outside(tensor, location):
@@ -232,7 +234,7 @@ def test_onnx_files_with_two_manifests(onnx_artefact, marker, tmp_path):
 def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, monkeypatch):
     import onnxruntime
 
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     path = lrpfx.save(program, tmp_path / "model.onnx")
     (data,) = tmp_path.glob("*.data")
     data.write_bytes(bytes(data.stat().st_size))
@@ -249,16 +251,18 @@ def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, 
 @pytest.fixture
 def translated_once(monkeypatch):
     """torch.onnx takes seconds for the same program each time."""
+    onnx_model = onnx_backend.onnx_model
+    monkeypatch.setattr(artefacts, "legalized", functools.cache(artefacts.legalized))
     translate = functools.cache(lambda program, arguments, results: onnx_model(program, list(arguments), list(results)))
     monkeypatch.setattr(
-        artefacts,
+        onnx_backend,
         "onnx_model",
         lambda program, arguments, results: copy.deepcopy(translate(program, tuple(arguments), tuple(results))),
     )
 
 
 def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch, translated_once):
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     names = ["net1.onnx", "net[1].onnx", "net*.onnx", "netx.onnx", "a.onnx", "a.onnx.b.onnx"]
     for name in names:
         lrpfx.save(program, tmp_path / name)
@@ -271,14 +275,14 @@ def test_saving_deletes_nothing_of_others(program, tmp_path, monkeypatch, transl
         assert lrpfx.load(tmp_path / name).verify() <= 1e-5
     assert all(stranger.read_text() == "mine" for stranger in strangers)
     assert len(list(tmp_path.iterdir())) == 2 * len(names) + len(strangers)
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 2**40)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 2**40)
     lrpfx.save(program, tmp_path / names[1])
     assert all(stranger.exists() for stranger in strangers)
     assert len(list(tmp_path.iterdir())) == 2 * len(names) + len(strangers) - 1
 
 
 def test_modes_and_links_stay(program, tmp_path, monkeypatch, translated_once):
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     before = os.umask(0o027)
     try:
         for name in ("model.onnx", "model.pt2"):
@@ -303,14 +307,14 @@ def test_what_killed_writers_left_goes(program, tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from lrpfx.deploy.artefacts import whole_file
+from lrpfx.deploy.files import whole_file
 with whole_file(Path({str(path)!r}), ".pt2") as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code])
     assert len(os.listdir(tmp_path)) == 1 and not path.exists()
-    whole = functools.partial(artefacts.whole_file, path, ".pt2")
+    whole = functools.partial(files.whole_file, path, ".pt2")
     with whole() as temporary, whole() as other:  # two at once leave one another alone
         temporary.write_bytes(b"one")
         other.write_bytes(b"other")

@@ -27,7 +27,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
-from lrpfx.deploy import artefacts
+from lrpfx.deploy import files
+from lrpfx.deploy.artefact import write_with
+from lrpfx.deploy.backends import BACKENDS
+from lrpfx.deploy.backends import onnx as onnx_backend
+from lrpfx.deploy.backends.exported import Exported
 from lrpfx.rules import Gamma
 
 
@@ -191,7 +195,7 @@ def test_a_fresh_process_needs_no_code_of_the_model(explain_model, tmp_path):
     np.save(tmp_path / "x.npy", x.numpy())
     code = f"""
         import sys, numpy as np
-        from lrpfx.deploy.artefacts import load
+        from lrpfx.deploy.artefact import load
         result = load({str(path)!r})(np.load({str(tmp_path / "x.npy")!r}))
         assert "helpers" not in sys.modules
         np.save({str(tmp_path / "result.npy")!r}, result["relevance"])
@@ -428,7 +432,7 @@ def test_an_interrupted_write_leaves_the_old_file(program, tmp_path, monkeypatch
     def fail(*arguments):
         raise OSError("disk full")
 
-    monkeypatch.setattr(artefacts.os, "fsync", fail)
+    monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(lrpfx.ArtefactError, match=r"model\.pt2 cannot be written: disk full"):
         lrpfx.save(program, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
@@ -441,7 +445,7 @@ def test_a_killed_writer_leaves_no_half_file(artefact, tmp_path):
     code = f"""
         import os
         from pathlib import Path
-        from lrpfx.deploy.artefacts import _replace
+        from lrpfx.deploy.artefact import _replace
         content = Path({str(artefact)!r}).read_bytes()
         while input():
             if writer := os.fork():  # a copy of this process has torch loaded already
@@ -450,7 +454,7 @@ def test_a_killed_writer_leaves_no_half_file(artefact, tmp_path):
                 print("ended", flush=True)
             else:
                 while True:
-                    _replace(Path({str(path)!r}), content)
+                    _replace(Path({str(path)!r}), content, ".pt2")
     """
     generator = random.Random(0)
     program = subprocess.Popen(
@@ -468,7 +472,7 @@ def test_a_killed_writer_leaves_no_half_file(artefact, tmp_path):
 
 
 def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     path = tmp_path / "model.onnx"
     for seed in (0, 1):
         explain_model = lrpfx.transform(tiny_net(seed), EpsilonPlusFlat()).float()
@@ -477,7 +481,7 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
         x, target = images(3).float(), torch.tensor([0, 1, 2])
         assert_close(lrpfx.load(path)(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
     with monkeypatch.context() as patched:
-        patched.setattr(artefacts.os, "fsync", lambda descriptor: 1 / 0)
+        patched.setattr(files.os, "fsync", lambda descriptor: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             lrpfx.save(lrpfx.lower(lrpfx.transform(tiny_net(2), EpsilonPlusFlat()).float(), images().float()), path)
     assert sorted(tmp_path.iterdir()) == [path, data]  # nothing of the attempt is left
@@ -492,7 +496,7 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
 
 
 def test_parameters_beside_belong_to_one_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(artefacts, "EXTERNAL_DATA_FROM", 0)
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     monkeypatch.chdir(tmp_path)  # where the converter of onnx looks for files of the same name
 
     def program(seed):
@@ -531,13 +535,13 @@ def test_onnx_says_where_operations_come_from(onnx_artefact):
 def test_a_program_that_fails_its_self_test_is_not_written(program, tmp_path, monkeypatch):
     path = lrpfx.save(program, tmp_path / "model.pt2")
     before = path.read_bytes()
-    exported = artefacts._exported
+    load = Exported.load
 
-    def wrong(archive):
-        function = exported(archive)
+    def wrong(self, path, stored):
+        function = load(self, path, stored)
         return lambda *tensors: {name: value * 1.001 for name, value in function(*tensors).items()}
 
-    monkeypatch.setattr(artefacts, "_exported", wrong)
+    monkeypatch.setattr(Exported, "load", wrong)
     with pytest.raises(lrpfx.ArtefactError, match="differs from what the program gave"):
         lrpfx.save(program, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
@@ -549,6 +553,33 @@ def test_what_is_done_is_logged(explain_model, tmp_path, caplog):
     steps = [record.getMessage() for record in caplog.records if record.name.startswith("lrpfx")]
     found = [next(word for word in LOGGED if text.startswith(word)) for text in steps]
     assert list(dict.fromkeys(found)) == LOGGED
+
+
+def test_history_reaches_the_file(artefact, onnx_artefact):
+    stages = lrpfx.load(artefact).manifest["stages"]
+    assert "canonize merge_batch_norm: 1" in stages
+    assert stages[-1].startswith("lower export: ")
+    assert lrpfx.load(onnx_artefact).manifest["stages"][-1].startswith("lower legalize_for_onnx: ")
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_backend_writes_what_it_reads(kind, explain_model, tmp_path):
+    """What holds for a form of file holds for each in the list, with no word about any of them here."""
+    if kind == "compiled" and shutil.which("g++") is None:
+        pytest.skip("no compiler")
+    backend = BACKENDS[kind]
+    program = lrpfx.lower(explain_model.float(), images().float())
+    path = tmp_path / f"model{backend.suffix}"
+    assert write_with(program, path, path, backend) == path
+    runner = lrpfx.load(path)
+    x, target = images(3).float(), torch.tensor([0, 1, 2])
+    assert runner.manifest["kind"] == kind and runner.verify() <= 1e-4
+    assert_close(runner(x, target)["output"], explain_model(x), 1e-5)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(lrpfx.ArtefactError, match=r"damaged|not loaded"):
+        lrpfx.load(path)
 
 
 LOGGED = ["tracing", "exporting", "comparing", "measuring", "recording", "loading"]
@@ -569,15 +600,15 @@ def test_nothing_is_stored_twice(name, tmp_path):
 
 
 def test_a_batch_of_one_is_part_of_the_self_test(program, explain_model, tmp_path, monkeypatch):
-    exported = artefacts._exported
+    load = Exported.load
 
-    def wrong_for_one(archive):
-        function = exported(archive)
+    def wrong_for_one(self, path, stored):
+        function = load(self, path, stored)
         return lambda *tensors: {
             name: value * 1.001 if len(value) == 1 else value for name, value in function(*tensors).items()
         }
 
-    monkeypatch.setattr(artefacts, "_exported", wrong_for_one)
+    monkeypatch.setattr(Exported, "load", wrong_for_one)
     with pytest.raises(lrpfx.ArtefactError, match="in a batch of 1"):
         lrpfx.save(program, tmp_path / "model.pt2")
     lrpfx.save(lrpfx.lower(explain_model, images(), dynamic_batch=False), tmp_path / "fixed.pt2")

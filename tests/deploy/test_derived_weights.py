@@ -3,6 +3,8 @@
 import pytest
 import torch
 from helpers import assert_close, small_net
+from lrpfx.passes.lower import derive_weights as derived_weights
+from lrpfx.passes.lower.derive_weights import derive_weights
 from torch import nn
 
 import lrpfx
@@ -15,8 +17,7 @@ from lrpfx.composites import (
     NameMapComposite,
 )
 from lrpfx.core import BasicHook, ParamMod
-from lrpfx.deploy import derived_weights
-from lrpfx.deploy.derived_weights import derive_weights, fold_constants
+from lrpfx.deploy.backends.exported import fold_constants
 from lrpfx.types import Linear
 
 COMPOSITES = {
@@ -74,7 +75,7 @@ def test_models_without_derived_weights():
     composite = NameMapComposite([(["0"], lrpfx.rules.Epsilon())])
     program = lrpfx.lower(lrpfx.transform(model, composite, fold=False), torch.rand(2, 4), target="max")
     assert set(program.state_dict) == {"0.weight", "0.bias"}
-    assert derive_weights(program.graph, model, lrpfx.transform(model, composite)) is None
+    assert derive_weights(program.graph, model, lrpfx.transform(model, composite)) == []
 
 
 def test_a_file_of_a_small_program_takes_little_memory():

@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
+from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
+from lrpfx.passes.program import Program
 from small_families import small_family
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -114,10 +116,29 @@ def test_operations_in_place_stay_where_others_see_them():
     x = torch.rand(2, 3)
     for function, in_place in ((seen_by_a_view, True), (seen_by_nothing, False)):
         traced = make_fx(function)(x)
-        lowering._out_of_place(traced.graph)
+        result = OutOfPlace().run(Program(traced, traced.graph, "function", properties=[]))
         traced.recompile()
         assert torch.equal(traced(x), function(x))
-        assert any(map(lowering._is_in_place, traced.graph.nodes)) == in_place
+        assert any(map(is_in_place, traced.graph.nodes)) == in_place
+        assert (result.matches, len(result.reasons)) == ((0, 1) if in_place else (1, 0))
+
+
+def test_history_and_dumps_reach_the_program(explain_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("LRPFX_DUMP_DIR", str(tmp_path))
+    program = lrpfx.lower(explain_model, images())
+    stages = lrpfx.history(program)
+    compiled = lrpfx.history(explain_model)
+    assert stages[: len(compiled)] == compiled
+    names = [stage.name for stage in stages[len(compiled) :]]
+    assert names == ["trace", "drop_detach", "out_of_place", "name_tensors", "derive_weights", "export"]
+    by_name = {stage.name: stage for stage in stages}
+    assert by_name["drop_detach"].matches and "detach" not in by_name["drop_detach"].code
+    assert "self.conv1.merged_weight" in by_name["name_tensors"].code
+    assert not any(stage.unverified for stage in stages[len(compiled) :])
+    dumped = sorted(path.name for path in tmp_path.iterdir())
+    assert dumped == [f"{number:03d}_lower_{name}.py" for number, name in enumerate(names, len(compiled) + 1)]
+    with pytest.raises(lrpfx.InputTypeError, match=r"not made by lrpfx.lower"):
+        lrpfx.history(torch.export.export(torch.nn.Linear(2, 2), (torch.rand(1, 2),)))
 
 
 TARGETS, REDUCTIONS = ("index", "weights", "max"), (None, "sum", "absolute", "bytes")

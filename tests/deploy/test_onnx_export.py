@@ -7,13 +7,16 @@ from helpers import assert_close
 import lrpfx
 from lrpfx.composites import EpsilonPlus, LayerMapComposite
 from lrpfx.core import Hook
-from lrpfx.deploy.onnx_export import legalized, onnx_model, origin_of
+from lrpfx.deploy.artefact import legalized
+from lrpfx.deploy.backends import BACKENDS
+from lrpfx.deploy.backends.onnx import onnx_model, origin_of
 
 
 def test_legal_programs_keep_their_origins():
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.AvgPool2d(2), torch.nn.Flatten())
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus()), torch.rand(2, 2, 6, 6), target="weights")
-    legal = legalized(program)
+    legal, stages = legalized(program, BACKENDS["onnx"])
+    assert stages[-1].name == "legalize_for_onnx" and stages[-1].matches and "_backward" not in stages[-1].code
     origins = {str(node.target): origin_of(node) for node in legal.graph.nodes if node.op == "call_function"}
     assert not [target for target in origins if "_backward" in target]
     assert "0: ZPlus(stabilizer=1e-06)" in origins.values() and "2: Norm(stabilizer=1e-06)" in origins.values()
@@ -45,4 +48,4 @@ def test_what_onnx_does_not_have_is_named():
     explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.ReLU()), LayerMapComposite([(torch.nn.ReLU, Bounded())]))
     program = lrpfx.lower(explain_model, torch.rand(2, 8).float(), target="weights")
     with pytest.raises(lrpfx.LoweringError, match=r"no form of these operators:\n  aten.median.dim, from 0: Bounded"):
-        onnx_model(program, ["input", "target"], ["output", "relevance"])
+        onnx_model(legalized(program, BACKENDS["onnx"])[0], ["input", "target"], ["output", "relevance"])

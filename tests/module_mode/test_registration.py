@@ -15,7 +15,8 @@ from torch import nn
 import lrpfx
 from lrpfx import rules
 from lrpfx.composites import COMPOSITES, Composite, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
-from lrpfx.rules.template import BasicHook, Hook
+from lrpfx.rules.hook import Hook
+from lrpfx.rules.template import BasicHook
 from lrpfx.types import Activation, Linear, Sum
 
 RULES = {

@@ -1,68 +1,137 @@
-"""What must hold for every row of the operator table, with the samples of `operator_samples`."""
+"""What must hold for every row of the operator table, with its sample."""
 
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
 from helpers import Unary
-from operator_samples import CALLS, CallNet, Fixed, Signal, Weight, inputs_of, network_of
 from torch import fx, nn
 
 import lrpfx
 from lrpfx import passes, rules, types
 from lrpfx.composites import EpsilonPlus
 from lrpfx.frontends.capture import normal_form
-from lrpfx.ir.node import Sign, floating_tensors, node_info
+from lrpfx.ir.node import floating_tensors, node_info
+from lrpfx.ir.operator import REQUIRED, Channels, NotAffineError, Sign
 from lrpfx.operators import table as operators
+from lrpfx.operators.row import row as row_of
+from lrpfx.operators.samples import Fixed, Signal, Weight, call, signal
 from lrpfx.operators.signs import of_input
 from lrpfx.reports.ledger import PARTS
-from lrpfx.support.callables import dotted_path
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
-#: Rows that the compiler alone makes, and one that has no default rule.
-INTERNAL = {"container", "attention_bias", "padding_bias", "head_bias", "thresholded_relu", "detach"}
-INTERNAL |= {"require_matrix", "require_dimensions", "require_batch"}
-ROWS = {row.name: row for row in operators.all_operators() if row.name not in INTERNAL}
+SAMPLED = [row for row in operators.all_operators() if row.sample is not None]
+each_row = pytest.mark.parametrize("row", SAMPLED, ids=str)
 
 
-def test_every_row_has_a_sample():
-    assert set(ROWS) == set(CALLS)
+def test_every_row_has_a_sample_or_says_why_not():
+    for row in operators.all_operators():
+        assert (row.sample is None) == bool(row.without_sample), row
+
+
+def test_copies_of_rows_are_the_rows():
+    for row in operators.all_operators():
+        assert copy.deepcopy(row) is row and copy.copy(row) is row and pickle.loads(pickle.dumps(row)) is row
 
 
 def seed_of(output):
     return torch.cos(torch.arange(output.numel(), dtype=output.dtype)).reshape(output.shape)
 
 
-def canonical(name):
+def canonical(row):
     """The canonical call of a row, with tensors by position, which are named otherwise in some of torch's functions."""
-    row = ROWS[name]
-    function = row.function
-    if name == "stochastic_depth":
-        from torchvision.ops import stochastic_depth as function
 
     def spelled(arguments):
+        function = row.function or resolve_path(next(iter(row.foreign)))
+        if function.__module__ == __name__:  # the name is that of a call in the graph while a network is traced
+            function = globals()[function.__name__]
         leading = list(itertools.takewhile(lambda key: key in row.tensors and key in arguments, row.arguments))
         return function(*[arguments.pop(key) for key in leading], **arguments)
 
     return spelled
 
 
-def sample_network(name):
+class CallNet(nn.Module):
+    """A network around one call: signals are its inputs, weights its parameters."""
+
+    def __init__(self, sample, spelled=None):
+        super().__init__()
+        self.sample, self.spelled = sample, spelled
+        for name, value in sample.arguments.items():
+            if isinstance(value, Weight):
+                buffer = name.startswith("running") or name in ("scale", "shift")
+                made = value.make()
+                self.register_buffer(name, made) if buffer else self.register_parameter(name, nn.Parameter(made))
+        self.eval()
+
+    def arguments(self, inputs):
+        given = iter(inputs)
+
+        def fill(name, value):
+            if isinstance(value, Weight):
+                return getattr(self, name)
+            if isinstance(value, (Signal, Fixed)):
+                return next(given)
+            return tuple(fill(name, item) for item in value) if isinstance(value, tuple) else value
+
+        return {name: fill(name, value) for name, value in self.sample.arguments.items()}
+
+    def call(self, *inputs):
+        return self.spelled(self.arguments(inputs)) if self.sample.function is None else self.sample.function(*inputs)
+
+
+class OneInput(CallNet):
+    def forward(self, x):
+        return self.call(x)
+
+
+class TwoInputs(CallNet):
+    def forward(self, x, y):
+        return self.call(x, y)
+
+
+class ThreeInputs(CallNet):
+    def forward(self, x, y, z):
+        return self.call(x, y, z)
+
+
+class FourInputs(CallNet):
+    def forward(self, x, y, z, w):
+        return self.call(x, y, z, w)
+
+
+def inputs_of(sample):
+    flat = []
+    for value in sample.arguments.values():
+        flat += value if isinstance(value, tuple) else [value]
+    return tuple(value.make() for value in flat if isinstance(value, (Signal, Fixed)) and not isinstance(value, Weight))
+
+
+def network_of(sample, spelled):
+    """A network that makes the call by `spelled`, a function of a dict of arguments, and inputs for it."""
+    inputs = inputs_of(sample)
+    return (OneInput, TwoInputs, ThreeInputs, FourInputs)[len(inputs) - 1](sample, spelled), inputs
+
+
+def sample_network(row):
     torch.manual_seed(0)
-    return network_of(CALLS[name], canonical(name))
+    return network_of(row.sample, canonical(row))
 
 
 @pytest.mark.filterwarnings("ignore:the map is empty")  # of `fill`, as it should be
-@pytest.mark.parametrize("name", CALLS)
-def test_default_rules_keep_all_relevance(name):
+@each_row
+def test_default_rules_keep_all_relevance(row):
     """Relevance of the inputs is the seed, but for what the sample says that a bias or constants take."""
-    network, inputs = sample_network(name)
+    network, inputs = sample_network(row)
     explain_model = lrpfx.transform(network, COMPOSITE, example_inputs=inputs, capture="symbolic")
     assert_same(explain_model(*inputs), network(*inputs))
     accounts = lrpfx.ledger(explain_model, inputs, seed_of)
     assert accounts.unexplained <= 1e-9
     taken = {part for part in PARTS if abs(accounts.total(part)) > 1e-9 * accounts.seed_magnitude}
-    assert taken <= set(CALLS[name].loses.split()), str(accounts)
+    assert taken <= set(row.sample.loses.split()), str(accounts)
     total = sum(tensor.sum() for tensor in relevances_of(explain_model, inputs))
     assert abs(float(total) - sum(accounts.inputs.values())) <= 1e-9 * accounts.seed_magnitude
 
@@ -80,12 +149,18 @@ def relevances_of(explain_model, inputs, seed=seed_of):
 # --- facts of rows ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("low, high", [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)])
-def test_no_sign_that_a_row_claims_is_wrong(low, high):
-    """For every row, with inputs of either sign: what is claimed of a value holds."""
+RANGES = [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)]
+
+
+def test_no_sign_that_a_row_claims_is_wrong():
+    assert sum(claimed_signs(row) for row in SAMPLED) > 75
+
+
+def claimed_signs(row):
+    """How many signs are claimed of values of the sample's network, with inputs of either sign; each of them holds."""
     claims = 0
-    for name in CALLS:
-        network, inputs = sample_network(name)
+    for low, high in RANGES:
+        network, inputs = sample_network(row)
         inputs = tuple(value.clamp(low, high) if value.is_floating_point() else value for value in inputs)
         program, _ = normal_form(network, capture="symbolic")
         ranges = {str(node.target): (low, high) for node in program.graph.find_nodes(op="placeholder")}
@@ -96,10 +171,10 @@ def test_no_sign_that_a_row_claims_is_wrong(low, high):
             sign = node_info(node).sign
             for tensor in floating_tensors(value):
                 tensor = tensor[torch.isfinite(tensor)]
-                assert sign is not Sign.NONNEGATIVE or (tensor >= 0).all(), (name, node)
-                assert sign is not Sign.NONPOSITIVE or (tensor <= 0).all(), (name, node)
+                assert sign is not Sign.NONNEGATIVE or (tensor >= 0).all(), (row, node)
+                assert sign is not Sign.NONPOSITIVE or (tensor <= 0).all(), (row, node)
             claims += sign is not Sign.UNKNOWN
-    assert claims > 25
+    return claims
 
 
 class _Values(fx.Interpreter):
@@ -114,12 +189,102 @@ class _Values(fx.Interpreter):
         return value
 
 
-def test_a_row_without_facts_claims_none(monkeypatch):
+def sampled_call(row, **changes):
+    """What a call of the sample gives, and its arguments by name."""
+    torch.manual_seed(0)
+    sample = row.sample
+    given = CallNet(sample).arguments(inputs_of(sample)) | changes
+    if sample.function is not None:
+        return sample.function(*given.values()), given
+    return canonical(row)(dict(given)), given
+
+
+@pytest.mark.parametrize("row", [row for row in SAMPLED if row.adjoint is not None], ids=str)
+def test_adjoints_are_those_of_the_derivative(row):
+    check_adjoint(row)
+
+
+def check_adjoint(row):
+    output, given = sampled_call(row)
+    gradient = torch.randn(output.shape)
+    inputs = [given[name].requires_grad_() for name in row.data]
+    found = row.adjoint(gradient, inputs, {**row.arguments, **given})
+    if found is None:  # the general route is taken
+        return
+    expected = torch.autograd.grad(canonical(row)(dict(given)), inputs, gradient)
+    for actual, wanted in zip(found, expected, strict=True):
+        assert_same(actual.detach(), wanted, 1e-12)
+
+
+@each_row
+def test_facts_of_a_row_hold_for_its_sample(row):
+    check_facts(row)
+
+
+def check_facts(row):
+    output, given = sampled_call(row)
+    first = next(iter(given.values()))
+    bound = {**row.arguments, **given}
+    if row.keeps_rank:
+        assert output.ndim == first.ndim
+    if row.always_view:
+        assert row.view and output.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    if row.positive_part:
+        assert torch.equal(output, first.clamp(min=0))
+    if row.keeps_nonpositive:
+        assert not ((output > 0) & (first <= 0)).any()
+    if row.logarithm:
+        assert torch.equal(output.exp(), first)
+    if row.moves and not row.converts:
+        assert set(output.flatten().tolist()) <= {*first.flatten().tolist(), *others(given), 0.0, bound.get("value")}
+    if row.coefficients is not None:
+        own, others_own = row.coefficients(bound["alpha"])
+        assert_same(output, own * given["input"] + others_own * given["other"])
+    for name in row.affine_in:
+        other = torch.rand(given[name].shape)
+        middle = canonical(row)({**given, name: (given[name] + other) / 2})
+        assert_same(middle, (output + canonical(row)({**given, name: other})) / 2)
+    if row.keeps_last_dimension is not None and row.function is not None:
+        assert output.shape[-1] == first.shape[-1]
+    if row.weight_layout is not None:
+        assert row.data == ("input",) and {"weight", "bias"} <= set(row.parameters) and row.rank_of_batch == first.ndim
+    if row.channels is not None:
+        check_channels(row, output, given)
+
+
+def others(given):
+    """The entries of all tensors but the first."""
+    return {
+        entry for value in list(given.values())[1:] if isinstance(value, torch.Tensor) for entry in value.flatten().tolist()
+    }
+
+
+def check_channels(row, output, given):
+    """An affine map per channel in front of the call is one behind it, where the row says that it passes through."""
+    input = given["input"]
+    try:
+        channels = row.channels(Channels(input.ndim), {**row.arguments, **given})
+    except NotAffineError:
+        return
+    count = input.shape[1]
+    scale, shift = torch.randn(count), torch.randn(count)
+    in_front = input * scale.reshape(-1, *[1] * (input.ndim - 2)) + shift.reshape(-1, *[1] * (input.ndim - 2))
+    scale, shift = (value.repeat_interleave(output.shape[1] // count) for value in (scale, shift))
+    shape = (-1, *[1] * (channels.dimensions - 2))
+    assert_same(canonical(row)({**given, "input": in_front}), output * scale.reshape(shape) + shift.reshape(shape))
+
+
+@pytest.fixture
+def own_table(monkeypatch):
+    """A table whose rows are gone after the test."""
+    for dictionary in ("_operators", "_functions", "_methods", "_foreign"):
+        monkeypatch.setattr(operators, dictionary, dict(getattr(operators, dictionary)))
+
+
+def test_a_row_without_facts_claims_none(own_table):
     """A new row that computes -x behind a ReLU: its sign is unknown, and so is where relevance can be."""
-    for table in ("_operators", "_functions", "_methods"):
-        monkeypatch.setattr(operators, table, dict(getattr(operators, table)))
     for kind in (types.Neutral, types.Activation, types.MaxPool):
-        operators._row("negated", kind, negated, "input")
+        operators.add(row_of("negated", kind, negated, "input"))
         model = Unary(lambda x: negated(x.relu()).relu())
         explain_model = lrpfx.transform(model, COMPOSITE)
         assert {row.name: row.sign for row in lrpfx.assignment(explain_model)}["negated"] == ""
@@ -137,9 +302,9 @@ def negated(input):
 class Between(nn.Module):
     """A dense layer, the call, and a ReLU: what the analysis of support says of the call reaches the dense layer."""
 
-    def __init__(self, name):
+    def __init__(self, row):
         super().__init__()
-        self.inner, self.inputs = sample_network(name)
+        self.inner, self.inputs = sample_network(row)
         self.dense = nn.Linear(self.inputs[0].shape[-1], self.inputs[0].shape[-1])
         self.eval()
 
@@ -154,9 +319,9 @@ class BetweenOfTwo(Between):
         return self.inner(self.dense(x), y).relu()
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.moves or row.sign is of_input])
-def test_where_relevance_is_claimed_to_be_zero_it_is(name):
-    between = (BetweenOfOne, BetweenOfTwo)[len(sample_network(name)[1]) - 1](name)
+@pytest.mark.parametrize("row", [row for row in SAMPLED if row.moves or row.sign is of_input or row.keeps_nonpositive], ids=str)
+def test_where_relevance_is_claimed_to_be_zero_it_is(row):
+    between = (BetweenOfOne, BetweenOfTwo)[len(sample_network(row)[1]) - 1](row)
     composite = EpsilonPlus(layer_map=[(types.Linear, rules.Gamma())])
     found = [
         relevances_of(lrpfx.transform(between, composite, capture="symbolic", optimize=optimize), between.inputs)
@@ -166,30 +331,30 @@ def test_where_relevance_is_claimed_to_be_zero_it_is(name):
         assert_same(actual, expected, 1e-10)
 
 
-# --- both front ends, lowered programs, and batches: several rows in one network ------------------------------------------
+# --- both front ends, and batches: several rows in one network ------------------------------------------
 
 
-def signature(name):
+def signature(row):
     """What calls must have in common to stand in one network: shapes and ranges of their signals."""
-    sample = CALLS[name]
-    values = [value for value in sample.arguments.values() if isinstance(value, Signal) and not isinstance(value, Weight)]
-    fixed = any(isinstance(value, (Fixed, tuple)) and value not in ((4,), (2, 3)) for value in sample.arguments.values())
-    return tuple(values) if sample.batch and not fixed else None
+    arguments = row.sample.arguments.values()
+    values = [value for value in arguments if isinstance(value, Signal) and not isinstance(value, Weight)]
+    fixed = any(isinstance(value, (Fixed, tuple)) and value not in ((4,), (2, 3)) for value in arguments)
+    return tuple(values) if row.sample.batch and not fixed else None
 
 
 GROUPS = {}
-for _name in CALLS:
-    if signature(_name) is not None:
-        GROUPS.setdefault(signature(_name), []).append(_name)
-PARTS_OF_GROUPS = [names[start : start + 12] for names in GROUPS.values() for start in range(0, len(names), 12)]
+for _row in SAMPLED:
+    if signature(_row) is not None:
+        GROUPS.setdefault(signature(_row), []).append(_row)
+PARTS_OF_GROUPS = [rows[start : start + 12] for rows in GROUPS.values() for start in range(0, len(rows), 12)]
 
 
 class Together(nn.Module):
     """The calls of several rows on the same inputs, side by side."""
 
-    def __init__(self, names):
+    def __init__(self, rows):
         super().__init__()
-        self.parts = nn.ModuleList(sample_network(name)[0] for name in names)
+        self.parts = nn.ModuleList(sample_network(row)[0] for row in rows)
         self.eval()
 
     def run(self, *inputs):
@@ -211,14 +376,14 @@ class TogetherOfThree(Together):
         return self.run(x, y, z)
 
 
-def together(names):
-    inputs = sample_network(names[0])[1]
-    return (TogetherOfOne, TogetherOfTwo, TogetherOfThree)[len(inputs) - 1](names), inputs
+def together(rows):
+    inputs = sample_network(rows[0])[1]
+    return (TogetherOfOne, TogetherOfTwo, TogetherOfThree)[len(inputs) - 1](rows), inputs
 
 
-@pytest.mark.parametrize("names", PARTS_OF_GROUPS, ids=lambda names: names[0])
-def test_both_front_ends_batches_and_lowered_programs_agree(names):
-    network, inputs = together(names)
+@pytest.mark.parametrize("rows", PARTS_OF_GROUPS, ids=lambda rows: rows[0].name)
+def test_both_front_ends_and_batches_agree(rows):
+    network, inputs = together(rows)
     traced, exported = (
         lrpfx.transform(network, COMPOSITE, example_inputs=inputs, capture=capture) for capture in ("symbolic", "export")
     )
@@ -245,6 +410,11 @@ def method_call(name):
     return call
 
 
+def has_names(row):
+    """Whether the sample of a row gives its arguments by name."""
+    return row.sample is not None and row.sample.function is None
+
+
 SPELLINGS = {
     f"{spelling.operator.name}-{dotted_path(function)}": (function, spelling)
     for function, spelling in operators._functions.items()
@@ -255,7 +425,7 @@ SPELLINGS.update(
 SPELLINGS = {
     label: (function, spelling)
     for label, (function, spelling) in SPELLINGS.items()
-    if spelling.operator.name in CALLS and CALLS[spelling.operator.name].function is None and "sampler_3d" not in label
+    if has_names(spelling.operator) and "sampler_3d" not in label
 }
 #: What some spellings want for arguments that the row does not have.
 OWN_ARGUMENTS = {"cudnn_enabled": False, "cudnn_enable": False, "_stacklevel": 3}
@@ -276,7 +446,7 @@ def other_names(row, function, spelling, name):
 
 def variants(row, arguments):
     """Arguments in other forms, for spellings that do not take the sample's: lists for numbers, fewer options, a number."""
-    optional = [name for name in arguments if row.arguments[name] is not operators.REQUIRED]
+    optional = [name for name in arguments if row.arguments[name] is not REQUIRED]
     yield {}
     lists = {name: [value] for name, value in arguments.items() if type(value) is int and name not in ("groups", "dim")}
     yield lists
@@ -345,15 +515,18 @@ def forms(row, function, spelling, arguments):
 
 @pytest.mark.parametrize("label", SPELLINGS)
 def test_every_spelling_binds_all_arguments_by_position_and_by_name(label):
-    function, spelling = SPELLINGS[label]
+    check_spelling(*SPELLINGS[label])
+
+
+def check_spelling(function, spelling):
     row = spelling.operator
-    sample = CALLS[row.name]
+    sample = row.sample
     torch.manual_seed(0)
     plain = CallNet(sample).arguments(inputs_of(sample))
     plain.update({name: value for name, value in OWN_ARGUMENTS.items() if name in spelling.arguments})
     plain.update({name: None for name in spelling.arguments if name not in plain and name not in row.arguments})
     own = {name: value for name, value in plain.items() if name in row.arguments}
-    without_options = {name: DROPPED for name in own if row.arguments[name] is not operators.REQUIRED}
+    without_options = {name: DROPPED for name in own if row.arguments[name] is not REQUIRED}
     for changes in [without_options] if getattr(function, "is_operator", False) else variants(row, own):
         arguments = {**plain, **{name: value for name, value in changes.items() if name in plain}}
         arguments = {name: value for name, value in arguments.items() if value is not DROPPED}
@@ -376,3 +549,55 @@ def test_every_spelling_binds_all_arguments_by_position_and_by_name(label):
         program, _ = normal_form(network, capture="symbolic")
         actual, expected = fx.Interpreter(program.root, graph=program.graph).run(*inputs), network(*inputs)
         assert_same(actual.to(expected.dtype), expected, 1e-12)
+
+
+# --- a new operator ---------------------------------------------------------------------------------------------------------
+
+
+@fx.wrap
+def summed_with_neighbours(input, places):
+    """Each entry with those that stand up to so many places before it, in the last dimension."""
+    return sum(input.roll(place, -1) for place in range(places + 1))
+
+
+def adjoint_of_neighbours(gradient, inputs, arguments):
+    return (sum(gradient.roll(-place, -1) for place in range(arguments["places"] + 1)),)
+
+
+class Neighbours(nn.Module):
+    def __init__(self, places):
+        super().__init__()
+        self.places = places
+
+    def forward(self, x):
+        return summed_with_neighbours(x, self.places)
+
+
+def test_a_new_operator_is_one_row(own_table):
+    row = row_of(
+        "neighbours",
+        types.Sum,
+        summed_with_neighbours,
+        "input places",
+        modules=[Neighbours],
+        adjoint=adjoint_of_neighbours,
+        sign=of_input,
+        adds_up=True,
+        keeps_rank=True,
+        sample=call(input=signal(2, 4), places=2),
+    )
+    operators.add(row)
+    check_adjoint(row)
+    check_facts(row)
+    check_spelling(lambda *args, **options: summed_with_neighbours(*args, **options), operators.lookup(row.function))
+    assert claimed_signs(row) == 2
+    test_default_rules_keep_all_relevance(row)
+    test_where_relevance_is_claimed_to_be_zero_it_is(row)
+    test_both_front_ends_and_batches_agree([row])
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Neighbours(1), nn.Linear(4, 2)).eval(), torch.randn(3, 4)
+    explain_model = lrpfx.transform(model, COMPOSITE)
+    assert lrpfx.assignment(explain_model).rule_of("2").startswith("Norm")
+    for copied in (copy.deepcopy(explain_model), pickle.loads(pickle.dumps(explain_model))):
+        assert torch.equal(lrpfx.attribute(copied, x).relevance, lrpfx.attribute(explain_model, x).relevance)
+        found = {node_info(node).operator for node in copied.graph.nodes if node.op != "output"}
+        assert row in found and operators.operator_named("linear") in found

@@ -11,7 +11,7 @@ from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, layer_map_base
 from lrpfx.operators import table as operators
 from lrpfx.rules.template import BasicHook
-from lrpfx.support.callables import dotted_path, resolve_path
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.types import Activation, Linear, Sum
 
 aten = torch.ops.aten
@@ -285,7 +285,7 @@ def test_no_adjoint_is_missing():
     }
 
 
-@pytest.mark.parametrize("row", [row for row in LINEAR_ROWS if row.uniform is not None], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in LINEAR_ROWS if row.constant_response is not None], ids=lambda row: row.name)
 def test_outputs_for_an_input_that_is_the_same_everywhere(row):
     """With one value for all channels, and with one for each."""
     for tensors, options in linear_calls(row):
@@ -300,7 +300,7 @@ def test_outputs_for_an_input_that_is_the_same_everywhere(row):
                 same = torch.ones(channels) if values is None else values
                 input = same.expand(shape) if row.name == "linear" else same.reshape(-1, *[1] * (weight.ndim - 2)).expand(shape)
                 expected = row.function(input=input, **given)
-                actual = row.uniform(shape, values, given)
+                actual = row.constant_response(shape, values, given)
                 assert_close(actual.expand_as(expected), expected, 1e-12)
 
 

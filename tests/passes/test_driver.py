@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import NETWORKS, assert_close, small_net
 from lrpfx.passes.driver import random_arguments
-from lrpfx.passes.normalize.operators import NormalizeOperators
+from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.stages import STAGES, Settings, passes_of
 from torch import nn
 
@@ -15,6 +15,7 @@ from lrpfx import passes
 from lrpfx.composites import EpsilonPlus
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
+from lrpfx.operators.table import operator_named
 
 
 class Counting(nn.Linear):
@@ -47,7 +48,7 @@ def test_dump_directory(tmp_path, monkeypatch):
     assert "# CANONIZE merge_batch_norm: 2 matched" in text and "left alone: norm: " in text
 
 
-class Breaks(passes.Pass):
+class Breaks(passes.GraphPass):
     """A pass with a defect."""
 
     name = "breaks"
@@ -95,7 +96,7 @@ def test_networks_keep_their_output_with_example_inputs(name):
 # --- verification ---------------------------------------------------------------------------------------------------------
 
 
-class Sloppy(passes.Pass):
+class Sloppy(passes.GraphPass):
     """A pass that changes a graph and reports nothing."""
 
     name = "sloppy"
@@ -147,12 +148,12 @@ def test_every_stage_is_verified(name, given, monkeypatch):
         (output,) = program.graph.find_nodes(op="output")
         with program.graph.inserting_before(output):
             turned = program.graph.call_function(torch.flip, (output.args[0],), {"dims": (1,)})
-        set_info(turned, NodeInfo("turned", operator="flip", kind="Neutral"))
+        set_info(turned, NodeInfo("turned", operator=operator_named("flip")))
         output.args = (turned,)
         return result
 
     monkeypatch.setattr(step, "run", defective)
-    where = "rewrite and fold" if name in ("rewrite", "fold") else "normalize" if not given else name
+    where = "rewrite and save_less and fold" if name in ("rewrite", "fold") else "normalize" if not given else name
     x = torch.randn(2, 3, 8, 8)
     with pytest.raises(lrpfx.VerificationError, match=f"after {where} the graph"):
         lrpfx.transform(
@@ -171,7 +172,7 @@ def test_verification_that_is_left_out_is_noticed(monkeypatch):
     monkeypatch.setattr(passes.Verification, "check", noted)
     explain_model = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(2, 3, 8, 8))
     assert checked == [
-        "capture", "normalize_operators", "remove_dropout", "merge_batch_norm", "rewrite and fold",
+        "capture", "normalize_operators", "remove_dropout", "merge_batch_norm", "rewrite and save_less and fold",
     ]  # fmt: skip
     assert not any(stage.unverified for stage in lrpfx.history(explain_model))
     checked.clear()
@@ -315,7 +316,7 @@ def test_passes_that_need_others_are_refused_without_them():
         passes.run_pass(program, passes.Rewrite())
 
 
-class Undoing(passes.Pass):
+class Undoing(passes.GraphPass):
     name, stage = "undoing", "canonize"
 
     def __init__(self, undo):
@@ -328,14 +329,14 @@ class Undoing(passes.Pass):
 
 def with_dropout(program):
     (relu, *_) = program.graph.find_nodes(op="call_function", target=torch.nn.functional.relu)
-    update_info(relu, operator="dropout")
+    update_info(relu, operator=operator_named("dropout"))
 
 
 def with_a_method(program):
     (output,) = program.graph.find_nodes(op="output")
     with program.graph.inserting_before(output):
         output.args = (program.graph.call_method("contiguous", (output.args[0],)),)
-    set_info(output.args[0], NodeInfo("contiguous", operator="contiguous", kind="Neutral"))
+    set_info(output.args[0], NodeInfo("contiguous", operator=operator_named("contiguous")))
 
 
 def without_info(program):

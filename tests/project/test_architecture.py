@@ -1,4 +1,4 @@
-"""The house is as docs/architecture.md has it, and no import runs back up."""
+"""docs/architecture.md shows the imports, and there are no import cycles."""
 
 import subprocess
 import sys

@@ -52,7 +52,10 @@ def test_cpp(trained, tmp_path):
         relevance = torch.tensor([[float(number) for number in line.split()] for line in printed[4:]], dtype=torch.float32)
         assert_close(relevance, expected.relevance[0, 0], 1e-5)
     (tmp_path / "text.pgm").write_text("no image")
-    for arguments, message in [(["none.pt2", "digit.pgm"], "error:"), ([package, tmp_path / "text.pgm"], "no binary PGM file")]:
+    for arguments, message in [
+        (["none.pt2", "digit.pgm"], "error:"),
+        ([package, tmp_path / "text.pgm"], "not a binary PGM file"),
+    ]:
         run = subprocess.run(list(map(str, [build / "explain", *arguments])), capture_output=True, text=True)
         assert run.returncode == 1 and message in run.stderr
 

@@ -18,7 +18,7 @@ from lrpfx import rules
 from lrpfx.composites import COMPOSITES, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
 from lrpfx.core import BasicHook, Hook
 from lrpfx.reports.ledger import PARTS, Entry, Ledger
-from lrpfx.rules.template import FirstGradient
+from lrpfx.rules.ratios import FirstGradient
 from lrpfx.types import Activation, Linear, Softmax, Sum
 
 RULES = {

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, NameMapComposite
-from lrpfx.rules import template as hooks
 from lrpfx.rules.modifiers import ParamMod
+from lrpfx.rules.ratios import weights_by_sign
 from lrpfx.rules.template import BasicHook
 from lrpfx.types import Activation, AvgPool, Linear, Sum
 
@@ -302,7 +302,7 @@ def test_shares_by_sign():
     """Contributions of one sign that are no more than rounding count as none."""
     positive = torch.tensor([1.0, 1.0, 0.0, 1.0, 1e-16, 0.0])
     negative = torch.tensor([-1.0, 0.0, -1.0, -1e-16, -1.0, 0.0])
-    of_positive, of_negative = hooks.weights_by_sign(positive, negative, 2.0, 1.0)
+    of_positive, of_negative = weights_by_sign(positive, negative, 2.0, 1.0)
     assert of_positive.tolist() == [2, 1, 0, 1, 0, 1] and of_negative.tolist() == [-1, 0, 1, 0, 1, 0]
     nearly = torch.tensor([-1e-14])
-    assert hooks.weights_by_sign(torch.ones(1), nearly, 2.0, 1.0)[1].item() == -1
+    assert weights_by_sign(torch.ones(1), nearly, 2.0, 1.0)[1].item() == -1

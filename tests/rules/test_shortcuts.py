@@ -24,6 +24,7 @@ from lrpfx.composites import (
     layer_map_base,
 )
 from lrpfx.rules.modifiers import Clamp
+from lrpfx.rules.ratios import weights_by_sign
 from lrpfx.rules.shortcuts import (
     BoundedInput,
     ConstantTotal,
@@ -35,7 +36,7 @@ from lrpfx.rules.shortcuts import (
     TotalOfOwnSign,
 )
 from lrpfx.rules.stabilizer import Stabilizer
-from lrpfx.rules.template import BasicHook, weights_by_sign
+from lrpfx.rules.template import BasicHook
 from lrpfx.runtime.explain_module import RuleModule
 
 LAYERS = {

@@ -259,7 +259,7 @@ def test_derivatives_of_relevance(copied):
     with explain_model.inactive() as same:
         assert same is explain_model
         derivatives = torch.autograd.grad(measured, wanted)
-    assert explain_model.get_submodule("0").ruled.gate.open
+    assert explain_model.get_submodule("0").ruled.switch.on
     for tensor, derivative in zip(wanted, derivatives, strict=True):
         numeric = torch.zeros_like(tensor)
         for index in torch.cartesian_prod(*map(torch.arange, tensor.shape)).reshape(-1, tensor.ndim).tolist():

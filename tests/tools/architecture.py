@@ -1,4 +1,4 @@
-"""The rooms of the source and the imports between them. `make architecture` writes them into docs/architecture.md."""
+"""The packages and the imports between them. `make architecture` writes them to docs/architecture.md."""
 
 import ast
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
-    """The modules of the package that a module imports, wherever in it that stands."""
+    """The modules of the package that a module imports, at any depth of its code."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -37,12 +37,12 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
 
 
 def room_of(module: str) -> str:
-    """The folder or file directly in lrpfx/ that a module is in."""
+    """The folder or file directly in lrpfx/ that contains a module."""
     return ".".join(module.split(".")[:2])
 
 
 def house() -> nx.DiGraph:
-    """Rooms, and an arrow from each to those that it imports."""
+    """The packages, each with edges to those that it imports."""
     known, graph = modules(), nx.DiGraph()
     for module, path in known.items():
         graph.add_node(room_of(module))
@@ -53,7 +53,7 @@ def house() -> nx.DiGraph:
 
 
 def descriptions() -> dict[str, str]:
-    """What is in each room, from its first line."""
+    """The contents of each package, from its docstring."""
     known = modules()
     return {
         room: (ast.get_docstring(ast.parse(known[room].read_text())) or "").split("\n\n")[0].replace("\n", " ")
@@ -62,18 +62,18 @@ def descriptions() -> dict[str, str]:
 
 
 def table() -> str:
-    """A row for each room, those that use others first."""
+    """One row for each package, importing packages first."""
     graph, texts = house(), descriptions()
     order = list(nx.lexicographical_topological_sort(graph))
     rows = [
         f"| `{room}` | {texts[room]} | {', '.join(one.removeprefix('lrpfx.') for one in sorted(graph.successors(room)))} |"
         for room in order
     ]
-    return "\n".join(["| room | what is in it | uses |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| package | contents | imports |", "| --- | --- | --- |", *rows])
 
 
 def picture() -> Any:
-    """The house without arrows that follow from others, as a graph of pygraphviz."""
+    """The graph of packages without edges that follow from others, for pygraphviz."""
     import pygraphviz
 
     graph = nx.transitive_reduction(house())

@@ -1,6 +1,6 @@
-"""Damaged and crafted files of each format: how many are refused, and what becomes of the rest, as a table.
+"""A table of damaged and crafted files of each format: how many are refused, and the outcome of the rest.
 
-Run as a program, it writes the table of docs/deploying.md.
+Run as a program, it writes the table in docs/deploying.md.
 """
 
 import random
@@ -11,13 +11,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
-import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 from crafted_files import IN_FILES, signed
 from helpers import small_net
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archives
+from lrpfx.deploy import archive
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "deploying.md"
 BEGIN, END = "<!-- attacks -->", "<!-- end of attacks -->"
@@ -45,11 +45,11 @@ def repeated(content, generator):
     return content[:start] + content[max(0, start - 1000) : start] + content[start:]
 
 
-DAMAGES = {"a flipped bit": flipped, "cut off": truncated, "zeros in it": zeroed, "a part twice": repeated}
+DAMAGES = {"one bit flipped": flipped, "truncated": truncated, "a range zeroed": zeroed, "a range duplicated": repeated}
 
 
 def outcome(path, content, arguments, expected):
-    """ "refused", "harmless" where the results are the same, or "wrong"."""
+    """ "refused", "harmless" if the results are the same, or "wrong"."""
     path.write_bytes(content)
     try:
         results = lrpfx.load(path)(*arguments)
@@ -60,7 +60,7 @@ def outcome(path, content, arguments, expected):
 
 
 def measure(each=250):
-    """Rows: format, what was done, and how often each outcome came."""
+    """Rows: format, change to the file, and the outcomes."""
     torch.manual_seed(0)
     explain_model = lrpfx.transform(small_net().float(), EpsilonPlusFlat())
     program = lrpfx.lower(explain_model, torch.rand(2, 3, 8, 8))
@@ -79,18 +79,18 @@ def measure(each=250):
                 path = folder / f"changed{original.suffix}"
                 found = [outcome(path, damage(content, generator), arguments, expected) for _ in range(each)]
                 yield kind, what, found
-        entries = archives.read_archive(files[".pt2"].read_bytes())
+        entries = archive.read_archive(files[".pt2"].read_bytes())
         found = []
         for change in IN_FILES.values():
             marker = folder / "marker"
-            changed = archives.archive_of(signed({**entries, **change(entries, marker)}))
+            changed = archive.archive_of(signed({**entries, **change(entries, marker)}))
             found.append(outcome(folder / "signed.pt2", changed, arguments, {}))
             found[-1] = "wrong" if marker.exists() else found[-1]
-        yield ".pt2", "made to run code, with right hashes", found
+        yield ".pt2", "crafted to run code, with correct hashes", found
 
 
 def table(rows):
-    lines = ["| format | what was done to the file | tried | refused | harmless | wrong |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| format | change to the file | tried | refused | harmless | wrong |", "|---|---|---:|---:|---:|---:|"]
     for kind, what, found in rows:
         counts = " | ".join(str(found.count(one)) for one in OUTCOMES)
         lines.append(f"| {kind} | {what} | {len(found)} | {counts} |")

@@ -1,7 +1,7 @@
-"""Classifiers of torchvision in every format, loaded by processes that know neither their code nor, for ONNX, torch.
+"""Classifiers of torchvision in every format, loaded by processes without their code and, for ONNX, without torch.
 
-Run as a program, it examines each model and composite in a process of its own and writes docs/formats.md, together with the
-table of operators and rules that `support_matrix.py` measures.
+Run as a program, it examines each model and composite in a separate process and writes docs/formats.md, including the table
+of operators and rules that `support_matrix.py` measures.
 """
 
 import copy
@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import torch
-import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 
 # isort: split
 import torchvision
@@ -35,9 +35,9 @@ FORMATS = ("pt2", "AOTInductor", "ONNX")
 VANISHING = ("alexnet", "vgg16_bn", "mobilenet_v3_large", "efficientnet_b0")
 DETERMINED = 3e-6
 MODELS = ("alexnet", "vgg16_bn", "resnet50", "densenet121", "mobilenet_v3_large", "efficientnet_b0")
-#: Others, among them one without batch norm and ReLU.
+#: Further models, among them one without batch norm and ReLU.
 FURTHER = ("squeezenet1_1", "googlenet", "convnext_tiny")
-#: From how many pieces of photographs images are chosen: more where few are determined. 24 elsewhere.
+#: Number of crops from which images are chosen, larger for models with few determined ones. Default: 24.
 CANDIDATES = {"resnet50": 48, "mobilenet_v3_large": 96}
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
 RESULTS = Path(__file__).parent.parent.parent / "build" / "formats.json"
@@ -46,7 +46,7 @@ RESULTS = Path(__file__).parent.parent.parent / "build" / "formats.json"
 WITH_LRPFX = """
     import sys
     import numpy as np, torch
-    from lrpfx.deploy.artefacts import load
+    from lrpfx.deploy.artefact import load
 
     folder = sys.argv[1]
     inputs, targets = np.load(f"{folder}/inputs.npz"), np.load(f"{folder}/targets.npz")
@@ -86,7 +86,7 @@ WITHOUT_TORCH = """
 
 
 def crops(count, size=224, seed=0):
-    """Pieces of two photographs, of many scales. Shape (count, 3, size, size), values in [0, 1]."""
+    """Crops of two photographs at many scales. Shape (count, 3, size, size), values in [0, 1]."""
     generator = random.Random(seed)
     photographs = [Image.fromarray(image) for image in load_sample_images().images]
     pieces = []
@@ -100,7 +100,7 @@ def crops(count, size=224, seed=0):
 
 
 def random_model(name):
-    """A model as torchvision makes it or, where its activations would vanish, with others weights and measured statistics."""
+    """A model as torchvision initializes it or, if its activations would vanish, with other weights and measured statistics."""
     torch.manual_seed(0)
     settings = {"init_weights": False} if name == "googlenet" else {}
     model = torchvision.models.get_model(name, weights=None, **settings)
@@ -117,10 +117,10 @@ def random_model(name):
 
 
 def determined(explain_model, images):
-    """The images, those first whose output and relevance change least with rounding, and by how much of its norm either does.
+    """The images, sorted by how much rounding changes their output or relevance, and these changes relative to the norm.
 
-    Relevance jumps where a value crosses zero: the share f of values that rounding moves across it changes relevance by about
-    the square root of f. On images where that happens no two float32 kernels agree to 1e-5.
+    Relevance jumps where a value crosses zero: if rounding moves a share f of the values across zero, relevance changes by
+    about the square root of f. On such images, no two float32 kernels agree to 1e-5.
     """
     target = explain_model(images).argmax(1)
     single = lrpfx.attribute(explain_model, images, target)
@@ -188,20 +188,20 @@ def _difference(path, expected):
 
 HEADER = """# Formats
 
-What lowered programs give in each format, beside `lrpfx.attribute`. `make formats` measures it and writes this page.
+Results of lowered programs in each format, compared with `lrpfx.attribute`. `make formats` writes this page.
 
 ## Classifiers
 
-Largest relative L2 difference from eager output and relevance in float32, for batches of 1, 2 (as traced) and 5 images of
+The largest relative L2 difference from eager output and relevance in float32, for batches of 1, 2 (as traced) and 5 images of
 64×64, contiguous and channels_last. pt2 and AOTInductor files are loaded by a process that does not import the models' code;
-ONNX files run where torch cannot be imported. Networks are untrained: as torchvision {version} makes them or, where their
-activations would vanish ({vanishing}), with He's initialization and
-statistics of batch norm from photographs.
+ONNX files run where torch cannot be imported. Networks are untrained: as torchvision {version} initializes them or, where their
+activations would vanish ({vanishing}), with He initialization and
+batch norm statistics from photographs.
 
-Relevance jumps where a value crosses zero: if rounding moves a share f of all values across it, relevance changes by about the
-square root of f, whatever computes it. "Rounding" is the largest change of output or relevance for the images of the row,
+Relevance jumps where a value crosses zero: if rounding moves a share f of all values across zero, relevance changes by about
+the square root of f in any implementation. "Rounding" is the largest change of output or relevance for the images of the row,
 between float32 and float64 and between inputs that differ by four units in the last place. The images are those with the
-smallest change out of 24 pieces of photographs ({candidates}); "determined" is the share of these on which it
+smallest change out of 24 crops of photographs ({candidates}); "determined" is the share of the crops whose change
 is below {determined}.
 
 """
@@ -209,10 +209,10 @@ MATRIX = """
 ## Operators and rules
 
 Whether each format gives the relevance of `lrpfx.attribute` to 1e-5 (relative L2, batches of 1, 2 and 5); a figure is a larger
-difference. Rules that are not named are those that the composites' shared entries choose; neutral operators have none.
+difference. Where no rule is named, the composites' shared entries choose it; neutral operators have none.
 
 """
-WITHOUT = "Rows of the operator table that were not measured by themselves: "
+WITHOUT = "Rows of the operator table that were not measured separately: "
 
 
 def _markdown(columns, rows):
@@ -245,7 +245,7 @@ def document(rows, matrix):
 
 
 def _cell(value, notes):
-    """A tick, a difference, or the number of a note that says why there is none."""
+    """A tick, a difference, or the number of a note with the reason for a failure."""
     if not isinstance(value, str):
         return "✓" if value <= 1e-5 else f"{value:.0e}"
     reason = re.sub(r", from case.*", "", value)

@@ -1,8 +1,8 @@
-"""Mutation testing: small changes of the code, each of which some test must notice.
+"""Mutation testing: small changes to the code that some test must detect.
 
-`make mutants` draws MUTANTS of them from the modules below, runs tests that reach the line of each in a copy of the tree, and
-writes the table of docs/testing.md. Results are kept in build/mutants.json: a run that was stopped goes on where it was. A
-mutant is tested again where the line has changed, a survivor also where its tests have. The mutations are cosmic-ray's.
+`make mutants` samples MUTANTS of them from the modules below, runs the tests that reach each changed line in a copy of the
+tree, and writes the table in docs/testing.md. Results are kept in build/mutants.json, so a stopped run resumes. A mutant is
+tested again if its line has changed, a survivor also if its tests have. cosmic-ray makes the mutations.
 """
 
 import argparse
@@ -47,32 +47,38 @@ COVERED_BY = {
     "lrpfx/rules/shortcuts.py": (
         "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose rules/test_shortcuts"
     ),
+    "lrpfx/runtime/layer_call.py": "rules/test_formulas reports/test_ledger",
+    "lrpfx/runtime/ruled_operation.py": "rules/test_shortcuts module_mode/test_registration rules/test_formulas",
     "lrpfx/runtime/propagation.py": (
         "rules/test_formulas module_mode/test_registration attribution/test_plausibility reports/test_ledger "
         "end_to_end/test_known_defects rules/test_products_and_norms passes/normalize/test_decompose"
     ),
-    "passes/analyze/signs.py": "passes/analyze/test_signs operators/test_operators operators/test_operator_table",
-    "passes/analyze/support.py": "passes/analyze/test_signs rules/test_shortcuts",
+    "passes/analyze/infer_signs.py": "passes/analyze/test_signs operators/test_operators operators/test_operator_table",
+    "passes/analyze/infer_support.py": "passes/analyze/test_signs rules/test_shortcuts",
     "passes/canonize/merge_batch_norm.py": "passes/canonize/test_merge_batch_norm passes/canonize/test_merge_right",
     "passes/canonize/merge_right.py": "passes/canonize/test_merge_right",
     "passes/driver.py": "passes/test_driver passes/rewrite/test_fold test_errors",
     "lrpfx/reports/ledger.py": "reports/test_ledger rules/test_products_and_norms passes/normalize/test_decompose",
     "lrpfx/deploy/lowering.py": "deploy/test_lowering deploy/test_derived_weights",
-    "lrpfx/deploy/archives.py": "deploy/test_archives",
-    "lrpfx/deploy/artefacts.py": "deploy/test_artefacts deploy/test_archives",
+    "lrpfx/deploy/archive.py": "deploy/test_archives",
+    "lrpfx/deploy/artefact.py": "deploy/test_artefacts deploy/test_archives",
+    "lrpfx/deploy/manifest.py": "deploy/test_archives deploy/test_artefacts",
+    "lrpfx/deploy/runner.py": "deploy/test_artefacts",
+    "lrpfx/deploy/backends/exported.py": "deploy/test_archives deploy/test_derived_weights",
+    "lrpfx/deploy/backends/onnx.py": "deploy/test_artefacts deploy/test_archives",
 }
-#: Survivors that compute the same, by the line that they change and what it becomes; and why.
+#: Equivalent mutants: (module, line, changed line) -> why they compute the same.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "lrpfx/rules/shortcuts.py",
-        "return (relevances[0] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)",
-        "return (relevances[ -1] if len(relevances) == 1 else _added(relevances[0], relevances[1]),)",
-    ): "the last of one entry is the first",
+        "return (relevances[0] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",
+        "return (relevances[ -1] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",
+    ): "with one entry, the last is the first",
     (
         "lrpfx/rules/shortcuts.py",
         'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 1))',
         'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 2))',
-    ): "of the sign, only whether it is positive is read",
+    ): "only whether the value is positive matters",
     (
         "lrpfx/runtime/propagation.py",
         "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))",
@@ -92,47 +98,42 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "lrpfx/deploy/lowering.py",
         "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
         "return [*tensors, result * (1 + entries.cos() / 1).to(result.dtype).reshape(result.shape[1:])]",
-    ): "an example of a target may have any shares but those of the output",
+    ): "an example target may be anything but proportional to the output",
     (
         "lrpfx/deploy/lowering.py",
         "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
         "return [*tensors, result % (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
-    ): "an example of a target may have any shares but those of the output",
+    ): "an example target may be anything but proportional to the output",
     (
         "lrpfx/runtime/propagation.py",
         "positive, version = getattr(values[0], _POSITIVE, (None, None))",
         "positive, version = getattr(values[ -1], _POSITIVE, (None, None))",
-    ): "a ReLU has one value",
+    ): "a ReLU has only one value",
     (
         "lrpfx/deploy/lowering.py",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps / signs)",
-    ): "signs are 1 and -1",
+    ): "signs are only 1 and -1",
     (
         "lrpfx/rules/formulas.py",
         "gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),",
         "gradient_mapper=SharedRatios(self.stabilizer, [{ -1: 1}]),",
-    ): "the last of one branch is the first",
-    (
-        "passes/canonize/merge_batch_norm.py",
-        'if operator.name == "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
-        'if operator.name <= "flatten" and bound_arguments(node, operator) == {"input": node.args[0], "start_dim": 1}:',
-    ): "no other operator has a start_dim",
+    ): "with one branch, the last is the first",
     (
         "passes/canonize/merge_batch_norm.py",
         "if value < target:",
         "if value <= target:",
-    ): "a parameter is never the layer that reads it",
+    ): "a parameter never equals the layer that reads it",
     (
         "passes/canonize/merge_right.py",
         'shift: Any = merger.derive(chain[0], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
         'shift: Any = merger.derive(chain[ -1], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)',
-    ): "where a constant is computed makes no difference",
+    ): "the place where a constant is computed makes no difference",
     (
-        "passes/analyze/signs.py",
+        "passes/analyze/infer_signs.py",
         'if node.op == "placeholder":',
         'if node.op >= "placeholder":',
-    ): "no kind of node has a name after it",
+    ): "no kind of node sorts after it",
 }
 
 #: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.

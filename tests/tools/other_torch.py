@@ -1,7 +1,7 @@
 """The tests under another release of torch or Python: `make test-torch TORCH=2.6.0`, `make test-torch PYTHON=python3.13`.
 
-An environment in build/ gets torch from PyPI, without the gigabytes of CUDA libraries that it asks for on Linux: libraries of
-their names are made for it in which every function returns at once, so that torch finds no GPU. It needs gcc and binutils.
+An environment in build/ gets torch from PyPI, without the gigabytes of CUDA libraries that it requires on Linux. Stub libraries
+with the same names take their place; their functions return at once, so torch finds no GPU. This needs gcc and binutils.
 """
 
 import argparse

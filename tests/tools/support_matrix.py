@@ -1,6 +1,6 @@
-"""Operators of the table under the rules that fit them, in every format: does the file give what `lrpfx.attribute` gives?
+"""Operators of the table under matching rules, in every format: does the file give the results of `lrpfx.attribute`?
 
-Cases share programs, for a compilation takes long; where a program fails, its cases are tried one by one.
+Cases share programs because compilation is slow; if a program fails, its cases are tried one by one.
 """
 
 import sys

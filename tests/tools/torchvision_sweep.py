@@ -1,6 +1,6 @@
 """All classifiers of torchvision under three composites: transform, forward, relevance and ledger, as a table.
 
-Run as a program, it examines each model and composite in a process of its own and writes docs/torchvision.md.
+Run as a program, it examines each model and composite in a separate process and writes docs/torchvision.md.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
-import torchvision_cpu  # noqa: F401  # in front of torchvision, which it lets in beside torch for CPUs
+import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 
 # isort: split
 import torchvision
@@ -48,7 +48,7 @@ def random_model(name):
 
 
 def smallest_input(model):
-    """The smallest square batch that the model takes, up to 224: two images, one for models beyond 400 million parameters."""
+    """The smallest square inputs that the model takes, up to 224: two images, one for models beyond 400 million parameters."""
     images = 1 if sum(parameter.numel() for parameter in model.parameters()) > 400_000_000 else 2
     for size in SIZES:
         x = torch.randn(images, 3, size, size, dtype=torch.float64).clamp(-3, 3)
@@ -62,7 +62,7 @@ def smallest_input(model):
 
 
 def examine(name, composites=tuple(COMPOSITES)):
-    """Everything that must hold for one classifier, with the figures of the table: a dict for each composite."""
+    """Check one model and return the figures of the table: a dict for each composite."""
     model = random_model(name)
     return examine_model(name, model, smallest_input(model)[0], composites)
 
@@ -108,14 +108,13 @@ def examine_model(name, model, x, composites=tuple(COMPOSITES)):
 
 HEADER = """# torchvision's classifiers
 
-All {count} classification models of torchvision {version}, as they are: random weights with random batch norm statistics,
-float64, two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For
-every model and composite `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, no
-node is without a rule, and nothing in the ledger is unexplained (at most 1e-9 of the seed at every node). `make sweep` writes
-this page.
+All {count} classification models of torchvision {version}, unmodified: random weights, random batch norm statistics, float64,
+two images of the smallest size that the model takes (one for the two models beyond 400 million parameters). For every model
+and composite, `lrpfx.transform` succeeds, the output equals the model's (1e-9 relative), relevance is finite, every node has a
+rule, and the ledger has nothing unexplained (at most 1e-9 of the seed at every node). `make sweep` writes this page.
 
-The shares say where the relevance of the output goes; they sum to 1. Between random layers most of it is absorbed by biases,
-and a share may exceed 1 where another is negative.
+The shares show where the relevance of the output goes; they sum to 1. In networks with random weights, biases absorb most of
+it, and a share may exceed 1 where another is negative.
 
 """
 COLUMNS = (
@@ -134,7 +133,7 @@ def line(row):
 
 
 def examine_apart(name, composite):
-    """`examine` in a process of its own: the largest model needs some 30 GB."""
+    """`examine` in a separate process: the largest model needs some 30 GB."""
     command = [sys.executable, __file__, "--one", name, composite]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -72,7 +72,9 @@ def test_golden_code():
         "validate",
         "analyze_signs",
         "analyze_support",
+        "choose_shortcuts",
         "rewrite",
+        "save_less",
         "fold",
     ]
     FileCheck().check("# CAPTURE symbolic").check("torch.conv2d(").check("torch.nn.functional.batch_norm(").check(

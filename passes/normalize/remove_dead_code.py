@@ -1,7 +1,7 @@
 """NORMALIZE: nodes that nothing reads are gone, with the checks that tracing leaves behind."""
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import LIVE, OUT_OF_PLACE
 from torch import fx
 
@@ -9,7 +9,7 @@ from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.operators.table import writes_in_place
 
 
-class RemoveDeadCode(Pass):
+class RemoveDeadCode(GraphPass):
     """Remove assertions on shapes and every call whose result is not used."""
 
     name = "remove_dead_code"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lrpfx.passes.program import Pass, PassResult, Program, refuse_state
+from lrpfx.passes.program import GraphPass, PassResult, Program, refuse_state
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
@@ -10,14 +10,8 @@ from lrpfx.errors import CaptureError
 from lrpfx.ir.node import INPLACE, Role, calls, node_info, set_info
 from lrpfx.operators.table import spelling_of
 
-#: Operators whose result is always a view, never a copy.
-_VIEWS = frozenset(
-    {"view", "permute", "transpose", "movedim", "squeeze", "unsqueeze", "expand", "select", "narrow", "slice", "chunk", "split"}
-    | {"tensor_split", "unbind", "diagonal", "unflatten", "broadcast_to", "detach", "alias"}
-)
 
-
-class RemoveInplace(Pass):
+class RemoveInplace(GraphPass):
     """Give the effect of in-place operations to their later readers.
 
     `NormalizeOperators` has made every listed operation out of place. In the source model the old value was gone afterwards, so
@@ -81,7 +75,9 @@ def _views_between(alias: fx.Node, origin: fx.Node) -> list[fx.Node] | None:
     while alias is not origin:
         operator = node_info(alias).operator
         source = alias.args[0] if alias.args else None
-        if not isinstance(source, fx.Node) or not (operator in _VIEWS or (operator == "getitem" and _is_basic(alias, source))):
+        if operator is None or not isinstance(source, fx.Node):
+            return None
+        if not (operator.always_view or (operator.picks and _is_basic(alias, source))):
             return None
         views.append(alias)
         alias = source
@@ -91,7 +87,8 @@ def _views_between(alias: fx.Node, origin: fx.Node) -> list[fx.Node] | None:
 def _is_basic(node: fx.Node, source: fx.Node) -> bool:
     """Whether an item is a view: one of several results, or indexed by numbers and slices alone."""
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    several = node_info(source).operator in ("chunk", "split", "tensor_split", "unbind")
+    operator = node_info(source).operator
+    several = operator is not None and operator.parts
     return several or all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in index)
 
 
@@ -139,5 +136,6 @@ def _may_share_with(node: fx.Node) -> list[fx.Node]:
         return [argument for argument in others if own is not Role.METADATA or node_info(argument).role is own]
     if not spelling.operator.view:
         return []
-    several = spelling.operator.name in ("broadcast_tensors", "meshgrid")
-    return node.all_input_nodes if several else [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]
+    if spelling.operator.result_per_argument:
+        return node.all_input_nodes
+    return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]

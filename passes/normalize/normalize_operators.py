@@ -5,21 +5,19 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from lrpfx.passes.program import Pass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
 from lrpfx.passes.properties import CANONICAL, NAMED
 from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import INPLACE, NodeInfo, Role, node_info, nodes_in, role_from, update_info
+from lrpfx.ir.operator import REQUIRED, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
     METADATA_ATTRIBUTES,
     METADATA_FUNCTIONS,
     METADATA_METHODS,
-    REQUIRED,
     WITHOUT_EFFECT,
-    Operator,
-    Spelling,
     operator_named,
     spelling_of,
     writes_in_place,
@@ -28,7 +26,7 @@ from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
 
-class NormalizeOperators(Pass):
+class NormalizeOperators(GraphPass):
     """Methods become functions, and arguments of listed operators take their canonical order and names.
 
     Tensors come first and by position; options follow by name, and those left at their
@@ -59,7 +57,7 @@ class NormalizeOperators(Pass):
             update_info(node, role=_role(node))
             if node.op == "call_module":
                 module = program.root.get_submodule(str(node.target))
-                update_info(node, kind=(Recurrent if isinstance(module, Recurrent) else Opaque).__name__)
+                update_info(node, unlisted=Recurrent if isinstance(module, Recurrent) else Opaque)
             elif node_info(node).role is not Role.METADATA:
                 result.matches += self._normalize(node)
             elif node.op == "call_method":
@@ -93,14 +91,14 @@ class NormalizeOperators(Pass):
         if node.op == "call_method":
             _method_to_function(node)
         if spelling is None:
-            update_info(node, kind=Unknown.__name__)
+            update_info(node, unlisted=Unknown)
             return before != (node.op, node.target, node.args, dict(node.kwargs))
         row = spelling.operator
         if row.reflected and node.args and not isinstance(node.args[0], fx.Node):
             node.args = (*reversed(node.args[:2]), *node.args[2:])
-            row = operator_named(row.reflected) or row
+            row = operator_named(row.reflected)
             spelling = Spelling(row, tuple(row.arguments))
-        update_info(node, operator=row.name, kind=row.kind.__name__)
+        update_info(node, operator=row)
         if row.arguments:
             try:
                 bound = _bind(node, spelling)
@@ -110,7 +108,7 @@ class NormalizeOperators(Pass):
                         f"{node_info(node).name} ({node_info(node).source or 'source unknown'}): {misfit}. Write the call "
                         "without it, or map the module around it to a rule as a whole, by its name or its class."
                     ) from None
-                update_info(node, operator=None, kind=Unknown.__name__)
+                update_info(node, operator=None, unlisted=Unknown)
             else:
                 node.meta[INPLACE] |= bool(bound.pop("inplace", False))
                 _set_canonical(node, row, bound)
@@ -134,7 +132,7 @@ def _role(node: fx.Node) -> Role:
         return Role.CONSTANT  # steps of the data: what is looked up by them is constant, too
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
         several = spelling_of(node.args[0])
-        if several is not None and several.operator.name in ("broadcast_tensors", "meshgrid"):
+        if several is not None and several.operator.result_per_argument:
             return role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
     return role
 
@@ -153,9 +151,9 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     arguments = [*node.args, *node.kwargs.values()]
     if any(_is_discrete(argument) or _names_discrete_type(argument) for argument in arguments):
         return True
-    if row.name == "getitem":
+    if row.picks:
         return _is_discrete_result(*node.args[:2])
-    return row.name == "div" and any(argument in ("floor", "trunc") for argument in arguments if isinstance(argument, str))
+    return bool(row.discrete_with) and node.kwargs.get(row.discrete_with) is not None
 
 
 def _names_discrete_type(argument: Any) -> bool:
@@ -197,9 +195,9 @@ def _moved_from(value: fx.Node) -> fx.Node:
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
         first = value.args[0] if value.args else None
-        if row is None or not isinstance(first, fx.Node) or not (row.moves or row.name == "to_integer"):
+        if row is None or not isinstance(first, fx.Node) or not (row.moves or row.converts):
             return value
-        if row.name in ("to", "_to_copy") and not _makes_discrete(value, spelling):
+        if row.converts and not _makes_discrete(value, spelling):
             return value
         value = first
 
@@ -212,36 +210,22 @@ def _reads_metadata(node: fx.Node) -> bool:
     return node.target in METADATA_FUNCTIONS
 
 
-#: Methods of which the second argument is read for its shape, or for its dtype and device, and what takes its place.
-_LIKE = {
-    "expand_as": ("expand", ("shape",)),
-    "view_as": ("view", ("shape",)),
-    "reshape_as": ("reshape", ("shape",)),
-    "type_as": ("to", ("device", "dtype")),
-    "to": ("to", ("device", "dtype")),
-}
-
-
 def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
     """Turn x.expand_as(y) into x.expand(y.shape), and so on: y itself has no part in the result."""
     spelling = spelling_of(node)
-    if (
-        spelling is None
-        or len(node.args) + len(node.kwargs) != 2
-        or spelling.operator.name not in ("expand", "view", "reshape", "to")
-    ):
+    if spelling is None or not spelling.operator.like or len(node.args) + len(node.kwargs) != 2:
         return
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "").partition(".")[0]
     other = [*node.args, *node.kwargs.values()][1]
-    if name not in _LIKE or not node.args or not isinstance(other, fx.Node) or node_info(other).role is Role.METADATA:
+    attributes = spelling.operator.like.get(name)
+    if attributes is None or not node.args or not isinstance(other, fx.Node) or node_info(other).role is Role.METADATA:
         return
-    method, attributes = _LIKE[name]
     info = node_info(node)
     read = []
     for attribute in attributes:
         made = NodeInfo(f"{info.name}.{attribute}", source=info.source, role=Role.METADATA, description=attribute)
         read.append(insert_call(graph, node, getattr, (other, attribute), made))
-    node.op, node.target, node.args, node.kwargs = "call_method", method, (node.args[0], *read), {}
+    node.op, node.target, node.args, node.kwargs = "call_method", spelling.operator.name, (node.args[0], *read), {}
 
 
 # --- spellings --------------------------------------------------------------------------------------------------------------

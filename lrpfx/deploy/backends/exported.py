@@ -1,108 +1,85 @@
-"""Archives: .pt2 files as zip files of torch's, and everything that one may hold, checked before torch reads any of it.
+"""Programs that torch runs: .pt2 files as torch.export writes them.
 
 torch's own loader does what a file says: it unpickles, evaluates expressions and conditions that are written in it, and imports
 what is named in it. Here each entry is known by name and kind, and each text in a program by its place; all else is refused.
 """
 
 import ast
+import copy
 import io
 import json
 import re
-import zipfile
-from collections import Counter
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 
+from lrpfx.deploy.archive import (
+    Entries,
+    RefusedError,
+    archive_of,
+    check_entries,
+    read_archive,
+    read_signed_archive,
+    signed_archive,
+)
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored
+from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.runner import Function
+from lrpfx.ir.node import attribute_of
 from lrpfx.operators.table import aten_names
-from lrpfx.support.torch_internals import OpOverload, load_archive
+from lrpfx.support.torch_internals import OpOverload, load_archive, pytree
 
-Entries = dict[str, bytes]  # name, without the folder that all entries of an archive are in -> content
+#: torch notes in a variable of the process what it reads.
+_DESERIALIZING = threading.Lock()
 
-FOLDER = "lrpfx"
-MANIFEST, MANIFEST_HASH, SELF_TEST = f"{FOLDER}/manifest.json", f"{FOLDER}/manifest.json.sha256", f"{FOLDER}/self_test.npz"
-_TOP = "program"
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
 _ORIGIN = "lrpfx"  # the note of a node that says which operation it is of
-_FORMAT, _VERSION = "archive_format", "archive_version"
-
-_ALWAYS = ("archive_format|archive_version|byteorder", r"\.data/(version|serialization_id)", r"lrpfx/self_test\.npz")
-#: kind -> what its entries are called
-_NAMES = {
-    "exported": re.compile(
-        "|".join([*_ALWAYS, *map(re.escape, (_MODEL, _SAMPLES, *_CONFIGS)), r"data/(weights|constants)/\w+"])
-    ),
-    "compiled": re.compile("|".join([*_ALWAYS, r"data/aotinductor/model/\w+(\.\w+)+"])),
-}
-_NEEDED = {"exported": (_FORMAT, _VERSION, _MODEL, *_CONFIGS), "compiled": (_FORMAT, _VERSION)}
 
 
-class RefusedError(ValueError):
-    """What is wrong with a file."""
+class Exported(Backend):
+    """A program of ATen operators, for torch on any machine."""
 
+    kind = "exported"
+    suffix = ".pt2"
 
-# --- zip files -----------------------------------------------------------------------------------------------------------
+    def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
+        plain = copy.copy(program)
+        plain._example_inputs = None  # they would be pickled
+        buffer = io.BytesIO()
+        torch.export.save(plain, buffer)
+        replace(signed_archive(plain_entries(buffer.getvalue()), manifest, self_test))
 
+    def read(self, path: Path, content: bytes) -> Stored:
+        text, self_test, entries = read_signed_archive(content)
+        return Stored(manifest_of(text), self_test, entries)
 
-def read_zip(content: bytes) -> Entries:
-    """The files in a zip file as torch and numpy write it: each name once, nothing compressed, their checksums verified.
-
-    No entry is larger than the file, so that a small file cannot ask for much memory.
-    """
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        infos = archive.infolist()
-        names = Counter(info.orig_filename for info in infos)
-        twice = sorted(name for name, count in names.items() if count > 1)
-        if twice:
-            raise RefusedError(f"it has {len(twice)} names of entries twice: {', '.join(twice[:3])}")
-        for info in infos:
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-                raise RefusedError(f"{info.filename} is compressed, which lrpfx does not write")
-        if sum(info.file_size for info in infos) > len(content):
-            raise RefusedError("its entries are larger than the file")
-        return {info.orig_filename: archive.read(info) for info in infos}
-
-
-def read_archive(content: bytes) -> Entries:
-    """The entries of an archive."""
-    files = read_zip(content)
-    folders = {name.partition("/")[0] for name in files}
-    if len(folders) != 1:
-        raise RefusedError("it is damaged, or was not written by lrpfx: its entries are not in one folder")
-    return {name.partition("/")[2]: value for name, value in files.items()}
-
-
-def archive_of(entries: Mapping[str, bytes]) -> bytes:
-    """An archive of these entries: what torch reads is what was checked, whatever else a file may hold."""
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in entries.items():
-            archive.writestr(zipfile.ZipInfo(f"{_TOP}/{name}"), content)  # of no date: equal entries, equal archives
-    return whole.getvalue()
-
-
-def read_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file; each is as large as its entry."""
-    arrays = {}
-    for name, data in read_zip(content).items():
-        file = io.BytesIO(data)
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise RefusedError(f"the array {name} has an unknown form")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        rest = data[file.tell() :]
-        size = int(np.prod([1, *shape], dtype=object))
-        if dtype.hasobject or fortran or size * dtype.itemsize != len(rest):
-            raise RefusedError(f"the array {name} is not as large as it says")
-        arrays[name.removesuffix(".npy")] = np.frombuffer(rest, dtype).reshape(shape).copy()
-    return arrays
-
-
-# --- programs ------------------------------------------------------------------------------------------------------------
+    def load(self, path: Path, stored: Stored) -> Function:
+        entries = stored.content
+        check_entries(
+            entries,
+            "|".join([*map(re.escape, (_MODEL, _SAMPLES, *_CONFIGS)), r"data/(weights|constants)/\w+"]),
+            (_MODEL, *_CONFIGS),
+        )
+        if entries.get(_SAMPLES):
+            raise RefusedError("it holds pickled inputs")
+        for config in _CONFIGS:
+            _check_config(entries, config)
+        _check_program(entries[_MODEL])
+        with _DESERIALIZING, torch.device("cpu"):  # torch's reader is made for one thread, and for tensors without a mode
+            exported = program_of(entries)
+            for name, tensor in {**exported.state_dict, **exported.constants}.items():
+                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() < tensor.nbytes:
+                    raise RefusedError(f"{name} is larger than what the file has of it")
+            program = exported.module()
+            fold_constants(program)
+        function: Function = program
+        return function
 
 
 def plain_entries(content: bytes) -> Entries:
@@ -118,24 +95,6 @@ def plain_entries(content: bytes) -> Entries:
         node["metadata"] = {} if origin is None else {"custom": json.dumps({_ORIGIN: origin})}
     entries[_MODEL] = json.dumps(program).encode()
     return entries
-
-
-def check_entries(entries: Mapping[str, bytes], kind: str) -> None:
-    """`RefusedError` unless each entry is one that an archive of this kind has, and holds what it should."""
-    if kind not in _NAMES:
-        raise RefusedError(f"it is of the kind {kind!r}, which is not known")
-    strange = [name for name in entries if not _NAMES[kind].fullmatch(name)]
-    if strange:
-        raise RefusedError(f"it holds {', '.join(map(repr, strange[:3]))}, which does not belong in it")
-    missing = [name for name in _NEEDED[kind] if name not in entries]
-    if missing or entries[_FORMAT] != b"pt2" or entries[_VERSION] != b"0":
-        raise RefusedError(f"it is no archive of torch's present form{f': it has no {missing[0]}' if missing else ''}")
-    if kind == "exported":
-        if entries.get(_SAMPLES):
-            raise RefusedError("it holds pickled inputs")
-        for config in _CONFIGS:
-            _check_config(entries, config)
-        _check_program(entries[_MODEL])
 
 
 def program_of(entries: Mapping[str, bytes]) -> ExportedProgram:
@@ -296,3 +255,53 @@ _KINDS_OF_TEXT: dict[str, Callable[[str], object]] = {
     "in_spec": _is_structure,
     "out_spec": _is_structure,
 }
+
+
+# --- constants ---
+
+
+def _bytes_of(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else 8
+
+
+def _without_values(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+#: How many times the size of a program's tensors `fold_constants` computes at most, and these bytes.
+MOST_FOLDED = 32, 2**28
+#: Bytes that a single result may have, where it is larger than twice what it is made of.
+MOST_MADE = 2**26
+
+
+def fold_constants(module: fx.GraphModule) -> None:
+    """Compute once what `module` computes from its tensors alone, which `derive_weights` leaves to that.
+
+    It computes little, and nothing that is large: a file may hold any program, and a small one is to take little memory.
+    """
+    values: dict[fx.Node, Any] = {node: attribute_of(node, module) for node in module.graph.find_nodes(op="get_attr")}
+    left = MOST_FOLDED[0] * sum(map(_bytes_of, values.values())) + MOST_FOLDED[1]
+    with torch.no_grad():
+        for node in module.graph.nodes:
+            if node.op != "call_function" or not node.all_input_nodes or not values.keys() >= set(node.all_input_nodes):
+                continue
+            shapes = fx.map_arg((node.args, node.kwargs), lambda one: pytree.tree_map(_without_values, values[one]))
+            try:
+                size = sum(map(_bytes_of, pytree.tree_leaves(node.target(*shapes[0], **shapes[1]))))
+            except Exception:  # an operator that torch cannot do without values is left to each call
+                continue
+            left -= size
+            largest = max(_bytes_of(leaf) for one in node.all_input_nodes for leaf in pytree.tree_leaves(values[one]))
+            if size <= max(2 * largest, MOST_MADE) and left >= 0:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+    for node, value in values.items():
+        if node.op == "call_function" and isinstance(value, torch.Tensor) and not values.keys() >= set(node.users):
+            name = f"constant_{node.name}"
+            module.register_buffer(name, value, persistent=False)
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.create_node("get_attr", name))
+    for node in reversed(values):
+        if not node.users:
+            module.graph.erase_node(node)
+    module.recompile()

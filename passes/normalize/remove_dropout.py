@@ -1,17 +1,16 @@
 """NORMALIZE: dropout is the identity in evaluation mode; what only works in training mode is refused."""
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.layers.layer import bound_arguments
-from lrpfx.operators.table import operator_named
-from lrpfx.types import Dropout
+from lrpfx.types import BatchNorm, Dropout
 
 
-class RemoveDropout(Pass):
+class RemoveDropout(GraphPass):
     """Remove dropout. `CaptureError` for dropout, randomized activations and batch norm that behave as in training."""
 
     name = "remove_dropout"
@@ -22,7 +21,7 @@ class RemoveDropout(Pass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
-            operator = operator_named(node_info(node).operator)
+            operator = node_info(node).operator
             if operator is None or "training" not in operator.arguments:
                 continue
             if node_info(node).role is Role.PARAMETER:  # the statistics of a weight, as in weight standardization
@@ -39,7 +38,8 @@ class RemoveDropout(Pass):
 
 def _complaint(node: fx.Node) -> str:
     info = node_info(node)
-    if info.operator == "batch_norm" and not any(isinstance(argument, fx.Node) for argument in node.args[1:3]):
+    batch_norm = info.operator is not None and issubclass(info.operator.kind, BatchNorm)
+    if batch_norm and not any(isinstance(argument, fx.Node) for argument in node.args[1:3]):
         return (
             f"{info.name} ({info.source}) normalizes with the statistics of the batch, so that one sample's explanation "
             "would depend on the others. Use a batch norm with running statistics (track_running_stats=True)."

@@ -7,19 +7,19 @@ parameters, which may change. Where nothing is known a value is of unknown sign.
 from collections.abc import Mapping
 from typing import Any
 
-from lrpfx.passes.program import Pass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, SIGNED
 from torch import fx
 
 from lrpfx.errors import InputError
-from lrpfx.ir.node import Role, Sign, calls, node_info, update_info
+from lrpfx.ir.node import Role, calls, node_info, update_info
+from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import bound_arguments
-from lrpfx.operators.table import operator_named
 
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
-class AnalyzeSigns(Pass):
+class AnalyzeSigns(GraphPass):
     """Write into the metadata which values are known not to be negative, or not to be positive.
 
     `input_range`: the lowest and the highest value of the inputs, for all or by name. `InputError` where it is not that.
@@ -75,7 +75,7 @@ def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple
 
 
 def _sign_of_call(node: fx.Node) -> Sign:
-    operator = operator_named(node_info(node).operator)
+    operator = node_info(node).operator
     if operator is None or operator.sign is None:
         return Sign.UNKNOWN
     if operator.arguments:

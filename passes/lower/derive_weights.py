@@ -1,17 +1,17 @@
-"""Modified weights of lowered programs: computed from the weights that a program holds anyway, instead of held as well.
+"""Compute modified weights from the weights that a lowered program holds anyway, instead of holding both.
 
-What runs a program computes them once: ONNX Runtime and AOTInductor fold constants themselves, `fold_constants` does it for
-programs that torch runs.
+They are computed once, by whatever runs the program: ONNX Runtime and AOTInductor fold constants themselves, and so does the
+runner of an exported program.
 """
 
-from typing import Any
-
 import torch
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import TENSORS_NAMED
 from torch import fx, nn
 
-from lrpfx.ir.node import attribute_of, output_node
+from lrpfx.ir.node import output_node
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.torch_internals import make_fx, pytree
+from lrpfx.support.torch_internals import make_fx
 
 #: Bytes of the smallest weight that is computed: the operations of smaller ones are as large.
 SMALLEST = 1024
@@ -19,10 +19,26 @@ SMALLEST = 1024
 _FILLING = (torch.ops.aten.ones_like.default, torch.ops.aten.zeros_like.default, torch.ops.aten.full_like.default)
 
 
-def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> None:
-    """Let `graph`, over the tensors of `root`, compute the derived buffers of `module` that elementwise operations give."""
+class DeriveWeights(GraphPass):
+    """Let the graph compute the derived buffers that elementwise operations give."""
+
+    name = "derive_weights"
+    stage = "lower"
+    requires = (TENSORS_NAMED,)
+
+    def __init__(self, module: ExplainModule) -> None:
+        """`module`: the explainable module that the program was made from."""
+        self.module = module
+
+    def run(self, program: Program) -> PassResult:
+        derived = derive_weights(program.graph, program.root, self.module)
+        return PassResult(len(derived), [(name, "computed") for name in derived])
+
+
+def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> list[str]:
+    """Let `graph`, over the tensors of `root`, compute derived buffers of `module`; the names of those that it computes."""
     if module.fold_graph is None:
-        return
+        return []
     read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
     (results,) = output_node(module.fold_graph).args
     assert isinstance(results, tuple)
@@ -56,6 +72,7 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> N
     for name in computed:
         path, _, leaf = name.rpartition(".")
         delattr(root.get_submodule(path), leaf)
+    return list(computed)
 
 
 def _formula(module: nn.Module, result: fx.Node, tensors: dict[fx.Node, str]) -> tuple[list[str], fx.GraphModule] | None:
@@ -81,50 +98,3 @@ def _is_elementwise(node: fx.Node) -> bool:
     if node.op != "call_function":
         return node.op != "get_attr"  # a number that is a tensor would be one more
     return node.target in _FILLING or torch.Tag.pointwise in getattr(node.target, "tags", ())
-
-
-def _bytes_of(value: Any) -> int:
-    return value.nbytes if isinstance(value, torch.Tensor) else 8
-
-
-def _without_values(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-
-#: How many times the size of a program's tensors `fold_constants` computes at most, and these bytes.
-MOST_FOLDED = 32, 2**28
-#: Bytes that a single result may have, where it is larger than twice what it is made of.
-MOST_MADE = 2**26
-
-
-def fold_constants(module: fx.GraphModule) -> None:
-    """Compute once what `module` computes from its tensors alone, which `derive_weights` leaves to that.
-
-    It computes little, and nothing that is large: a file may hold any program, and a small one is to take little memory.
-    """
-    values: dict[fx.Node, Any] = {node: attribute_of(node, module) for node in module.graph.find_nodes(op="get_attr")}
-    left = MOST_FOLDED[0] * sum(map(_bytes_of, values.values())) + MOST_FOLDED[1]
-    with torch.no_grad():
-        for node in module.graph.nodes:
-            if node.op != "call_function" or not node.all_input_nodes or not values.keys() >= set(node.all_input_nodes):
-                continue
-            shapes = fx.map_arg((node.args, node.kwargs), lambda one: pytree.tree_map(_without_values, values[one]))
-            try:
-                size = sum(map(_bytes_of, pytree.tree_leaves(node.target(*shapes[0], **shapes[1]))))
-            except Exception:  # an operator that torch cannot do without values is left to each call
-                continue
-            left -= size
-            largest = max(_bytes_of(leaf) for one in node.all_input_nodes for leaf in pytree.tree_leaves(values[one]))
-            if size <= max(2 * largest, MOST_MADE) and left >= 0:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
-    for node, value in values.items():
-        if node.op == "call_function" and isinstance(value, torch.Tensor) and not values.keys() >= set(node.users):
-            name = f"constant_{node.name}"
-            module.register_buffer(name, value, persistent=False)
-            with module.graph.inserting_before(node):
-                node.replace_all_uses_with(module.graph.create_node("get_attr", name))
-    for node in reversed(values):
-        if not node.users:
-            module.graph.erase_node(node)
-    module.recompile()

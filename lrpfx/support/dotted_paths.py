@@ -1,4 +1,4 @@
-"""Functions by import path: how graphs and operations are pickled although some of torch's functions cannot be."""
+"""Functions by import path, for pickling graphs and operations with functions of torch that cannot be pickled."""
 
 import importlib
 import types as python_types

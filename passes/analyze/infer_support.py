@@ -4,16 +4,14 @@ It runs against the flow. Rules that give an input its value times something giv
 that is wherever the value before it was not positive. The claim holds for relevance that enters at the model's output.
 """
 
-from lrpfx.passes.program import Pass as GraphPass
+from lrpfx.passes.program import GraphPass as GraphPass
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from torch import fx
 
-from lrpfx.ir.node import Role, Sign, node_info, update_info
+from lrpfx.ir.node import Role, node_info, update_info
+from lrpfx.ir.operator import Sign
 from lrpfx.operators.signs import of_input
-from lrpfx.operators.table import operator_named
-from lrpfx.rules.formulas import AbsoluteRatio, NormalizationEpsilon, Pass, SoftmaxTaylor, UniformEpsilon, ValueOnly
-from lrpfx.rules.template import BasicHook, Hook
 from lrpfx.types import Activation
 
 
@@ -49,18 +47,11 @@ def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
     info = node_info(user)
     if info.role is not Role.DATA:  # sizes
         return True
-    operator = operator_named(info.operator)
-    if info.rule is not None and type(info.rule) is not Pass:
-        return _is_proportional(info.rule) and node_info(node).sign is Sign.NONNEGATIVE
+    operator = info.operator
+    if info.rule is not None and not info.rule.passes_all:
+        return info.rule.is_proportional and node_info(node).sign is Sign.NONNEGATIVE
     if operator is None or info.keeps_gradient or not info.relevant_where_positive:
         return False
     if info.rule is None:
         return operator.moves
-    return operator.kind is Activation and (operator.sign is of_input or operator.name in ("relu", "relu6"))
-
-
-def _is_proportional(rule: Hook) -> bool:
-    """Whether the relevance of an input is the input times something."""
-    if isinstance(rule, BasicHook):
-        return rule.is_proportional
-    return type(rule) in (AbsoluteRatio, NormalizationEpsilon, SoftmaxTaylor, UniformEpsilon, ValueOnly)
+    return operator.kind is Activation and (operator.sign is of_input or operator.keeps_nonpositive)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()) -> str:
-    """Rows under their columns, each as wide as its widest cell; the columns in `numbers` are aligned to the right."""
+    """A text table. Columns are as wide as their widest cell; the columns in `numbers` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,0 +1,49 @@
+"""Programs as native code: .pt2 files that AOTInductor compiles."""
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from lrpfx.deploy.archive import archive_of, check_entries, read_archive, signed_archive
+from lrpfx.deploy.backends.backend import Replace, Stored
+from lrpfx.deploy.backends.exported import Exported
+from lrpfx.deploy.runner import Function
+from lrpfx.errors import ArtefactError
+from lrpfx.support.torch_internals import compile_program, load_compiled
+
+logger = logging.getLogger(__name__)
+
+#: Weights are laid out ahead of time. Values between layers are not: inductor mistakes the layout of a batch of one in 3-d
+#: convolutions, and the relevance is wrong.
+INDUCTOR = {"freezing": True, "layout_optimization": False}
+
+
+class Compiled(Exported):
+    """Native code for machines like this one, in an archive like that of an exported program."""
+
+    kind = "compiled"
+
+    def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
+        doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())
+        configs = {**INDUCTOR, "freezing": not doubles}  # frozen convolutions are oneDNN's, which has none in float64
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = Path(folder) / "program.pt2"
+            logger.info("compiling with AOTInductor")
+            try:
+                with torch.no_grad():  # where gradients are on, inductor silently does without freezing
+                    compile_program(program, str(compiled), configs)
+            except Exception as error:
+                raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
+            entries = read_archive(compiled.read_bytes())
+        replace(signed_archive(entries, manifest, self_test))
+
+    def load(self, path: Path, stored: Stored) -> Function:
+        check_entries(stored.content, r"data/aotinductor/model/\w+(\.\w+)+")
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "program.pt2"
+            archive.write_bytes(archive_of(stored.content))
+            return load_compiled(str(archive))

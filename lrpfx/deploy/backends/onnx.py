@@ -1,0 +1,288 @@
+"""Programs in the operators of ONNX: .onnx files for ONNX Runtime and its like.
+
+Such a file is an ONNX model. Its metadata has the manifest, the self-test and, last of all, the hash of all bytes before it.
+"""
+
+import base64
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored
+from lrpfx.deploy.files import behind_links, hash_of_file, put_in_place, temporary_file
+from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import as_array
+from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
+from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx
+from lrpfx.runtime.propagation import ORIGIN
+from lrpfx.support.torch_internals import untranslated
+
+logger = logging.getLogger(__name__)
+
+OPSET = 20
+
+#: Bytes of parameters from which on an .onnx file keeps them in a second one; a file of its own may have 2 GiB at most.
+EXTERNAL_DATA_FROM = 3 * 2**29
+
+#: Bytes of the smallest parameter that goes there.
+SMALLEST_MOVED = 1024
+
+
+class Onnx(Backend):
+    """A model of ONNX. Parameters of more than 1.5 GiB stand in a second file beside it."""
+
+    kind = "onnx"
+    suffix = ".onnx"
+    legalize = (LegalizeForOnnx,)
+
+    def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
+        logger.info("translating into operators of ONNX")
+        model = onnx_model(program, list(manifest["arguments"]), list(manifest["results"]))
+        replaced, written = _data_of(path), None
+        try:
+            if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
+                written, manifest["data"] = _move_parameters(model, path)
+            metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
+            for key, value in metadata.items():
+                entry = model.metadata_props.add()
+                entry.key, entry.value = key, value
+            body = model.SerializeToString(deterministic=True)
+            replace(body + _trailer(body))
+        except BaseException:
+            if written is not None:
+                written.unlink(missing_ok=True)
+            raise
+        if replaced is not None and replaced.name != manifest.get("data", {}).get("file") and not _is_named(replaced, path):
+            replaced.unlink(missing_ok=True)
+
+    def read(self, path: Path, content: bytes) -> Stored:
+        try:
+            import onnxruntime  # noqa: F401  what loads it
+
+            manifest, self_test = _read(content)
+        except ImportError as error:
+            raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+        return Stored(manifest, self_test, content)
+
+    def load(self, path: Path, stored: Stored) -> Function:
+        import onnxruntime
+
+        manifest = stored.manifest
+        path = behind_links(path)
+        data = path.parent / manifest["data"]["file"] if "data" in manifest else None
+        if data is not None:
+            if data.is_symlink() or not data.is_file():
+                raise RefusedError(f"the file of its parameters, {data.name}, is not there")
+            if hash_of_file(data) != manifest["data"]["sha256"]:
+                raise RefusedError(f"it is damaged: {data.name} has another hash")
+        try:
+            session = onnxruntime.InferenceSession(stored.content if data is None else path, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise RefusedError(f"onnxruntime {onnxruntime.__version__} cannot load it: {error}") from error
+        names = list(manifest["results"])
+
+        def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            arrays = dict(zip(manifest["arguments"], map(as_array, tensors), strict=True))
+            return dict(zip(names, map(torch.from_numpy, session.run(names, arrays)), strict=True))
+
+        return run
+
+
+# --- translation -----------------------------------------------------------------------------------------------------------
+
+
+def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequence[str]) -> Any:
+    """A legalized program as an `onnx.ModelProto`, its inputs and outputs called `arguments` and `results`.
+
+    Errors: `LoweringError` that names the operators which ONNX does not have, with the nodes and rules they come from.
+    """
+    try:
+        import onnxscript  # noqa: F401  what torch.onnx translates with
+    except ImportError as error:
+        raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+    try:
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
+            output_names=[f"lrpfx.result.{name}" for name in results],
+        )
+    except Exception as error:
+        cause = error
+        while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__  # torch.onnx wraps it in advice
+        raise LoweringError(_missing_operators(program) or f"torch.onnx cannot translate the program: {cause}") from error
+    if exported is None:
+        raise LoweringError("torch.onnx returned no program")
+    model = exported.model_proto
+    _rename(model.graph, [*arguments, *results])
+    _tidy(model, {node.name: origin_of(node) for node in program.graph.nodes})
+    return model
+
+
+def origin_of(node: Node) -> str:
+    """Name and rule of the node of the explainable module that an operation comes from, or nothing."""
+    return str(node.meta.get("custom", {}).get(ORIGIN, ""))
+
+
+def _missing_operators(program: ExportedProgram) -> str:
+    """What the operators without a translation are and where they come from; nothing where there are none."""
+    try:
+        nodes = untranslated(program, OPSET)
+    except Exception:  # then this is what torch.onnx could not do
+        return ""
+    lines = [f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node in nodes]
+    if not lines:
+        return ""
+    return (
+        "ONNX has no form of these operators:\n"
+        + "\n".join(dict.fromkeys(lines))
+        + "\nGive the layers another rule or replace them; .pt2 files and lrpfx.package take the program as it is."
+    )
+
+
+def _rename(graph: Any, names: Sequence[str]) -> None:
+    """Give arguments and results their names; values inside that have them already get others."""
+    taken = {name: f"{name}.inside" for name in names}
+
+    def renamed(name: str) -> str:
+        for prefix in ("lrpfx.argument.", "lrpfx.result."):
+            if name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return taken.get(name, name)
+
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = renamed(value.name)
+    for node in graph.node:
+        node.input[:] = [renamed(name) for name in node.input]
+        node.output[:] = [renamed(name) for name in node.output]
+
+
+def _tidy(model: Any, origins: Mapping[str, str]) -> None:
+    """Call the batch dimension so, and note of each operation only the node and the rule that it comes from."""
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    batches = {value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input}
+    for value in values:
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param and dimension.dim_param in batches:
+                dimension.dim_param = "batch"
+        del value.metadata_props[:]
+    for node in model.graph.node:
+        noted = {entry.key: entry.value for entry in node.metadata_props}
+        traced = noted.get("pkg.torch.onnx.fx_node", "").partition(" ")[0].removeprefix("%")
+        del node.metadata_props[:]
+        if origins.get(traced):
+            entry = node.metadata_props.add()
+            entry.key, entry.value = ORIGIN, origins[traced]
+    for tensor in model.graph.initializer:
+        del tensor.metadata_props[:]
+    del model.graph.metadata_props[:]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------------
+
+
+def _data_of(path: Path) -> Path | None:
+    """The file with parameters that an .onnx file of lrpfx keeps beside it, if there is one."""
+    try:
+        manifest = _read(path.read_bytes())[0]
+    except (OSError, LrpfxError, RefusedError):
+        return None
+    return path.parent / manifest["data"]["file"] if "data" in manifest else None
+
+
+def _is_named(data: Path, path: Path) -> bool:
+    """Whether a file of parameters may belong to another .onnx file than `path`, by its name or by what stands in that file."""
+    if not data.name.startswith(f"{path.name}."):
+        return True
+    name = os.fsencode(data.name)
+    for other in path.parent.iterdir():
+        if other.suffix == ".onnx" and other.name != path.name:
+            with suppress(OSError, ValueError), ExitStack() as stack:
+                file = stack.enter_context(open(other, "rb"))
+                if stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).find(name) >= 0:
+                    return True
+    return False
+
+
+def _trailer(body: bytes) -> bytes:
+    """One more entry of the metadata, as protobuf writes it, so that the whole is an ONNX model again."""
+    key, value = b"lrpfx_sha256", hashlib.sha256(body).hexdigest().encode()
+    entry = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([len(value)]) + value
+    return b"\x72" + bytes([len(entry)]) + entry
+
+
+def _move_parameters(model: Any, path: Path) -> tuple[Path | None, dict[str, str]]:
+    """Move the parameters of `model` to a file beside `path`, named by its hash.
+
+    The file, unless there was one already, and what the manifest says of it.
+    """
+    from onnx import external_data_helper
+
+    with temporary_file(path.parent / f"{path.name}.data", ".data") as temporary:
+        for tensor in model.graph.initializer:
+            if tensor.HasField("raw_data") and len(tensor.raw_data) >= SMALLEST_MOVED:
+                external_data_helper.set_external_data(tensor, temporary.name)
+        external_data_helper.write_external_data_tensors(model, str(path.parent))
+        digest = hash_of_file(temporary)
+        target = path.parent / f"{path.name}.{digest[:16]}.data"
+        is_new = not target.exists()
+        put_in_place(temporary, target, like=path)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = target.name
+    return target if is_new else None, {"file": target.name, "sha256": digest}
+
+
+def _read(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """The manifest of an ONNX file and its self-test, its hash verified. It reads no file but the one in the manifest."""
+    import onnx
+
+    length = len(_trailer(b""))
+    body, trailer = content[:-length], content[-length:]
+    if b"lrpfx_sha256" not in trailer:
+        raise RefusedError("it is damaged, or was not written by lrpfx: it has no hash")
+    if trailer != _trailer(body):
+        raise RefusedError("it is damaged: its content has another hash")
+    model = onnx.ModelProto.FromString(content)
+    keys = sorted(entry.key for entry in model.metadata_props)
+    if keys != ["lrpfx", "lrpfx_self_test", "lrpfx_sha256"]:
+        raise RefusedError(f"its metadata is {', '.join(keys)}, not that of lrpfx")
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    manifest = manifest_of(metadata["lrpfx"])
+    data = manifest.get("data", {})
+    if data and not (re.fullmatch(r"[^/\\\0]+\.[0-9a-f]{16}\.data", data["file"]) and isinstance(data["sha256"], str)):
+        raise RefusedError(f"it names {data['file']!r} as the file of its parameters")
+    elsewhere = set(_files_read(model)) - {data.get("file")}
+    if elsewhere:
+        raise RefusedError(f"it reads another file, {min(elsewhere)!r}")
+    return manifest, base64.b64decode(metadata["lrpfx_self_test"], validate=True)
+
+
+def _files_read(message: Any) -> Iterator[str]:
+    """The files that tensors anywhere in a message of protobuf are read from."""
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for one in value if isinstance(value, Sequence) else [value]:
+            if field.name == "external_data":
+                if one.key == "location":
+                    yield one.value
+            else:
+                yield from _files_read(one)

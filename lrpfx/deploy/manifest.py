@@ -1,0 +1,109 @@
+"""Manifests: what a file says of its program, and what one must say to be read."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from lrpfx.deploy import self_test
+from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of
+from lrpfx.errors import ArtefactError, InputTypeError
+from lrpfx.passes.program import PassRecord
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 5
+
+
+def checked_facts(program: ExportedProgram) -> dict[str, Any]:
+    if not isinstance(program, ExportedProgram):
+        raise InputTypeError(f"a program is what lrpfx.lower returns, not a {type(program).__name__}")
+    facts = facts_of(program)
+    if facts is None:
+        raise ArtefactError("the program was not made by lrpfx.lower, so that nothing is known of what it takes and returns")
+    return facts
+
+
+def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord]) -> tuple[dict[str, Any], bytes]:
+    """The manifest without hashes, and the self-test. `history`: the stages that the program was made in."""
+    logger.info("recording a self-test")
+    facts = checked_facts(program)
+    arguments = argument_examples(program)
+    batch = None if facts["dynamic_batch"] else len(next(iter(arguments.values())))
+    test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], facts["tolerance"])
+    manifest = {
+        "format": FORMAT,
+        "kind": kind,
+        "torch": str(torch.__version__),
+        **facts,
+        "arguments": {name: _description(value, batch) for name, value in arguments.items()},
+        "results": {name: _description(value, batch) for name, value in results.items()},
+        "self_test": list(test.sizes),
+        "stages": [f"{stage.stage} {stage.name}: {stage.matches}" for stage in history],
+    }
+    return manifest, test.to_bytes()
+
+
+def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
+    """Shape, with None for any batch size, and dtype."""
+    return {"shape": [batch, *value.shape[1:]] if value.ndim else [], "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def manifest_of(text: str | bytes) -> dict[str, Any]:
+    """The manifest, in which everything stands that is read of one."""
+    manifest = json.loads(text)
+    if not isinstance(manifest, dict):
+        raise RefusedError("its manifest is not one")
+    if manifest.get("format") != FORMAT:
+        raise RefusedError(f"it has format {manifest.get('format')!r}, and this version of lrpfx reads format {FORMAT}")
+    for key, kind in _MANIFEST_KEYS.items():
+        if not isinstance(manifest.get(key), kind):
+            raise RefusedError(f"its manifest has no {key}, or another value than it may have")
+    for role in ("arguments", "results"):
+        for name, described in manifest[role].items():
+            sizes, dtype = described["shape"], described["dtype"]
+            if not all(size is None or (type(size) is int and size >= 0) for size in sizes) or dtype not in DTYPES:
+                raise RefusedError(f"its manifest does not say what {name} is")
+            if any(size is None for size in sizes[1:]) or (role == "arguments" and not sizes):
+                raise RefusedError(f"its manifest does not say what {name} is")
+    names, results = list(manifest["arguments"]), manifest["results"]
+    if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
+        raise RefusedError("its manifest does not say what the program takes and returns")
+    has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
+    if not has_target or (manifest["target"] == "index" and len(results["output"]["shape"]) != 2):
+        raise RefusedError("its manifest does not say what the program takes as its target")
+    described = [
+        manifest["canonizers"],
+        manifest.get("stages", []),
+        list(manifest["rules"].values()),
+        *manifest["merged"].values(),
+    ]
+    if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
+        raise RefusedError("its manifest does not say which rules its nodes have")
+    strange = next((text for text in _texts_of(manifest) if not text.isprintable()), None)
+    if strange is not None:
+        raise RefusedError(f"its manifest has {strange!r}, which cannot be printed")
+    return manifest
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts_of([*value, *value.values()])
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_of(inner)
+
+
+_MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
+    **dict.fromkeys(("arguments", "results", "rules", "merged"), dict),
+    **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
+    "self_test": list,
+}
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

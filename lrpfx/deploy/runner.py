@@ -1,0 +1,162 @@
+"""Runners: loaded programs that check what they are called with."""
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from lrpfx.deploy.manifest import DTYPES
+from lrpfx.deploy.self_test import SelfTest, as_array
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
+from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.tensors import not_dense
+from lrpfx.support.torch_internals import DisableTorchFunction
+
+Array = torch.Tensor | np.ndarray
+Function = Callable[..., Mapping[str, torch.Tensor]]
+
+
+def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor as compiled code reads them from memory."""
+    problem = not_dense(value)
+    if problem is not None:
+        raise InputTypeError(f"{name} is {problem}, but the program takes dense tensors with values")
+    with DisableTorchFunction():  # a subclass may change what its methods do
+        return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+
+
+class Runner:
+    """A loaded program: `runner(input, target)` returns a dict of results, arrays for arrays and tensors for tensors.
+
+    Inputs are checked before they run: compiled programs give wrong results for another memory format, without an error. What
+    surrounds a call, such as autocast, does not change its results.
+    """
+
+    def __init__(self, function: Function, manifest: dict[str, Any], self_test: SelfTest) -> None:
+        self.function = function
+        self.manifest = manifest
+        self.self_test = self_test
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Runner":
+        return Runner(copy.deepcopy(self.function, memo), self.manifest, self.self_test)
+
+    def __reduce__(self) -> NoReturn:
+        raise InputTypeError("a runner is not pickled: load the file where it is to run")
+
+    def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
+        """The results by name. Arguments have the shapes and dtypes of `manifest["arguments"]`, in their order or by name.
+
+        Errors: `InputError` and `InputTypeError` for arguments that the program does not take; `ArtefactError` where it fails
+        on what it takes; `MemoryError`.
+        """
+        names = list(self.manifest["arguments"])
+        if len(args) > len(names):
+            raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments")
+        given = {**dict(zip(names, args, strict=False)), **keywords}
+        missing = [name for name in names if name not in given]
+        unknown = [name for name in given if name not in names]
+        twice = [name for name in names[: len(args)] if name in keywords]
+        if missing or unknown or twice:
+            raise InputError(
+                f"the program takes {', '.join(names)}; missing: {', '.join(missing) or 'none'}, "
+                f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}"
+            )
+        try:
+            tensors = [self._checked(name, given[name]) for name in names]
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise MemoryError(str(error)) from error
+            raise
+        if len({len(tensor) for tensor in tensors}) > 1:
+            raise InputError(
+                f"the batch sizes differ: {', '.join(f'{n} {len(t)}' for n, t in zip(names, tensors, strict=True))}"
+            )
+        if self.manifest["target"] == "index":
+            self._check_classes(tensors[-1])
+        results = self._run(tensors)
+        if any(isinstance(value, np.ndarray) for value in given.values()):
+            return {name: as_array(value) for name, value in results.items()}
+        return results
+
+    @undisturbed()  # an interrupt within an `__exit__` would leave gradients off
+    def _run(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        devices = {"cpu", *(tensor.device.type for tensor in tensors)}
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(torch.no_grad())
+                for device in devices:
+                    stack.enter_context(torch.autocast(device, enabled=False))
+                return dict(self.function(*tensors))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise MemoryError(str(error)) from error
+            if any(tensor.dtype == torch.int64 for tensor in tensors[: len(self._inputs())]):
+                raise InputError(  # nothing else of what was checked can be wrong with inputs
+                    f"the program cannot run on these inputs, perhaps for an index that it does not have: {error}"
+                ) from error
+            raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
+
+    def _inputs(self) -> list[str]:
+        """The arguments of the model itself."""
+        return [name for name in self.manifest["arguments"] if name != "target"]
+
+    def _checked(self, name: str, value: Array) -> torch.Tensor:
+        """The tensor that the program takes, contiguous."""
+        wanted = self.manifest["arguments"][name]
+        if not isinstance(value, (torch.Tensor, np.ndarray)):
+            raise InputTypeError(f"{name} is a {type(value).__name__}, not a tensor or an array")
+        if isinstance(value, np.ndarray):
+            if value.dtype.name not in DTYPES:
+                raise InputTypeError(f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}")
+            if isinstance(value, np.ma.MaskedArray):
+                raise InputTypeError(f"{name} is a masked array, and the program knows no mask; fill it with values")
+            tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
+        else:
+            tensor = _plain(name, value)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype != wanted["dtype"]:
+            raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")
+        shape, sizes = list(tensor.shape), wanted["shape"]
+        if len(shape) != len(sizes) or any(want not in (None, have) for have, want in zip(shape, sizes, strict=True)):
+            shown = "×".join("batch" if size is None else str(size) for size in sizes)
+            raise InputError(f"{name} has shape {'×'.join(map(str, shape))}, but the program takes {shown}")
+        if not len(tensor):
+            raise InputError(f"{name} is an empty batch")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise InputError(f"{name} has values that are not finite")
+        return tensor.contiguous()
+
+    def _check_classes(self, target: torch.Tensor) -> None:
+        classes = self.manifest["results"]["output"]["shape"][1]
+        outside = target[(target < 0) | (target >= classes)]
+        if outside.numel():
+            raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+
+    def verify(self) -> float:
+        """Run the self-test, for two batch sizes where any is allowed: the largest difference of a result.
+
+        It is relative to the norm of what is expected of the larger batch. Errors: `ArtefactError` above the tolerance.
+        """
+        largest = 0.0
+        for size in self.self_test.sizes:
+            arguments = {
+                name: torch.from_numpy(value).to(getattr(torch, self.manifest["arguments"][name]["dtype"]))
+                for name, value in self.self_test.arguments(list(self.manifest["arguments"]), size).items()
+            }
+            for name, value in self(**arguments).items():
+                difference = self.self_test.difference(name, size, as_array(value))
+                largest = max(largest, difference)
+                if not difference <= self.manifest["tolerance"]:
+                    raise ArtefactError(
+                        f"{name} differs from what the program gave when it was saved, by {difference:.1e} of its norm in a "
+                        f"batch of {size}, which is more than {self.manifest['tolerance']:.0e}"
+                    )
+        return largest
+
+    def __repr__(self) -> str:
+        return f"<{self.manifest['kind']} program of {self.manifest['title']}: {', '.join(self.manifest['arguments'])}>"

@@ -1,0 +1,139 @@
+"""Calls of modules with any code in place of their gradient: Zennit's protocol of hooks."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from lrpfx.ir.node import is_floating, map_arguments
+from lrpfx.layers.layer_of_call import tensors_in
+from lrpfx.module_mode.call_with_rule import carries_gradient
+from lrpfx.module_mode.registration import Forward
+from lrpfx.runtime.ruled_operation import Switch
+
+
+class GeneralRule(Protocol):
+    """What a hook with code of its own offers; see `lrpfx.rules.hook.Hook`."""
+
+    stored_tensors: dict[str, Any]
+    switch: Switch
+
+    def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any: ...
+
+    def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any: ...
+
+    def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None: ...
+
+    def backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any: ...
+
+
+class CallRecord:
+    """What one call of a hooked module keeps for its way back: a layer called twice has two of them."""
+
+    def __init__(self, rule: GeneralRule, module: nn.Module) -> None:
+        self.rule = rule
+        self.switch = rule.switch  # which a later registration replaces
+        self.module = module
+        self.stored_tensors: dict[str, Any] = {}
+
+    def invoke(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the rule with this call's stored tensors in place."""
+        self.rule.stored_tensors = self.stored_tensors
+        return function(*args)
+
+
+class _Boundary(torch.autograd.Function):
+    """An identity at which a call is recorded."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.record = inputs[0]
+
+
+class _Entry(_Boundary):
+    """Identity on the inputs; on the way back the rule replaces their gradient."""
+
+    @staticmethod
+    def forward(record: CallRecord, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        record: CallRecord = ctx.record
+        if not record.switch.on:
+            return (None, *gradients)
+        grad_output = record.stored_tensors.get("grad_output")
+        result = record.invoke(record.rule.backward, record.module, list(gradients), grad_output)
+        if result is None:
+            return (None, *gradients)
+        replaced = (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        return (None, *replaced[: len(gradients)], *[None] * (len(gradients) - len(replaced)))
+
+
+class _Exit(_Boundary):
+    """Identity on the outputs; on the way back their gradient is recorded."""
+
+    @staticmethod
+    def forward(record: CallRecord, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        record: CallRecord = ctx.record
+        if record.switch.on:
+            record.stored_tensors["grad_output"] = gradients
+            record.invoke(record.rule.pre_backward, record.module, [], gradients)
+        return (None, *gradients)
+
+
+def call_with_code(
+    rule: GeneralRule, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call `forward` of `module` between two identities at which the rule's code takes part in the backward pass.
+
+    The code around the forward pass runs whether or not there will be a backward pass.
+    """
+    record = CallRecord(rule, module)
+    changed = record.invoke(rule.pre_forward, module, *_fitting(rule.pre_forward, args, kwargs))
+    if changed is not None:
+        args, kwargs = changed if _is_arguments(changed) else (changed, kwargs)
+    args, kwargs = _through(_Entry, record, (args, kwargs))
+    output = forward(*args, **kwargs)
+    replaced = record.invoke(rule.forward, module, *_fitting(rule.forward, args, kwargs), output)
+    output = output if replaced is None else replaced
+    replaced = record.invoke(rule.post_forward, module, *_fitting(rule.post_forward, args, kwargs), output)
+    return _through(_Exit, record, output if replaced is None else replaced)
+
+
+def _is_arguments(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
+
+
+@functools.cache
+def takes_kwargs(function: Callable[..., Any]) -> bool:
+    """Whether a method of a rule takes (module, args, kwargs, ...) rather than the shorter (module, input, ...)."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+    return takes_all or "kwargs" in parameters or len(parameters) > 4
+
+
+def _fitting(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments of a call for a method of a rule.
+
+    The shorter form gets all inputs in one tuple, aligned with the gradients that `backward` gets.
+    """
+    return (args, kwargs) if takes_kwargs(getattr(method, "__func__", method)) else ((*args, *kwargs.values()),)
+
+
+def _through(function: type[_Boundary], record: CallRecord, values: Any) -> Any:
+    """`values` with every floating-point tensor in them passed through an identity, if any of them has a gradient."""
+    tensors = tensors_in(values)
+    if not carries_gradient(tensors):
+        return values
+    passed = iter(function.apply(record, *tensors))  # type: ignore[no-untyped-call]
+    return map_arguments(values, lambda leaf: next(passed) if is_floating(leaf) else leaf)

@@ -1,0 +1,441 @@
+"""Element-wise functions."""
+
+import builtins
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.node import is_data
+from lrpfx.ir.operator import Bound, Builder, Function, Operator, Probability, Sample, SignOf
+from lrpfx.operators import signs
+from lrpfx.operators.functions import exponential, thresholded_relu
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
+
+
+def _activation(
+    name: str, function: Function, arguments: str = "input", modules: Sequence[type] = (), **facts: Any
+) -> Operator:
+    return row(name, types.Activation, function, arguments, modules=modules, keeps_rank=True, **facts)
+
+
+def _bounded(bound: Bound) -> int:
+    """How surely a clamped value scales another: where it has both bounds."""
+    return int(bound.get("min") is not None and bound.get("max") is not None)
+
+
+def _bounded_by_data(build: Builder) -> fx.Node | None:
+    """A bound that depends on the input takes the relevance of the entries that it replaces."""
+    result: fx.Node = build["input"]
+    bounds = {"min": "maximum", "max": "minimum"}
+    given = [name for name in bounds if build.arguments.get(name) is not None]
+    if not any(is_data(build[name]) for name in given):
+        return None
+    for name in given:
+        result = build.call(bounds[name] if is_data(build[name]) else f"clamp_{name}", result, build[name])
+    return result
+
+
+def _remainder(name: str, functions: Sequence[Function] = (), further_methods: str = "") -> Operator:
+    return _activation(
+        name,
+        getattr(torch, name),
+        "input other",
+        functions=functions,
+        methods=f"{name} {further_methods}",
+        inplace_methods=f"{name}_",
+        aten=f"{name}.Scalar {name}.Tensor",
+        inplace_aten=f"{name}_.Scalar {name}_.Tensor",
+        sample=call(input=POSITIVE, other=0.7),
+    )
+
+
+def _of_torch(
+    name: str,
+    sign: SignOf | None = None,
+    sample: Sample = call(input=MATRIX),  # noqa: B008  # it is not changed
+    further_functions: Sequence[Function] = (),
+    further_methods: str = "",
+    further_aten: str = "",
+    **facts: Any,
+) -> Operator:
+    """A row for a function without options, which torch has in all its forms under one name."""
+    return _activation(
+        name,
+        getattr(torch, name),
+        functions=further_functions,
+        inplace=[getattr(torch, f"{name}_")],
+        methods=f"{name} {further_methods}",
+        inplace_methods=f"{name}_",
+        aten=f"{name}.default {further_aten}",
+        inplace_aten=f"{name}_.default",
+        sign=sign,
+        sample=sample,
+        **facts,
+    )
+
+
+ROWS: tuple[Operator, ...] = (
+    _activation(
+        "relu",
+        functional.relu,
+        modules=[nn.ReLU],
+        functions=[torch.relu],
+        inplace=[torch.relu_, functional.relu_],
+        methods="relu",
+        inplace_methods="relu_",
+        aten="relu.default",
+        inplace_aten="relu_.default",
+        sign=signs.never_negative,
+        positive_part=True,
+        keeps_nonpositive=True,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "relu6",
+        functional.relu6,
+        modules=[nn.ReLU6],
+        aten="relu6.default",
+        inplace_aten="relu6_.default",
+        sign=signs.never_negative,
+        scales=1,
+        keeps_nonpositive=True,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "hardtanh",
+        functional.hardtanh,
+        "input min_val=-1.0 max_val=1.0",
+        modules=[nn.Hardtanh, nn.ReLU6],
+        inplace=[functional.hardtanh_],
+        aten="hardtanh.default",
+        inplace_aten="hardtanh_.default",
+        sign=signs.of_hardtanh,
+        scales=1,
+        sample=call(input=MATRIX, min_val=-0.3, max_val=0.4),
+    ),
+    _activation(
+        "clamp",
+        torch.clamp,
+        "input min=None max=None",
+        functions=[torch.clip],
+        inplace=[torch.clamp_, torch.clip_],
+        methods="clamp clip",
+        inplace_methods="clamp_ clip_",
+        aten="clamp.default clamp.Tensor clip.default clip.Tensor",
+        inplace_aten="clamp_.default clamp_.Tensor clip_.default clip_.Tensor",
+        sign=signs.of_clamp,
+        scales=_bounded,
+        decomposition=_bounded_by_data,
+        sample=call(input=MATRIX, min=-0.3, max=0.4),
+    ),
+    _activation(
+        "clamp_min",
+        torch.clamp_min,
+        "input min",
+        inplace=[torch.clamp_min_],
+        methods="clamp_min",
+        inplace_methods="clamp_min_",
+        aten="clamp_min.default clamp_min.Tensor",
+        inplace_aten="clamp_min_.default clamp_min_.Tensor",
+        sign=signs.of_clamp,
+        decomposition=_bounded_by_data,
+        sample=call(input=MATRIX, min=-0.3),
+    ),
+    _activation(
+        "clamp_max",
+        torch.clamp_max,
+        "input max",
+        inplace=[torch.clamp_max_],
+        methods="clamp_max",
+        inplace_methods="clamp_max_",
+        aten="clamp_max.default clamp_max.Tensor",
+        inplace_aten="clamp_max_.default clamp_max_.Tensor",
+        sign=signs.of_clamp,
+        decomposition=_bounded_by_data,
+        sample=call(input=MATRIX, max=0.3),
+    ),
+    _activation(
+        "elu",
+        functional.elu,
+        "input alpha=1.0",
+        modules=[nn.ELU],
+        inplace=[functional.elu_],
+        aten="elu.default",
+        inplace_aten="elu_.default",
+        sign=signs.of_elu,
+        sample=call(input=MATRIX, alpha=0.7),
+    ),
+    _activation(
+        "selu",
+        functional.selu,
+        modules=[nn.SELU],
+        functions=[torch.selu],
+        inplace=[torch.selu_, functional.selu_],
+        aten="selu.default",
+        inplace_aten="selu_.default",
+        sign=signs.of_input,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "celu",
+        functional.celu,
+        "input alpha=1.0",
+        modules=[nn.CELU],
+        functions=[torch.celu],
+        inplace=[torch.celu_, functional.celu_],
+        aten="celu.default",
+        inplace_aten="celu_.default",
+        sign=signs.of_elu,
+        sample=call(input=MATRIX, alpha=0.7),
+    ),
+    _activation(
+        "gelu",
+        functional.gelu,
+        "input approximate='none'",
+        modules=[nn.GELU],
+        aten="gelu.default",
+        sign=signs.of_input,
+        sample=call(input=MATRIX, approximate="tanh"),
+    ),
+    _activation(
+        "sigmoid",
+        torch.sigmoid,
+        modules=[nn.Sigmoid],
+        functions=[functional.sigmoid, torch.special.expit],
+        inplace=[torch.sigmoid_],
+        methods="sigmoid",
+        inplace_methods="sigmoid_",
+        aten="sigmoid.default special_expit.default",
+        inplace_aten="sigmoid_.default",
+        sign=signs.never_negative,
+        scales=2,
+        probability=Probability.OF_ONE_LOGIT,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "hardsigmoid",
+        functional.hardsigmoid,
+        modules=[nn.Hardsigmoid],
+        aten="hardsigmoid.default",
+        inplace_aten="hardsigmoid_.default",
+        sign=signs.never_negative,
+        scales=2,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "silu",
+        functional.silu,
+        modules=[nn.SiLU],
+        aten="silu.default",
+        inplace_aten="silu_.default",
+        sign=signs.of_input,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "hardswish",
+        functional.hardswish,
+        modules=[nn.Hardswish],
+        aten="hardswish.default",
+        inplace_aten="hardswish_.default",
+        sign=signs.of_input,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "mish",
+        functional.mish,
+        modules=[nn.Mish],
+        aten="mish.default",
+        inplace_aten="mish_.default",
+        sign=signs.of_input,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "tanh",
+        torch.tanh,
+        modules=[nn.Tanh],
+        functions=[functional.tanh],
+        inplace=[torch.tanh_],
+        methods="tanh",
+        inplace_methods="tanh_",
+        aten="tanh.default",
+        inplace_aten="tanh_.default",
+        sign=signs.of_input,
+        scales=1,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "tanhshrink",
+        functional.tanhshrink,
+        modules=[nn.Tanhshrink],
+        sign=signs.of_input,
+        whole={"(Tensor input) -> Tensor": (functional.tanhshrink,)},
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "softsign",
+        functional.softsign,
+        modules=[nn.Softsign],
+        sign=signs.of_input,
+        whole={"(Tensor input) -> Tensor": (functional.softsign,)},
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "softplus",
+        functional.softplus,
+        "input beta=1.0 threshold=20.0",
+        modules=[nn.Softplus],
+        aten="softplus.default",
+        sign=signs.of_softplus,
+        sample=call(input=MATRIX, beta=2.0, threshold=0.5),
+    ),
+    _activation(
+        "softshrink",
+        functional.softshrink,
+        "input lambd=0.5",
+        modules=[nn.Softshrink],
+        aten="softshrink.default",
+        sign=signs.of_input,
+        whole={"(Tensor input, float lambd=0.5) -> Tensor": (functional.softshrink,)},
+        sample=call(input=MATRIX, lambd=0.2),
+    ),
+    _activation(
+        "hardshrink",
+        torch.hardshrink,
+        "input lambd=0.5",
+        modules=[nn.Hardshrink],
+        functions=[functional.hardshrink],
+        methods="hardshrink",
+        aten="hardshrink.default",
+        sign=signs.of_input,
+        whole={"(Tensor input, float lambd=0.5) -> Tensor": (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink)},
+        sample=call(input=MATRIX, lambd=0.2),
+    ),
+    _activation(
+        "logsigmoid",
+        functional.logsigmoid,
+        modules=[nn.LogSigmoid],
+        aten="log_sigmoid.default",
+        sign=signs.never_positive,
+        probability=Probability.OF_ONE_LOGIT,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "leaky_relu",
+        functional.leaky_relu,
+        "input negative_slope=0.01",
+        modules=[nn.LeakyReLU],
+        inplace=[functional.leaky_relu_],
+        aten="leaky_relu.default",
+        inplace_aten="leaky_relu_.default",
+        sign=signs.of_leaky_relu,
+        sample=call(input=MATRIX, negative_slope=0.3),
+    ),
+    _activation(
+        "rrelu",
+        functional.rrelu,
+        "input lower=0.125 upper=0.3333333333333333 training=False",
+        modules=[nn.RReLU],
+        functions=[torch.rrelu],
+        inplace=[torch.rrelu_, functional.rrelu_],
+        aten="rrelu.default",
+        inplace_aten="rrelu_.default",
+        sample=call(input=MATRIX, lower=0.2, upper=0.3, training=False),
+    ),
+    _activation(
+        "threshold",
+        functional.threshold,
+        "input threshold value",
+        modules=[nn.Threshold],
+        functions=[torch.threshold, vars(functional)["_threshold"]],
+        inplace=[torch.threshold_, vars(functional)["threshold_"]],
+        aten="threshold.default",
+        inplace_aten="threshold_.default",
+        sign=signs.of_threshold,
+        sample=call(input=MATRIX, threshold=0.1, value=0.3),
+    ),
+    _activation(
+        "prelu",
+        torch.prelu,
+        "input weight",
+        modules=[nn.PReLU],
+        functions=[functional.prelu],
+        methods="prelu",
+        parameters="weight",
+        aten="prelu.default",
+        sign=signs.of_prelu,
+        broadcasts=False,
+        sample=call(input=MATRIX, weight=weight(4)),
+    ),
+    _remainder("remainder", [operator.mod], "__mod__"),
+    _remainder("fmod"),
+    _of_torch("exp", signs.never_negative),
+    _of_torch("exp2", signs.never_negative),
+    _of_torch("expm1", signs.of_input),
+    _of_torch("log", sample=call(input=POSITIVE), logarithm=True),
+    _of_torch("log1p", signs.of_input, call(input=POSITIVE)),
+    _of_torch("log2", sample=call(input=POSITIVE)),
+    _of_torch("log10", sample=call(input=POSITIVE)),
+    _of_torch("sqrt", signs.never_negative, call(input=POSITIVE)),
+    _of_torch("rsqrt", signs.never_negative, call(input=POSITIVE), scales=2),
+    _of_torch(
+        "abs",
+        signs.never_negative,
+        further_functions=[builtins.abs, torch.absolute],
+        further_methods="__abs__ absolute",
+        further_aten="absolute.default",
+    ),
+    _of_torch("square", signs.never_negative),
+    _of_torch("erf", signs.of_input, scales=1),
+    _of_torch("sin"),
+    _of_torch("cos"),
+    _of_torch("tan"),
+    _of_torch("sinh", signs.of_input),
+    _of_torch("cosh", signs.never_negative),
+    _of_torch("atan", signs.of_input),
+    _of_torch("asinh", signs.of_input),
+    _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2),
+    _of_torch("frac", signs.of_input),
+    _of_torch("logit", sample=call(input=signal(2, 4, low=0.1, high=0.9))),
+    _of_torch("deg2rad", signs.of_input),
+    _of_torch("rad2deg", signs.of_input),
+    _of_torch("sinc"),
+    _of_torch("nan_to_num"),
+    _activation(
+        "pow",
+        torch.pow,
+        "input exponent",
+        functions=[operator.pow],
+        inplace=[operator.ipow],
+        methods="pow __pow__",
+        inplace_methods="pow_ __ipow__",
+        aten="pow.Tensor_Scalar pow.Tensor_Tensor",
+        inplace_aten="pow_.Scalar pow_.Tensor",
+        reflected="exponential",
+        sign=signs.of_power,
+        sample=call(input=POSITIVE, exponent=3.0),
+    ),
+    _activation(
+        "exponential",
+        exponential,
+        "input other",
+        methods="__rpow__",
+        reordered=[(torch.ops.aten.pow.Scalar, "other input")],
+        sign=signs.of_exponential,
+        sample=call(input=MATRIX, other=2.0),
+    ),
+    _activation(
+        "thresholded_relu",
+        thresholded_relu,
+        "input scale shift",
+        modules=[nn.ReLU],
+        buffers="scale shift",
+        broadcasts=False,
+        without_sample="the compiler alone makes it",
+    ),
+)

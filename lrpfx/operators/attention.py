@@ -1,0 +1,134 @@
+"""Softmax and attention."""
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.errors import CaptureError
+from lrpfx.ir.node import node_info
+from lrpfx.ir.operator import Builder, Operator, Probability
+from lrpfx.operators import signs
+from lrpfx.operators.functions import attention_bias, head_bias, masked_softmax, padding_bias
+from lrpfx.operators.row import neutral, row
+from lrpfx.operators.samples import MATRIX, call, signal, weight
+from lrpfx.support.torch_internals import aten as aten_operator
+
+
+def _of_the_negative(build: Builder) -> fx.Node:
+    negated = build.call("neg", build["input"])
+    options = {} if build["dtype"] is None else {"dtype": build["dtype"]}
+    return build.call("softmax", negated, build["dim"], **options)
+
+
+def _attention(build: Builder) -> fx.Node:
+    """Two products of matrices and a softmax, with mask, scale, causality and grouped queries."""
+    query, key, value, mask = build["query"], build["key"], build["value"], build["attn_mask"]
+    if build["dropout_p"]:
+        info = node_info(build.node)
+        raise CaptureError(
+            f"{info.name} ({info.source}) is attention with dropout. Call model.eval() before lrpfx.transform, and "
+            "give no dropout_p to functional.scaled_dot_product_attention in evaluation mode."
+        )
+    scale = build.attention_scale(query) if build["scale"] is None else build["scale"]
+    if build["enable_gqa"]:
+        groups = build.queries_per_key(query, key)
+        key, value = (
+            build.call("repeat_interleave", tensor, groups, -3, target=torch.repeat_interleave) for tensor in (key, value)
+        )
+    transposed = build.call("transpose", key, -2, -1, target=torch.transpose)
+    scores = build.call("matmul", build.call("mul", query, scale), transposed)
+    if build["is_causal"]:
+        scores = build.call("add", scores, build.causal_bias(query, key))
+    if mask is None:
+        weights = build.call("softmax", scores, -1, target=torch.softmax)
+    else:
+        if build.is_boolean(mask):
+            forbidden = build.call("logical_not", mask, target=torch.logical_not)
+            scores = build.call("masked_fill", scores, forbidden, -torch.inf)
+        else:
+            bias = build.call("attention_bias", mask, build.dtype_of(query), target=attention_bias)
+            scores = build.call("add", scores, bias)
+        weights = build.call("masked_softmax", scores, -1, target=masked_softmax)
+    return build.call("matmul", weights, value)
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "softmax",
+        types.Softmax,
+        functional.softmax,  # which, unlike torch.softmax, takes no dimension for the one that it always took
+        "input dim=None dtype=None",
+        modules=[nn.Softmax, nn.Softmax2d],
+        functions=[torch.softmax],
+        methods="softmax",
+        aten="softmax.int",
+        reordered=[(functional.softmax, "input dim _stacklevel dtype")],
+        sign=signs.never_negative,
+        scales=2,
+        probability=Probability.OF_ALL_LOGITS,
+        sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
+    ),
+    row(
+        "softmin",
+        types.Softmax,
+        functional.softmin,
+        "input dim=None dtype=None",
+        modules=[nn.Softmin],
+        reordered=[(functional.softmin, "input dim _stacklevel dtype")],
+        sign=signs.never_negative,
+        scales=2,
+        probability=Probability.OF_ALL_LOGITS,
+        negates=True,
+        decomposition=_of_the_negative,
+        sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
+    ),
+    row(
+        "masked_softmax",
+        types.Softmax,
+        masked_softmax,
+        "input dim",
+        reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
+        sign=signs.never_negative,
+        scales=2,
+        probability=Probability.OF_ALL_LOGITS,
+        sample=call(loses="expansion", input=MATRIX, dim=1),
+    ),
+    row(
+        "scaled_dot_product_attention",
+        types.MatMul,
+        functional.scaled_dot_product_attention,
+        "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
+        data="query key value attn_mask",
+        aten="scaled_dot_product_attention.default",
+        decomposition=_attention,
+        sample=call(
+            loses="expansion constants",
+            query=signal(2, 4, 3, 4),
+            key=signal(2, 2, 3, 4),
+            value=signal(2, 2, 3, 4),
+            attn_mask=weight(3, 3),
+            dropout_p=0.0,
+            is_causal=False,
+            scale=0.3,
+            enable_gqa=True,
+        ),
+    ),
+    neutral("attention_bias", [attention_bias], methods="", without_sample="the compiler alone makes it"),
+    neutral("padding_bias", [padding_bias], methods="", without_sample="the compiler alone makes it"),
+    neutral("head_bias", [head_bias], methods="", without_sample="the compiler alone makes it"),
+    row(
+        "log_softmax",
+        types.Activation,
+        torch.log_softmax,
+        "input dim dtype=None",
+        modules=[nn.LogSoftmax],
+        methods="log_softmax",
+        aten="log_softmax.int",
+        reordered=[(functional.log_softmax, "input dim _stacklevel dtype")],
+        sign=signs.never_positive,
+        probability=Probability.OF_ALL_LOGITS,
+        keeps_rank=True,
+        sample=call(input=MATRIX, dim=1, dtype=torch.float64),
+    ),
+)

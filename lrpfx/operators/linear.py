@@ -1,0 +1,208 @@
+"""Dense layers and convolutions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.node import Role, node_info
+from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, WeightLayout
+from lrpfx.operators.functions import conv1d_with_bias_map, conv2d_with_bias_map, conv3d_with_bias_map
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import MATRIX, call, signal, weight
+
+# --- adjoints: the transposed maps ------------------------------------------------------------------------------------------
+
+
+def _linear_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
+    return (torch.matmul(gradient, arguments["weight"]),)
+
+
+def _per_dimension(value: Any, dimensions: int) -> list[int]:
+    return [value] * dimensions if isinstance(value, int) else list(value) * (dimensions // len(value))
+
+
+def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
+    def adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...] | None:
+        (input,) = inputs
+        padding = arguments["padding"]
+        if padding == "valid":
+            padding = 0
+        elif padding == "same":
+            kernel, dilation = arguments["weight"].shape[2:], _per_dimension(arguments["dilation"], dimensions)
+            total = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
+            if any(amount % 2 for amount in total):
+                return None  # uneven padding: the general route differentiates the forward
+            padding = [amount // 2 for amount in total]
+        batched = input.ndim == dimensions + 2
+        result = torch.ops.aten.convolution_backward(
+            gradient if batched else gradient.unsqueeze(0),
+            input if batched else input.unsqueeze(0),
+            arguments["weight"],
+            None,
+            _per_dimension(arguments["stride"], dimensions),
+            _per_dimension(padding, dimensions),
+            _per_dimension(arguments["dilation"], dimensions),
+            transposed,
+            _per_dimension(arguments.get("output_padding", 0), dimensions),
+            arguments["groups"],
+            [True, False, False],
+        )[0]
+        return (result if batched else result.squeeze(0),)
+
+    return adjoint
+
+
+# --- outputs for an input that is the same everywhere -----------------------------------------------------------------------
+
+
+def _linear_response(shape: Sequence[int], values: torch.Tensor | None, arguments: Bound) -> torch.Tensor:
+    weight, bias = arguments["weight"], arguments["bias"]
+    result: torch.Tensor = (weight if values is None else weight * values).sum(1)
+    return result if bias is None else result + bias
+
+
+def _convolution_response(dimensions: int, transposed: bool, function: Function) -> ConstantResponse:
+    """Since all channels are alike, their kernels are added up, and one channel of ones is convolved."""
+
+    def response(shape: Sequence[int], values: torch.Tensor | None, arguments: Bound) -> torch.Tensor:
+        weight, groups = arguments["weight"], arguments["groups"]
+        spatial = [1] * dimensions
+        if transposed:  # weight: (inputs, outputs of a group, ...)
+            weight = weight if values is None else weight * values.reshape(-1, 1, *spatial)
+            kernel = weight.unflatten(0, (groups, -1)).sum(1).flatten(0, 1).unsqueeze(0)
+        else:  # weight: (outputs, inputs of a group, ...)
+            if values is not None:
+                of_groups = values.reshape(groups, 1, -1, *spatial)
+                weight = (weight.unflatten(0, (groups, -1)) * of_groups).flatten(0, 1)
+            kernel = weight.sum(1, keepdim=True)
+        ones = weight.new_ones((1, 1, *shape[-dimensions:]))
+        result: torch.Tensor = function(**{**arguments, "input": ones, "weight": kernel, "groups": 1})
+        return result if len(shape) == dimensions + 2 else result.squeeze(0)
+
+    return response
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------------
+
+
+def _without_parameters(build: Builder) -> fx.Node | None:
+    """A dense layer whose weight depends on the input is a product of matrices."""
+    weight, bias = build["weight"], build["bias"]
+    if node_info(weight).role is not Role.DATA:
+        return None
+    transposed = build.call("transpose", weight, -2, -1, target=torch.transpose)
+    product = build.call("matmul", build["input"], transposed)
+    return product if bias is None else build.call("add", product, bias)
+
+
+def _sample(dimensions: int, transposed: bool) -> Sample:
+    extra: dict[str, Any] = {"output_padding": 1} if transposed else {}
+    return call(
+        loses="bias absent",
+        input=signal(2, 4, *[7] * dimensions),
+        weight=weight(*((4, 3) if transposed else (6, 2)), *[3] * dimensions),
+        bias=weight(6),
+        stride=2,
+        padding=1,
+        **extra,
+        dilation=2,
+        groups=2,
+    )
+
+
+def _convolution(dimensions: int, function: Function, module: type) -> Operator:
+    return row(
+        f"conv{dimensions}d",
+        types.ConvolutionStandard,
+        function,
+        "input weight bias=None stride=1 padding=0 dilation=1 groups=1",
+        parameters="weight bias",
+        modules=[module],
+        aten=f"conv{dimensions}d.default conv{dimensions}d.padding",
+        adjoint=_convolution_adjoint(dimensions, transposed=False),
+        constant_response=_convolution_response(dimensions, transposed=False, function=function),
+        weight_layout=WeightLayout.CONVOLUTION,
+        spatial=dimensions,
+        with_bias_map=f"conv{dimensions}d_with_bias_map",
+        keeps_rank=True,
+        broadcasts=False,
+        sample=_sample(dimensions, transposed=False),
+    )
+
+
+def _transposed_convolution(dimensions: int, function: Function, module: type) -> Operator:
+    return row(
+        f"conv_transpose{dimensions}d",
+        types.ConvolutionTranspose,
+        function,
+        "input weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
+        parameters="weight bias",
+        modules=[module],
+        aten=f"conv_transpose{dimensions}d.{'default' if dimensions == 1 else 'input'}",
+        adjoint=_convolution_adjoint(dimensions, transposed=True),
+        constant_response=_convolution_response(dimensions, transposed=True, function=function),
+        weight_layout=WeightLayout.TRANSPOSED_CONVOLUTION,
+        spatial=dimensions,
+        keeps_rank=True,
+        broadcasts=False,
+        sample=_sample(dimensions, transposed=True),
+    )
+
+
+def _convolution_with_bias_map(dimensions: int, function: Function, module: type) -> Operator:
+    return row(
+        f"conv{dimensions}d_with_bias_map",
+        types.ConvolutionStandard,
+        function,
+        "input weight bias=None stride=1 padding=0 dilation=1 groups=1",
+        parameters="weight bias",
+        modules=[module],
+        adjoint=_convolution_adjoint(dimensions, transposed=False),
+        constant_response=_convolution_response(dimensions, transposed=False, function=function),
+        spatial=dimensions,
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(
+            loses="constants",
+            input=signal(2, 4, *[5] * dimensions),
+            weight=weight(6, 2, *[3] * dimensions),
+            bias=weight(1, 6, *[3] * dimensions),
+            stride=1,
+            padding=0,
+            dilation=1,
+            groups=2,
+        ),
+    )
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "linear",
+        types.Linear,
+        functional.linear,
+        "input weight bias=None",
+        parameters="weight bias",
+        modules=[nn.Linear],
+        aten="linear.default",
+        adjoint=_linear_adjoint,
+        constant_response=_linear_response,
+        weight_layout=WeightLayout.DENSE,
+        decomposition=_without_parameters,
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(loses="bias", input=MATRIX, weight=weight(3, 4), bias=weight(3)),
+    ),
+    _convolution(1, torch.conv1d, nn.Conv1d),
+    _convolution(2, torch.conv2d, nn.Conv2d),
+    _convolution(3, torch.conv3d, nn.Conv3d),
+    _transposed_convolution(1, torch.conv_transpose1d, nn.ConvTranspose1d),
+    _transposed_convolution(2, torch.conv_transpose2d, nn.ConvTranspose2d),
+    _transposed_convolution(3, torch.conv_transpose3d, nn.ConvTranspose3d),
+    _convolution_with_bias_map(1, conv1d_with_bias_map, nn.Conv1d),
+    _convolution_with_bias_map(2, conv2d_with_bias_map, nn.Conv2d),
+    _convolution_with_bias_map(3, conv3d_with_bias_map, nn.Conv3d),
+)

@@ -1,0 +1,169 @@
+"""Normalization: with running statistics, and with those of the sample itself."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.operator import Bound, Operator
+from lrpfx.operators import signs
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
+
+# --- with the scale held constant ---------------------------------------------------------------------------------------------
+
+
+def _detached_layer_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
+    dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
+    variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
+    result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, arguments["weight"], arguments["bias"])
+
+
+def _detached_group_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
+    grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
+    variance = grouped.var(2, unbiased=False, keepdim=True).detach()
+    result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
+    weight, bias = _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input)
+    return _affine(result.reshape(input.shape), weight, bias)
+
+
+def _detached_instance_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
+    if arguments["use_input_stats"]:
+        mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
+        shape = (*mean.shape, *[1] * (input.ndim - 2))
+        mean, variance = mean.reshape(shape), variance.reshape(shape)
+    else:
+        shape = (1, -1, *[1] * (input.ndim - 2))
+        mean, variance = arguments["running_mean"].reshape(shape), arguments["running_var"].reshape(shape)
+    result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
+    return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
+
+
+def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    result = input if weight is None else input * weight
+    return result if bias is None else result + bias
+
+
+def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
+    return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------------
+
+_native_batch_norm = "input weight bias running_mean running_var training momentum eps cudnn_enabled"
+_native_instance_norm = "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled"
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "batch_norm",
+        types.BatchNorm,
+        functional.batch_norm,
+        "input running_mean running_var weight=None bias=None training=False momentum=0.1 eps=1e-05",
+        parameters="weight bias",
+        buffers="running_mean running_var",
+        modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
+        reordered=[(torch.batch_norm, _native_batch_norm), (torch.ops.aten.batch_norm.default, _native_batch_norm)],
+        rank_of={nn.BatchNorm2d: 4, nn.BatchNorm3d: 5},
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(
+            input=IMAGE,
+            running_mean=weight(4),
+            running_var=weight(4, low=0.5, high=2.0),
+            weight=weight(4),
+            bias=weight(4),
+            training=False,
+            momentum=0.3,
+            eps=0.1,
+        ),
+    ),
+    row(
+        "layer_norm",
+        types.LayerNorm,
+        functional.layer_norm,
+        "input normalized_shape weight=None bias=None eps=1e-05",
+        parameters="weight bias",
+        modules=[nn.LayerNorm],
+        reordered=[
+            (torch.layer_norm, "input normalized_shape weight bias eps cudnn_enable"),
+            (torch.ops.aten.layer_norm.default, "input normalized_shape weight bias eps cudnn_enable"),
+        ],
+        detached=_detached_layer_norm,
+        scales_features=True,
+        sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
+    ),
+    row(
+        "group_norm",
+        types.LayerNorm,
+        functional.group_norm,
+        "input num_groups weight=None bias=None eps=1e-05",
+        parameters="weight bias",
+        modules=[nn.GroupNorm],
+        reordered=[
+            (torch.group_norm, "input num_groups weight bias eps cudnn_enabled"),
+            (torch.ops.aten.group_norm.default, "input num_groups weight bias eps cudnn_enabled"),
+        ],
+        detached=_detached_group_norm,
+        sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
+    ),
+    row(
+        "instance_norm",
+        types.LayerNorm,
+        functional.instance_norm,
+        "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
+        parameters="weight bias",
+        buffers="running_mean running_var",
+        modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
+        reordered=[
+            (torch.instance_norm, _native_instance_norm),
+            (torch.ops.aten.instance_norm.default, _native_instance_norm),
+        ],
+        detached=_detached_instance_norm,
+        sample=call(
+            loses="bias",
+            input=IMAGE,
+            running_mean=None,
+            running_var=None,
+            weight=weight(4),
+            bias=weight(4),
+            use_input_stats=True,
+            momentum=0.3,
+            eps=0.1,
+        ),
+    ),
+    row(
+        "rms_norm",
+        types.RMSNorm,
+        functional.rms_norm,
+        "input normalized_shape weight=None eps=None",
+        parameters="weight",
+        modules=[nn.RMSNorm],
+        functions=[torch.rms_norm],
+        aten="rms_norm.default",
+        sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
+    ),
+    row(
+        "normalize",
+        types.RMSNorm,
+        functional.normalize,
+        "input p=2.0 dim=1 eps=1e-12 out=None",
+        whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
+        sign=signs.of_input,
+        sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
+    ),
+    row(
+        "local_response_norm",
+        types.RMSNorm,
+        functional.local_response_norm,
+        "input size alpha=0.0001 beta=0.75 k=1.0",
+        modules=[nn.LocalResponseNorm],
+        whole={
+            "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor": (
+                functional.local_response_norm,
+            )
+        },
+        sample=call(input=IMAGE, size=3, alpha=0.3, beta=0.6, k=2.0),
+    ),
+)

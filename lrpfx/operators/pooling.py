@@ -1,0 +1,169 @@
+"""Pooling, and means over dimensions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
+from lrpfx.operators import signs
+from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import IMAGE, call, of, signal
+
+
+def _averaged(channels: Channels, bound: Bound) -> Channels:
+    """The channels behind a mean over dimensions."""
+    not_flat(channels)
+    dims = bound.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    if not isinstance(dims, (tuple, list)) or not dims or not all(isinstance(dim, int) for dim in dims):
+        raise NotAffineError("it takes the mean over all dimensions")
+    if bound.get("dtype") is not None:
+        raise NotAffineError("it changes the dtype")
+    if channels.dimensions is None:
+        raise NotAffineError(UNKNOWN_RANK)
+    over = {dim % channels.dimensions for dim in dims}
+    if over & {0, 1}:
+        raise NotAffineError("it takes the mean over the channels or the batch")
+    return channels if bound.get("keepdim") else replace(channels, dimensions=channels.dimensions - len(over))
+
+
+def _pooled(spatial: int) -> Callable[[Channels, Bound], Channels]:
+    """The channels behind a mean over windows with so many dimensions."""
+
+    def behind(channels: Channels, bound: Bound) -> Channels:
+        not_flat(channels)
+        if channels.dimensions is None:
+            raise NotAffineError(UNKNOWN_RANK)
+        if channels.dimensions != spatial + 2:
+            raise NotAffineError(f"it pools over the channels of a value with {channels.dimensions} dimensions")
+        if bound.get("divisor_override") is not None:
+            raise NotAffineError("with a divisor of its own it is not a mean, so that it scales the shift")
+        if pads(bound.get("padding", 0)) and bound.get("count_include_pad", True) is not False:
+            raise NotAffineError("it counts zeros of its padding, which the shift does not reach")
+        return channels
+
+    return behind
+
+
+def _average_pool(dimensions: int, function: Function, module: type) -> Operator:
+    divisor: dict[str, Any] = {"divisor_override": None} if dimensions > 1 else {}
+    return row(
+        f"avg_pool{dimensions}d",
+        types.AvgPool,
+        function,
+        "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
+        + "".join(f" {name}=None" for name in divisor),
+        modules=[module],
+        aten=f"avg_pool{dimensions}d.default",
+        sign=signs.of_pooling,
+        adds_up=True,
+        spatial=dimensions,
+        channels=_pooled(dimensions),
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(
+            input=signal(2, 3, *[7] * dimensions),
+            kernel_size=3,
+            stride=2,
+            padding=1,
+            ceil_mode=True,
+            count_include_pad=False,
+            **divisor,
+        ),
+    )
+
+
+def _adaptive_average_pool(dimensions: int, function: Function, module: type) -> Operator:
+    return row(
+        f"adaptive_avg_pool{dimensions}d",
+        types.AvgPool,
+        function,
+        "input output_size",
+        modules=[module],
+        aten=f"adaptive_avg_pool{dimensions}d.default",
+        sign=signs.of_input,
+        adds_up=True,
+        spatial=dimensions,
+        channels=_pooled(dimensions),
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(input=signal(2, 3, *[7] * dimensions), output_size=3),
+    )
+
+
+def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
+    return row(name, types.MaxPool, function, arguments, sign=signs.of_input, moves=True, discrete_results=(1,), **facts)
+
+
+def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tuple[Operator, ...]:
+    """Both forms, and those that return the places of the maxima too."""
+    name, adaptive = f"max_pool{dimensions}d", f"adaptive_max_pool{dimensions}d"
+    function, adaptive_function = getattr(functional, name), getattr(functional, adaptive)
+    x = signal(2, 3, *[7] * dimensions)
+    return (
+        _maximum_pool(
+            name,
+            function,
+            "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False",
+            modules=[module],
+            functions=[getattr(torch, name)],
+            aten=f"{name}.default",
+            spatial=dimensions,
+            keeps_rank=True,
+            broadcasts=False,
+            sample=call(input=x, kernel_size=3, stride=2, padding=1, dilation=1, ceil_mode=True, return_indices=False),
+        ),
+        _maximum_pool(
+            f"{name}_with_indices",
+            functions=[getattr(functional, f"{name}_with_indices")],
+            aten=f"{name}_with_indices.default",
+            spatial=dimensions,
+            keeps_rank=True,
+            broadcasts=False,
+            sample=of(lambda x: function(x, 2, return_indices=True)[0], (2, 3, *[4] * dimensions)),
+        ),
+        _maximum_pool(
+            adaptive,
+            adaptive_function,
+            "input output_size return_indices=False",
+            modules=[adaptive_module],
+            sample=call(input=x, output_size=3, return_indices=False),
+        ),
+        _maximum_pool(
+            f"{adaptive}_with_indices",
+            functions=[getattr(functional, f"{adaptive}_with_indices")],
+            aten=f"{adaptive}.default",
+            sample=of(lambda x: adaptive_function(x, 2, return_indices=True)[0], (2, 3, *[4] * dimensions)),
+        ),
+    )
+
+
+ROWS: tuple[Operator, ...] = (
+    _average_pool(1, functional.avg_pool1d, nn.AvgPool1d),
+    _average_pool(2, functional.avg_pool2d, nn.AvgPool2d),
+    _average_pool(3, functional.avg_pool3d, nn.AvgPool3d),
+    _adaptive_average_pool(1, functional.adaptive_avg_pool1d, nn.AdaptiveAvgPool1d),
+    _adaptive_average_pool(2, functional.adaptive_avg_pool2d, nn.AdaptiveAvgPool2d),
+    _adaptive_average_pool(3, functional.adaptive_avg_pool3d, nn.AdaptiveAvgPool3d),
+    row(
+        "mean",
+        types.AvgPool,
+        torch.mean,
+        "input dim=None keepdim=False dtype=None",
+        methods="mean",
+        aten="mean.default mean.dim",
+        sign=signs.of_input,
+        adds_up=True,
+        channels=_averaged,
+        sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
+    ),
+    *_maximum_pools(1, nn.MaxPool1d, nn.AdaptiveMaxPool1d),
+    *_maximum_pools(2, nn.MaxPool2d, nn.AdaptiveMaxPool2d),
+    *_maximum_pools(3, nn.MaxPool3d, nn.AdaptiveMaxPool3d),
+)

@@ -1,0 +1,328 @@
+"""Products and quotients of entries, and products of matrices."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.node import Role, node_info
+from lrpfx.ir.operator import Builder, Operator
+from lrpfx.operators import signs
+from lrpfx.operators.functions import divided_by, gate, quotient
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, weight
+
+# --- what they consist of ---------------------------------------------------------------------------------------------------
+
+
+def _dense(build: Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:
+    """A dense layer in place of a product with the matrix `weight`."""
+    transposed = build.call("transpose", weight, 0, 1, target=torch.transpose)
+    return build.call("linear", data, transposed, *bias)
+
+
+def _dense_or_not(build: Builder) -> fx.Node | None:
+    """A product with a matrix of parameters is a dense layer."""
+    data, weight = build["input"], build["other"]
+    return _dense(build, data, weight) if build.is_parameter(weight, (2,)) else None
+
+
+def _scaled(build: Builder, value: Any, factor: Any) -> Any:
+    return value if isinstance(factor, (int, float)) and factor == 1 else build.call("mul", value, factor)
+
+
+def _sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
+    """Beta * input + alpha * first @ second."""
+
+    def decompose(build: Builder) -> fx.Node:
+        bias, weight = build["input"], build[second]
+        plain = (build["beta"], build["alpha"]) == (1, 1) and node_info(build[first]).role is Role.DATA
+        if plain and build.is_parameter(weight, (2,)) and build.is_parameter(bias, (0, 1)):
+            return _dense(build, build[first], weight, bias)
+        product = build.call("matmul", build[first], weight)
+        if build["beta"] == 0:
+            return _scaled(build, product, build["alpha"])  # type: ignore[no-any-return]
+        return build.call("add", _scaled(build, bias, build["beta"]), _scaled(build, product, build["alpha"]))
+
+    return decompose
+
+
+def _sum_and(combined: str) -> Callable[[Builder], fx.Node]:
+    """Input + value * tensor1 * tensor2, or the quotient of the two."""
+
+    def decompose(build: Builder) -> fx.Node:
+        product = _scaled(build, build.call(combined, build["tensor1"], build["tensor2"]), build["value"])
+        return build.call("add", build["input"], product)
+
+    return decompose
+
+
+def _cosine(build: Builder) -> fx.Node:
+    """The sum of the products of two normalized vectors."""
+    dimension, eps = build["dim"], build["eps"]
+    first, second = (build.call("normalize", build[name], 2.0, dimension, eps) for name in ("x1", "x2"))
+    return build.call("sum", build.call("mul", first, second), dimension)
+
+
+def _gated_linear_unit(build: Builder) -> fx.Node:
+    halves = build.call("chunk", build["input"], 2, build["dim"], target=torch.chunk)
+    signal, control = (build.call("getitem", halves, index, target=operator.getitem) for index in (0, 1))
+    return build.call("gate", signal, build.call("sigmoid", control), target=gate)
+
+
+def _columns_times_rows(build: Builder) -> fx.Node:
+    column = build.call("unsqueeze", build["input"], -1, target=torch.unsqueeze)
+    return build.call("mul", column, build["other"])
+
+
+def _bilinear_form(build: Builder) -> fx.Node:
+    """Bilinear forms of two inputs: one matrix for each output."""
+    equation = "...i,oij,...j->...o"
+    product = build.call("einsum", equation, build["input1"], build["weight"], build["input2"], target=torch.einsum)
+    return product if build["bias"] is None else build.call("add", product, build["bias"])
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------------
+
+
+def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
+    return row(
+        name,
+        types.Product,
+        getattr(torch, name),
+        "input tensor1 tensor2 value=1",
+        data="input tensor1 tensor2",
+        methods=name,
+        inplace_methods=f"{name}_",
+        aten=f"{name}.default",
+        inplace_aten=f"{name}_.default",
+        decomposition=_sum_and(combined),
+        sample=call(input=MATRIX, tensor1=signal(2, 4), **sample, value=3),
+    )
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "mul",
+        types.Product,
+        torch.mul,
+        "input other",
+        data="input other",
+        functions=[operator.mul, torch.multiply],
+        inplace=[operator.imul],
+        methods="mul multiply __mul__ __rmul__",
+        inplace_methods="mul_ multiply_ __imul__",
+        aten="mul.Tensor mul.Scalar multiply.Tensor multiply.Scalar",
+        inplace_aten="mul_.Tensor mul_.Scalar",
+        reflected="mul",
+        sign=signs.of_product,
+        elementwise=True,
+        affine_in="input other",
+        scaled="gate",
+        sample=call(input=MATRIX, other=signal(2, 4)),
+    ),
+    row(
+        "div",
+        types.Product,
+        torch.div,
+        "input other rounding_mode=None",
+        data="input other",
+        functions=[operator.truediv, torch.divide, torch.true_divide],
+        inplace=[operator.itruediv],
+        methods="div divide true_divide __truediv__",
+        inplace_methods="div_ divide_ true_divide_ __itruediv__",
+        aten="div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode divide.Tensor divide.Scalar divide.Tensor_mode "
+        "divide.Scalar_mode true_divide.Tensor true_divide.Scalar",
+        inplace_aten="div_.Tensor div_.Scalar div_.Tensor_mode div_.Scalar_mode",
+        reflected="divided_by",
+        sign=signs.of_quotient,
+        elementwise=True,
+        affine_in="input",
+        scaled="quotient",
+        discrete_with="rounding_mode",
+        sample=call(input=MATRIX, other=POSITIVE, rounding_mode=None),
+    ),
+    row(
+        "divided_by",
+        types.Activation,
+        divided_by,
+        "input other",
+        methods="__rtruediv__",
+        sign=signs.of_product,
+        scales=2,
+        sample=call(input=POSITIVE, other=2.0),
+    ),
+    row(
+        "neg",
+        types.Product,
+        torch.neg,
+        "input",
+        functions=[operator.neg, torch.negative],
+        inplace=[torch.neg_, torch.negative_],
+        methods="neg negative __neg__",
+        inplace_methods="neg_ negative_",
+        aten="neg.default negative.default",
+        inplace_aten="neg_.default",
+        sign=signs.flipped,
+        elementwise=True,
+        sample=call(input=MATRIX),
+    ),
+    row(
+        "prod",
+        types.Product,
+        torch.prod,
+        "input dim=None keepdim=False dtype=None",
+        methods="prod",
+        multiplies_up=True,
+        aten="prod.default prod.dim_int",
+        sample=call(input=POSITIVE, dim=1, keepdim=True, dtype=torch.float64),
+    ),
+    row(
+        "cumprod",
+        types.Product,
+        torch.cumprod,
+        "input dim dtype=None",
+        methods="cumprod",
+        multiplies_up=True,
+        aten="cumprod.default",
+        sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
+    ),
+    row(
+        "gate",
+        types.Gate,
+        gate,
+        "input other",
+        data="input other",
+        sign=signs.of_product,
+        elementwise=True,
+        sample=call(input=MATRIX, other=signal(2, 4)),
+    ),
+    row(
+        "quotient",
+        types.Gate,
+        quotient,
+        "input other",
+        data="input other",
+        sign=signs.of_quotient,
+        elementwise=True,
+        sample=call(input=MATRIX, other=POSITIVE),
+    ),
+    row(
+        "matmul",
+        types.MatMul,
+        torch.matmul,
+        "input other",
+        data="input other",
+        functions=[operator.matmul, torch.bmm, torch.mm, torch.mv, torch.linalg.matmul],
+        methods="matmul __matmul__ bmm mm mv",
+        aten="linalg_matmul.default matmul.default bmm.default mm.default mv.default",
+        sign=signs.of_matrix_product,
+        decomposition=_dense_or_not,
+        sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
+    ),
+    row(
+        "einsum",
+        types.MatMul,
+        functions=[torch.einsum],
+        aten="einsum.default",
+        sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
+    ),
+    row(
+        "tensordot",
+        types.MatMul,
+        functions=[torch.tensordot],
+        aten="tensordot.default",
+        sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
+    ),
+    row(
+        "dot",
+        types.MatMul,
+        functions=[torch.dot, torch.vdot],
+        methods="dot vdot",
+        aten="dot.default vdot.default",
+        sample=of(lambda x, y: torch.dot(x, y), (4,), (4,), batch=False),
+    ),
+    row(
+        "inner",
+        types.MatMul,
+        torch.inner,
+        "input other",
+        data="input other",
+        methods="inner",
+        aten="inner.default",
+        sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
+    ),
+    row(
+        "outer",
+        types.Product,
+        torch.outer,
+        "input other",
+        data="input other",
+        functions=[torch.ger],
+        methods="outer ger",
+        aten="outer.default ger.default",
+        decomposition=_columns_times_rows,
+        sample=call(batch=False, input=signal(3), other=signal(4)),
+    ),
+    row(
+        "bilinear",
+        types.MatMul,
+        functional.bilinear,
+        "input1 input2 weight bias=None",
+        data="input1 input2",
+        parameters="weight bias",
+        modules=[nn.Bilinear],
+        aten="bilinear.default",
+        decomposition=_bilinear_form,
+        sample=call(loses="constants", input1=MATRIX, input2=signal(2, 3), weight=weight(5, 4, 3), bias=weight(5)),
+    ),
+    row(
+        "addmm",
+        types.MatMul,
+        torch.addmm,
+        "input mat1 mat2 beta=1 alpha=1",
+        data="input mat1 mat2",
+        methods="addmm",
+        aten="addmm.default",
+        decomposition=_sum_and_product("mat1", "mat2"),
+        sample=call(batch=False, input=signal(2, 5), mat1=MATRIX, mat2=signal(4, 5), beta=2, alpha=3),
+    ),
+    row(
+        "baddbmm",
+        types.MatMul,
+        torch.baddbmm,
+        "input batch1 batch2 beta=1 alpha=1",
+        data="input batch1 batch2",
+        methods="baddbmm",
+        aten="baddbmm.default",
+        decomposition=_sum_and_product("batch1", "batch2"),
+        sample=call(input=signal(2, 3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
+    ),
+    row(
+        "cosine_similarity",
+        types.Product,
+        functional.cosine_similarity,
+        "x1 x2 dim=1 eps=1e-08",
+        data="x1 x2",
+        modules=[nn.CosineSimilarity],
+        aten="cosine_similarity.default",
+        decomposition=_cosine,
+        sample=call(x1=IMAGE, x2=signal(2, 4, 5, 6), dim=2, eps=0.1),
+    ),
+    row(
+        "glu",
+        types.Gate,
+        functional.glu,
+        "input dim=-1",
+        modules=[nn.GLU],
+        aten="glu.default",
+        decomposition=_gated_linear_unit,
+        sample=call(input=MATRIX, dim=1),
+    ),
+    _sum_with("addcmul", "mul", tensor2=signal(2, 4)),
+    _sum_with("addcdiv", "div", tensor2=POSITIVE),
+)

@@ -1,0 +1,58 @@
+"""Resizing, and sampling of images at other places."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.operator import Operator
+from lrpfx.operators import signs
+from lrpfx.operators.functions import grid_sampled
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import IMAGE, call, of, signal
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "interpolate",
+        types.Interpolation,
+        functional.interpolate,
+        "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
+        modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
+        sign=signs.of_interpolation,
+        sample=call(
+            input=IMAGE,
+            size=None,
+            scale_factor=(2.0, 1.5),
+            mode="bilinear",
+            align_corners=True,
+            recompute_scale_factor=True,
+            antialias=False,
+        ),
+    ),
+    row(
+        "upsample",
+        types.Interpolation,
+        aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
+        "upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec "
+        "_upsample_bicubic2d_aa.vec _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec "
+        "_upsample_nearest_exact3d.vec",
+        sample=of(lambda x: torch.ops.aten.upsample_nearest2d.vec(x, [6, 6], None), (2, 3, 4, 4)),
+    ),
+    row(
+        "grid_sample",
+        types.Interpolation,
+        grid_sampled,
+        "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
+        functions=[functional.grid_sample, torch.grid_sampler],
+        aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
+        aliases="interpolation_mode=mode",
+        controls="grid",
+        sample=call(
+            input=IMAGE,
+            grid=signal(2, 3, 3, 2),
+            mode="bilinear",
+            padding_mode="border",
+            align_corners=True,
+        ),
+    ),
+)

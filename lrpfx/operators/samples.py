@@ -1,0 +1,62 @@
+"""The words that samples of rows are written in: tensors of random values, and calls with them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lrpfx.ir.operator import Function, Sample
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A tensor that carries relevance."""
+
+    shape: tuple[int, ...]
+    low: float = -1.0
+    high: float = 1.0
+
+    def make(self) -> torch.Tensor:
+        return torch.rand(self.shape) * (self.high - self.low) + self.low
+
+
+@dataclass(frozen=True)
+class Weight(Signal):
+    """A parameter or buffer of the network."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A tensor of integers or truth values that is an input of the network."""
+
+    values: Any
+
+    def make(self) -> torch.Tensor:
+        return torch.tensor(self.values)
+
+
+def signal(*shape: int, low: float = -1.0, high: float = 1.0) -> Signal:
+    return Signal(shape, low, high)
+
+
+def weight(*shape: int, low: float = -1.0, high: float = 1.0) -> Weight:
+    return Weight(shape, low, high)
+
+
+def call(loses: str = "", batch: bool = True, **arguments: Any) -> Sample:
+    """A call with these arguments, by their canonical names."""
+    return Sample(arguments, loses=loses, batch=batch)
+
+
+def of(function: Function, *shapes: tuple[int, ...], loses: str = "", batch: bool = True) -> Sample:
+    """A function of signals of these shapes, by default of one matrix."""
+    signals = {f"x{place}": Signal(shape) for place, shape in enumerate(shapes or [(2, 4)])}
+    return Sample(signals, function, loses, batch)
+
+
+def mask(function: Function, *shapes: tuple[int, ...], batch: bool = True) -> Sample:
+    """A function whose result is no signal, multiplied with one."""
+    return of(lambda x, *others: x * function(x, *others).to(x.dtype), *shapes, batch=batch)
+
+
+IMAGE, MATRIX, POSITIVE = signal(2, 4, 5, 6), signal(2, 4), signal(2, 4, low=0.5, high=2.0)

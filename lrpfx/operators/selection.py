@@ -1,0 +1,281 @@
+"""Operations that put entries of several tensors together, overwrite some of them, or choose among them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
+from lrpfx.operators import signs
+from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
+from lrpfx.operators.functions import copied, scattered
+from lrpfx.operators.row import neutral, row
+from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
+
+
+def _padded(channels: Channels, bound: Bound) -> Channels:
+    """The channels behind a padding with entries of the value itself; constants are not scaled and shifted."""
+    not_flat(channels)
+    if bound.get("mode", "constant") == "constant":
+        raise NotAffineError("")
+    if channels.dimensions is None:
+        raise NotAffineError(UNKNOWN_RANK)
+    amounts = bound["pad"]
+    if not isinstance(amounts, (tuple, list)) or len(amounts) // 2 > channels.dimensions - 2:
+        raise NotAffineError("it pads the channels")
+    return channels
+
+
+def _accumulated(build: Builder) -> fx.Node | None:
+    """What is accumulated has a row of its own, among the sums."""
+    if not build["accumulate"]:
+        return None
+    return build.call("index_put_accumulated", build["input"], build["values"], build["indices"])
+
+
+def _combining(name: str, functions: Iterable[Function], **facts: Any) -> Operator:
+    """A row for an operator that puts the tensors of a list together."""
+    return neutral(name, functions, methods="", sign=signs.of_tensors, moves=True, **facts)
+
+
+def _of_two(name: str, other_name: str) -> Operator:
+    """The winner takes all: its gradient is its relevance."""
+    return row(
+        name,
+        types.Neutral,
+        getattr(torch, name),
+        "input other",
+        data="input other",
+        functions=[getattr(torch, other_name)],
+        methods=f"{name} {other_name}",
+        aten=f"{name}.default {other_name}.default",
+        sign=signs.of_both,
+        sample=call(input=MATRIX, other=signal(2, 4)),
+    )
+
+
+def _with_places(name: str, sample: Sample, further_aten: str = "") -> Operator:
+    """A row for an operator that returns values, and where they stood."""
+    return neutral(
+        name,
+        [getattr(torch, name)],
+        aten=f"{name}.default {further_aten}",
+        results="values indices",
+        discrete_results=(1,),
+        sample=sample,
+    )
+
+
+_MASK = Fixed([[True, False, True, True], [False, False, True, True]])
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "pad",
+        types.Neutral,
+        functional.pad,
+        "input pad mode='constant' value=None",
+        aten="pad.default",
+        reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
+        sign=signs.of_padding,
+        moves=True,
+        channels=_padded,
+        sample=call(loses="constants", input=IMAGE, pad=(1, 2), mode="constant", value=0.5),
+    ),
+    _combining(
+        "cat",
+        [torch.cat, torch.concat, torch.concatenate],
+        aten="cat.default concat.default concatenate.default",
+        sample=of(lambda x, y: torch.cat([x, y], axis=1), (2, 3), (2, 4)),  # type: ignore[call-arg]  # numpy's name
+    ),
+    _combining(
+        "stack",
+        [torch.stack],
+        aten="stack.default",
+        sample=of(lambda x, y: torch.stack([x, y], 1), (2, 4), (2, 4)),
+    ),
+    _combining(
+        "hstack",
+        [torch.hstack],
+        aten="hstack.default",
+        sample=of(lambda x, y: torch.hstack([x, y]), (2, 3), (2, 4)),
+    ),
+    _combining(
+        "vstack",
+        [torch.vstack, torch.row_stack],
+        aten="vstack.default row_stack.default",
+        sample=of(lambda x, y: torch.vstack([x, y]), (1, 4), (2, 4), batch=False),
+    ),
+    _combining(
+        "dstack",
+        [torch.dstack],
+        aten="dstack.default",
+        sample=of(lambda x, y: torch.dstack([x, y]), (2, 4), (2, 4)),
+    ),
+    _combining(
+        "column_stack",
+        [torch.column_stack],
+        aten="column_stack.default",
+        sample=of(lambda x, y: torch.column_stack([x, y]), (2, 3), (2, 4)),
+    ),
+    neutral(
+        "broadcast_tensors",
+        [torch.broadcast_tensors],
+        methods="",
+        aten="broadcast_tensors.default",
+        view=True,
+        result_per_argument=True,
+        sample=of(lambda x, y: torch.broadcast_tensors(x, y)[0] + torch.broadcast_tensors(x, y)[1], (2, 3, 1), (2, 1, 4)),
+    ),
+    neutral(
+        "meshgrid",
+        [torch.meshgrid],
+        methods="",
+        aten="meshgrid.default meshgrid.indexing",
+        view=True,
+        result_per_argument=True,
+        sample=of(lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), (3,), (4,), batch=False),
+    ),
+    row(
+        "where",
+        types.Neutral,
+        torch.where,
+        "condition input other",
+        data="condition input other",
+        reordered_methods=[("where", "input condition other")],
+        aten="where.self where.ScalarOther where.ScalarSelf where.Scalar",
+        indices="condition",
+        sign=signs.of_both,
+        sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
+    ),
+    row(
+        "masked_fill",
+        types.Neutral,
+        torch.masked_fill,
+        "input mask value",
+        methods="masked_fill",
+        inplace_methods="masked_fill_",
+        aten="masked_fill.Scalar masked_fill.Tensor",
+        inplace_aten="masked_fill_.Scalar masked_fill_.Tensor",
+        indices="mask",
+        sign=signs.of_masked_fill,
+        sample=call(loses="constants", input=MATRIX, mask=_MASK, value=0.5),
+    ),
+    neutral(
+        "slice_scatter",
+        [torch.slice_scatter],
+        aten="slice_scatter.default",
+        sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2)),
+    ),
+    neutral(
+        "select_scatter",
+        [torch.select_scatter],
+        aten="select_scatter.default",
+        sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,)),
+    ),
+    neutral(
+        "diagonal_scatter",
+        [torch.diagonal_scatter],
+        aten="diagonal_scatter.default",
+        sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
+    ),
+    row(
+        "index_put",
+        types.Neutral,
+        torch.index_put,
+        "input indices values accumulate=False",
+        methods="index_put",
+        inplace_methods="index_put_",
+        aten="index_put.default",
+        inplace_aten="index_put_.default",
+        decomposition=_accumulated,
+        sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
+    ),
+    row(
+        "scatter",
+        types.Neutral,
+        scattered,
+        "input dim index source",
+        functions=[torch.scatter],
+        methods="scatter",
+        inplace_methods="scatter_",
+        aten="scatter.src scatter.value",
+        inplace_aten="scatter_.src scatter_.value",
+        aliases="value=source",
+        indices="index",
+        sample=call(input=MATRIX, dim=1, index=Fixed([[0, 2], [1, 3]]), source=signal(2, 2)),
+    ),
+    row(
+        "copy",
+        types.Neutral,
+        copied,
+        "input source non_blocking=False",
+        methods="",
+        inplace_methods="copy_",
+        aten="copy.default",
+        inplace_aten="copy_.default",
+        sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
+    ),
+    row(
+        "fill",
+        types.Neutral,
+        torch.fill,
+        "input value",
+        inplace_methods="fill_",
+        aten="fill.Tensor fill.Scalar",
+        inplace_aten="fill_.Tensor fill_.Scalar",
+        sample=call(loses="constants", input=MATRIX, value=0.5),
+    ),
+    row(
+        "zero",
+        types.Neutral,
+        torch.zeros_like,
+        "input",
+        inplace=[torch.zero_],
+        aten="zero.default",
+        inplace_methods="zero_",
+        inplace_aten="zero_.default",
+        discrete=True,
+        sample=of(lambda x: x + x.clone().zero_()),
+    ),
+    neutral(
+        "max_unpool",
+        [functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d],
+        methods="",
+        modules=[nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d],
+        aten="max_unpool2d.default max_unpool3d.default",
+        sign=signs.of_input,
+        sample=of(
+            lambda x: functional.max_unpool2d(
+                functional.max_pool2d(x, 2), functional.max_pool2d(x, 2, return_indices=True)[1], (2, 2)
+            ),
+            (2, 3, 4, 4),
+            loses="constants",
+        ),
+    ),
+    _of_two("maximum", "fmax"),
+    _of_two("minimum", "fmin"),
+    neutral("amax", [torch.amax], aten="amax.default", sign=signs.of_input, sample=of(lambda x: x.amax(1))),
+    neutral(
+        "amin",
+        [torch.amin],
+        aten="amin.default",
+        sign=signs.of_input,
+        sample=of(lambda x: x.amin(axis=1, keepdims=True)),
+    ),
+    _with_places("max", of(lambda x: x.max(dim=1).values), "max.dim max.other"),
+    _with_places("min", of(lambda x: torch.min(x, 1)[0]), "min.dim min.other"),
+    _with_places("median", of(lambda x: x.median(1).values), "median.dim"),
+    _with_places("nanmedian", of(lambda x: x.nanmedian(1).values), "nanmedian.dim"),
+    _with_places("mode", of(lambda x: x.mode(1).values)),
+    _with_places("kthvalue", of(lambda x: torch.kthvalue(x, 2, dim=1).values)),
+    _with_places("topk", of(lambda x: x.topk(2, 1).values)),
+    _with_places("sort", of(lambda x: x.sort(1)[0]), "sort.stable"),
+    _with_places("cummax", of(lambda x: x.cummax(1)[0])),
+    _with_places("cummin", of(lambda x: x.cummin(1)[0])),
+    # The soft maximum: its gradient is shares of one.
+    neutral("logsumexp", [torch.logsumexp], aten="logsumexp.default", sample=of(lambda x: x.logsumexp(1))),
+)

@@ -1,0 +1,154 @@
+"""Norms, distances, standard deviations and variances."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.ir.operator import Builder, Operator
+from lrpfx.operators import signs
+from lrpfx.operators.functions import pair
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import MATRIX, call, of, signal
+from lrpfx.support.torch_internals import OpOverload
+
+
+def _distance(build: Builder) -> fx.Node:
+    """The norm of the difference of two vectors, each entry moved by eps."""
+    difference = build.call("add", build.call("sub", build["x1"], build["x2"]), build["eps"])
+    return build.call("norm", difference, build["p"], -1, build["keepdim"], target=torch.norm)
+
+
+def _distances(build: Builder) -> fx.Node:
+    """The norm of the difference of every vector of one set and every vector of another."""
+    first = build.call("unsqueeze", build["x1"], -2, target=torch.unsqueeze)
+    second = build.call("unsqueeze", build["x2"], -3, target=torch.unsqueeze)
+    return build.call("norm", build.call("sub", first, second), build["p"], -1, target=torch.norm)
+
+
+def _deviation_of(function: Any) -> Any:
+    """The form of the standard deviation that takes the arguments of a form of the variance."""
+    if isinstance(function, OpOverload):
+        return getattr(torch.ops.aten.std, function._overloadname)
+    return torch.Tensor.std if function is torch.Tensor.var else torch.std
+
+
+def _variance(build: Builder) -> fx.Node:
+    """The square of the standard deviation, which is what it is compared with: relevance would be twice as much otherwise."""
+    node = build.node
+    deviation = build.call("std", *node.args, target=_deviation_of(node.target), **node.kwargs)
+    return build.call("square", deviation)
+
+
+def _with_mean(squared: bool) -> Callable[[Builder], fx.Node]:
+    """The standard deviation or its square, the variance, and the mean, each by itself."""
+
+    def decompose(build: Builder) -> fx.Node:
+        data, *positional = build.node.args
+        options: dict[str, Any] = dict(build.node.kwargs)
+        for aliased, name in (("axis", "dim"), ("keepdims", "keepdim")):
+            if aliased in options:
+                options[name] = options.pop(aliased)
+        names = ("unbiased",) if positional and isinstance(positional[0], bool) else ("dim", "unbiased", "keepdim")
+        options.update(zip(names, positional, strict=False))
+        if "unbiased" in options:
+            options["correction"] = int(options.pop("unbiased"))
+        spread = build.call("std", data, target=torch.std, **options)
+        if squared:
+            spread = build.call("square", spread)
+        mean = build.call("mean", data, **{name: value for name, value in options.items() if name != "correction"})
+        return build.call("container", spread, mean, target=pair)
+
+    return decompose
+
+
+_LP_POOL = (
+    "(Tensor input, float norm_type, int{dimensions} kernel_size, int{dimensions}? stride=None, bool ceil_mode=False) -> Tensor"
+)
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "std",
+        types.Statistic,
+        functions=[torch.std],
+        methods="std",
+        aten="std.default std.dim std.correction",
+        sign=signs.never_negative,
+        sample=of(lambda x: x.std(1, correction=0, keepdim=True)),
+    ),
+    row(
+        "var",
+        types.Statistic,
+        functions=[torch.var],
+        methods="var",
+        aten="var.default var.dim var.correction",
+        sign=signs.never_negative,
+        decomposition=_variance,
+        sample=of(lambda x: torch.var(x, 1, unbiased=False, keepdim=True)),
+    ),
+    row(
+        "var_mean",
+        types.Statistic,
+        functions=[torch.var_mean],
+        aten="var_mean.default var_mean.dim var_mean.correction",
+        decomposition=_with_mean(squared=True),
+        sample=of(lambda x: torch.cat(torch.var_mean(x, 1, keepdim=True), 1)),
+    ),
+    row(
+        "std_mean",
+        types.Statistic,
+        functions=[torch.std_mean],
+        aten="std_mean.default std_mean.dim std_mean.correction",
+        decomposition=_with_mean(squared=False),
+        sample=of(lambda x: torch.cat(torch.std_mean(x, dim=1, correction=0, keepdim=True), 1)),
+    ),
+    row(
+        "norm",
+        types.Statistic,
+        functions=[torch.norm, torch.linalg.norm, torch.linalg.vector_norm],
+        methods="norm",
+        aten="linalg_vector_norm.default linalg_norm.default norm.Scalar norm.ScalarOpt_dim "
+        "norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype linalg_norm.ord_str",
+        sign=signs.never_negative,
+        sample=of(lambda x: x.norm(3, 1)),
+    ),
+    row(
+        "lp_pool",
+        types.Statistic,
+        functions=[functional.lp_pool1d, functional.lp_pool2d, functional.lp_pool3d],
+        modules=[nn.LPPool1d, nn.LPPool2d, nn.LPPool3d],
+        whole={
+            _LP_POOL.format(dimensions=""): (functional.lp_pool1d,),
+            _LP_POOL.format(dimensions="[2]"): (functional.lp_pool2d,),
+            _LP_POOL.format(dimensions="[3]"): (functional.lp_pool3d,),
+        },
+        sample=of(lambda x: functional.lp_pool2d(x, 2.0, 2), (2, 3, 4, 4)),
+    ),
+    row(
+        "cdist",
+        types.Statistic,
+        torch.cdist,
+        "x1 x2 p=2.0 compute_mode=None",
+        data="x1 x2",
+        aten="cdist.default",
+        sign=signs.never_negative,
+        decomposition=_distances,
+        sample=call(x1=signal(2, 3, 4), x2=signal(2, 5, 4), p=3.0),
+    ),
+    row(
+        "pairwise_distance",
+        types.Statistic,
+        functional.pairwise_distance,
+        "x1 x2 p=2.0 eps=1e-06 keepdim=False",
+        data="x1 x2",
+        modules=[nn.PairwiseDistance],
+        aten="pairwise_distance.default",
+        sign=signs.never_negative,
+        decomposition=_distance,
+        sample=call(loses="constants", x1=MATRIX, x2=signal(2, 4), p=3.0, eps=0.1, keepdim=True),
+    ),
+)

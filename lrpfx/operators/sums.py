@@ -1,0 +1,192 @@
+"""Additions, subtractions, and sums over dimensions and places."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import layer as layers
+from lrpfx import types
+from lrpfx.ir.operator import Bound, Builder, Operator
+from lrpfx.operators import signs
+from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
+
+
+def _addition_adjoint(
+    gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound
+) -> tuple[torch.Tensor | None, ...] | None:
+    if arguments["alpha"] != 1:
+        return None
+    return tuple(gradient.sum_to_size(value.shape) for value in inputs)
+
+
+def _interpolated(build: Builder) -> fx.Node:
+    """`input` + weight * (end - input)."""
+    difference = build.call("sub", build["end"], build["input"])
+    return build.call("add", build["input"], build.call("mul", difference, build["weight"]))
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "add",
+        types.Sum,
+        torch.add,
+        "input other alpha=1",
+        data="input other",
+        modules=[layers.Sum],
+        functions=[operator.add],
+        inplace=[operator.iadd],
+        methods="add __add__ __radd__",
+        inplace_methods="add_ __iadd__",
+        aten="add.Tensor add.Scalar",
+        inplace_aten="add_.Tensor add_.Scalar",
+        adjoint=_addition_adjoint,
+        reflected="add",
+        sign=signs.of_sum,
+        elementwise=True,
+        affine_in="input other",
+        coefficients=lambda alpha: (1, alpha),
+        sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
+    ),
+    row(
+        "sub",
+        types.Sum,
+        torch.sub,
+        "input other alpha=1",
+        data="input other",
+        functions=[operator.sub, torch.subtract],
+        inplace=[operator.isub],
+        methods="sub subtract __sub__",
+        inplace_methods="sub_ subtract_ __isub__",
+        aten="sub.Tensor sub.Scalar subtract.Tensor subtract.Scalar",
+        inplace_aten="sub_.Tensor sub_.Scalar",
+        reflected="rsub",
+        sign=signs.of_difference,
+        elementwise=True,
+        affine_in="input other",
+        coefficients=lambda alpha: (1, -alpha),
+        sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
+    ),
+    row(
+        "rsub",
+        types.Sum,
+        torch.rsub,
+        "input other alpha=1",
+        data="input other",
+        methods="__rsub__",
+        aten="rsub.Tensor rsub.Scalar",
+        sign=signs.of_reversed_difference,
+        elementwise=True,
+        affine_in="input other",
+        coefficients=lambda alpha: (-alpha, 1),
+        sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
+    ),
+    row(
+        "sum",
+        types.Sum,
+        torch.sum,
+        "input dim=None keepdim=False dtype=None",
+        modules=[layers.Sum],
+        methods="sum",
+        aten="sum.default sum.dim_IntList",
+        sign=signs.of_input,
+        adds_up=True,
+        sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
+    ),
+    row(
+        "cumsum",
+        types.Sum,
+        torch.cumsum,
+        "input dim dtype=None",
+        methods="cumsum",
+        aten="cumsum.default",
+        sign=signs.of_input,
+        adds_up=True,
+        sample=call(input=MATRIX, dim=1, dtype=torch.float64),
+    ),
+    row(
+        "diff",
+        types.Sum,
+        functions=[torch.diff],
+        methods="diff",
+        aten="diff.default",
+        sample=of(lambda x: torch.diff(x, dim=1)),
+    ),
+    row(
+        "scatter_add",
+        types.Sum,
+        scatter_added,
+        "input source dim index",
+        data="input source",
+        reordered=[(spelled, "input dim index source") for spelled in (torch.scatter_add, torch.ops.aten.scatter_add.default)],
+        reordered_methods=[("scatter_add", "input dim index source")],
+        reordered_inplace_methods=[("scatter_add_", "input dim index source")],
+        indices="index",
+        sample=call(input=MATRIX, dim=1, index=Fixed([[0, 0], [1, 3]]), source=signal(2, 2)),
+    ),
+    row(
+        "index_add",
+        types.Sum,
+        index_added,
+        "input source dim index alpha=1",
+        data="input source",
+        reordered=[
+            (spelled, "input dim index source alpha") for spelled in (torch.index_add, torch.ops.aten.index_add.default)
+        ],
+        reordered_methods=[("index_add", "input dim index source alpha")],
+        reordered_inplace_methods=[("index_add_", "input dim index source alpha")],
+        indices="index",
+        sample=call(input=MATRIX, dim=1, index=Fixed([0, 0, 2]), source=signal(2, 3), alpha=2),
+    ),
+    row(
+        "index_put_accumulated",
+        types.Sum,
+        index_put_accumulated,
+        "input values indices",
+        data="input values",
+        sample=of(lambda x, y: x.index_put((torch.tensor([0, 0]),), y, accumulate=True), (2, 4), (2, 4), batch=False),
+    ),
+    row(
+        "affine_grid",
+        types.Sum,
+        functional.affine_grid,
+        "theta size align_corners=None",
+        data="theta",
+        aten="affine_grid_generator.default",
+        sample=of(lambda theta: functional.affine_grid(theta, [2, 3, 4, 4], align_corners=False), (2, 2, 3), batch=False),
+    ),
+    row(
+        "lerp",
+        types.Sum,
+        torch.lerp,
+        "input end weight",
+        data="input end weight",
+        methods="lerp",
+        aten="lerp.Tensor lerp.Scalar",
+        decomposition=_interpolated,
+        sample=call(input=MATRIX, end=signal(2, 4), weight=0.3),
+    ),
+    row(
+        "fold",
+        types.Sum,
+        functional.fold,
+        "input output_size kernel_size dilation=1 padding=0 stride=1",
+        modules=[nn.Fold],
+        sign=signs.of_input,
+        adds_up=True,
+        sample=call(input=signal(2, 8, 9), output_size=(4, 4), kernel_size=(2, 2), dilation=1, padding=0, stride=1),
+    ),
+    row(
+        "col2im",
+        types.Sum,
+        aten="col2im.default",
+        sign=signs.of_input,
+        adds_up=True,
+        sample=of(lambda x: torch.ops.aten.col2im.default(x, [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), (2, 8, 9)),
+    ),
+)

@@ -1,0 +1,54 @@
+"""Rules that are code around a call, in graphs."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrpfx.errors import RuleError
+from lrpfx.ir.node import map_arguments
+from lrpfx.layers.layer import Slot
+from lrpfx.runtime.layer_call import LayerCall
+
+
+class CodeOfCall:
+    """The code of a rule around one call of a layer in a graph.
+
+    It acts on a copy of the rule, so that every call has stored tensors of its own, and the compiler sees no side effects.
+    """
+
+    def __init__(self, rule: Any, module: nn.Module | None) -> None:
+        self.rule = copy.copy(rule)
+        self.module = module
+
+    def look_at(self, inputs: tuple[Any, ...], output: Any) -> tuple[list[torch.Tensor], Any]:
+        """Let the rule look at the call: the tensors that it stores, and where they stand in what it stores."""
+        self.rule.stored_tensors = {}
+        arguments: tuple[Any, ...] = (inputs, {}) if self.rule.forward_takes_kwargs else (inputs,)
+        if self.rule.forward(self.module, *arguments, output) is not None:
+            raise RuleError(f"{self.rule} returns another output, which a rule of a graph cannot; register it on the module")
+        tensors: list[torch.Tensor] = []
+
+        def keep(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensors.append(leaf)
+            return Slot(len(tensors) - 1)
+
+        stored = map_arguments(self.rule.stored_tensors, keep)
+        return tensors, stored
+
+    def gradients(
+        self, call: LayerCall, relevance: torch.Tensor, stored: Any, tensors: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What the rule makes of the gradients of the layer's inputs."""
+        self.rule.stored_tensors = map_arguments(stored, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
+        self.rule.stored_tensors.update(grad_output=(relevance,), call=call)
+        self.rule.pre_backward(self.module, [], (relevance,))
+        ordinary = call.pull_back(relevance)
+        result = self.rule.backward(self.module, list(ordinary), (relevance,))
+        if result is None:
+            return ordinary
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)

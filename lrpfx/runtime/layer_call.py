@@ -1,0 +1,210 @@
+"""One executed call of a layer, as rules see it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from lrpfx.errors import RuleError
+from lrpfx.layers.layer import Operation
+from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
+
+
+class ParameterModifier(Protocol):
+    """The parameter modifier of a branch, as far as a call of a layer needs it."""
+
+    def apply(self, parameter: Any, name: str) -> Any: ...
+
+
+class LayerCall:
+    """One executed call of a layer, as a rule sees it while relevance flows back.
+
+    `inputs` and `output` are those of the forward pass (`output` is None where it was not saved); `branches[k]` are the
+    values of the operation's parameters in the k-th modified copy.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        inputs: tuple[torch.Tensor, ...],
+        parameters: tuple[Any, ...],
+        branches: tuple[tuple[Any, ...], ...],
+        extras: tuple[Any, ...],
+        output: Any,
+        kept: dict[str, Any] | None = None,
+        is_traced: bool = False,
+    ) -> None:
+        """`is_traced`: whether the call becomes part of a compiled or lowered program."""
+        self.operation = operation
+        self.inputs = inputs
+        self.parameters = parameters
+        self.branches = branches
+        self.extras = extras
+        self.output = output
+        self.kept = kept
+        self.is_traced = is_traced
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, which does not depend on the relevance: kept while several relevances go back."""
+        if self.kept is None:
+            return compute()
+        if name not in self.kept:
+            self.kept[name] = compute()
+        return self.kept[name]
+
+    def multiplied(self, own: torch.Tensor, factor: torch.Tensor | float) -> torch.Tensor:
+        """`own` * `factor`, written over `own` where no gradient is recorded."""
+        return own * factor if torch.is_grad_enabled() else own.mul_(factor)
+
+    def added(self, own: torch.Tensor, other: torch.Tensor, weight: float | None = None) -> torch.Tensor:
+        """`own` + `weight` * `other`, written over `own` where no gradient is recorded."""
+        if weight is not None and self.is_traced:
+            return own + other * weight  # inductor loses the factor of an addition where it makes one product of it
+        alpha = 1 if weight is None else weight
+        return own.add(other, alpha=alpha) if torch.is_grad_enabled() else own.add_(other, alpha=alpha)
+
+    def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
+        """All values of the operation, in the order of its slots; buffers as copies, for training changes them in place."""
+        extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
+        return (*inputs, *parameters, *extras)
+
+    def with_modified(self, modifiers: Sequence[ParameterModifier]) -> "LayerCall":
+        """The same call with a branch for each of the modifiers."""
+        named = tuple(zip(self.operation.parameters, self.parameters, strict=True))
+        branches = tuple(tuple(modifier.apply(value, name) for name, value in named) for modifier in modifiers)
+        values = (self.extras, self.output, self.kept, self.is_traced)
+        return LayerCall(self.operation, self.inputs, self.parameters, branches, *values)
+
+    def own_values(self) -> tuple[Any, ...]:
+        """All values of the operation as the forward had them."""
+        return self.values(self.inputs, self.parameters)
+
+    def own_output(self) -> torch.Tensor:
+        """The forward's output, computed again where it was not saved."""
+        return self.run(*self.inputs) if self.output is None else self.output
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a listed operator by name."""
+        return self.operation.arguments(self.own_values())
+
+    def with_remainders(
+        self,
+        run: Callable[[Sequence[Any], Sequence[Any]], torch.Tensor],
+        inputs: tuple[torch.Tensor, ...],
+        parameters: Sequence[Any],
+        factors: int = 1,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The result of `run`, and what is left of it after the part that is linear in the inputs: y - J x, by its origin.
+
+        In a sum that is its "constants", and in other layers that are linear the "bias". Where a layer is not linear, J x is
+        the linear part of its Taylor expansion at x, and what is left is what its biases add there, "bias", and the constant
+        term without them, "expansion". A product is linear in each of its `factors`, so that its derivative along all of them
+        counts it as often.
+        """
+        output, linear = _linear_part(lambda *changed: run(changed, parameters), inputs)
+        remainder = factors * output - linear
+        kind = self.operation.kind
+        if issubclass(kind, Sum):
+            return output, {"constants": remainder}
+        if issubclass(kind, AFFINE) or (issubclass(kind, (MatMul, Product)) and factors == len(inputs)):
+            return output, {"bias": remainder}
+        biases = [
+            place
+            for place, (name, value) in enumerate(zip(self.operation.parameters, parameters, strict=True))
+            if value is not None and "bias" in name.rpartition(".")[2]
+        ]
+        if not biases:
+            return output, {"expansion": remainder}
+
+        def of_biases(*changed: torch.Tensor) -> torch.Tensor:
+            given = dict(zip(biases, changed, strict=True))
+            return run(inputs, [given.get(place, value) for place, value in enumerate(parameters)])
+
+        bias = _linear_part(of_biases, tuple(parameters[place] for place in biases))[1]
+        return output, {"bias": bias, "expansion": remainder - bias}
+
+    def run(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The layer's output for other inputs."""
+        return self.run_with(inputs, self.parameters)
+
+    def run_with(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> torch.Tensor:
+        """The layer's output for other inputs and parameters."""
+        output: torch.Tensor = self.operation(self.values(inputs, parameters))
+        return output
+
+    def times_inputs(self, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the inputs, each multiplied by its input."""
+        pairs = zip(self.inputs, gradients, strict=True)
+        return tuple(gradient if gradient is None else input * gradient for input, gradient in pairs)
+
+    def run_branch(self, branch: int, input: torch.Tensor) -> torch.Tensor:
+        """The layer's output for another input, with the parameters of a branch."""
+        output: torch.Tensor = self.operation(self.values((input,), self.branches[branch]))
+        return output
+
+    def named_branch(self, branch: int) -> dict[str, Any]:
+        """The parameters of a branch by name."""
+        return dict(zip(self.operation.parameters, self.branches[branch], strict=True))
+
+    def pull_back_branch(self, branch: int, gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        """A layer's gradient with the parameters of a branch, for its one input; new memory."""
+        return self.pull_back_with(gradient, self.branches[branch], input)
+
+    def pull_back_with(self, gradient: torch.Tensor, parameters: Sequence[Any], input: torch.Tensor) -> torch.Tensor:
+        """A layer's gradient with other parameters, for its one input; new memory."""
+        return self._single(self.adjoint(gradient, (input,), parameters))
+
+    def pull_back_single(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The layer's ordinary gradient with respect to its one input."""
+        return self._single(self.pull_back(gradient))
+
+    @staticmethod
+    def _single(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+        (gradient,) = gradients
+        if gradient is None:
+            raise RuleError("the layer's output does not depend on its input")
+        return gradient
+
+    def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The layer's ordinary gradient with respect to each input."""
+        return self.adjoint(gradient, self.inputs, self.parameters)
+
+    def adjoint(
+        self, gradient: torch.Tensor, inputs: tuple[torch.Tensor, ...], parameters: Sequence[Any]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradient of the inputs: the operator's transposed map where the table has one, what torch derives elsewhere."""
+        result = self.operation.adjoint(gradient, self.values(inputs, parameters))
+        if result is not None:
+            return result
+        pulled = torch.func.vjp(lambda *changed: self.operation(self.values(changed, parameters)), *inputs)
+        return pulled[1](gradient)  # type: ignore[no-any-return]
+
+    def parameter_gradients(
+        self, gradient: torch.Tensor, places: Sequence[int], wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        """The layer's ordinary gradient with respect to those of its parameters whose place is wanted."""
+        if not wanted:
+            return ()
+
+        def run(*changed: torch.Tensor) -> Any:
+            given = dict(zip(wanted, changed, strict=True))
+            parameters = [given.get(at, value) for at, value in zip(places, self.parameters, strict=True)]
+            return self.operation(self.values(self.inputs, parameters))
+
+        primals = [self.parameters[places.index(at)] for at in wanted]
+        return torch.func.vjp(run, *primals)[1](gradient)  # type: ignore[no-any-return]
+
+
+#: Layers that are linear in their input up to a bias.
+AFFINE = (Linear, BatchNorm, AvgPool, Interpolation)
+
+
+def _linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of `function`, and its derivative along `inputs`: y and J x."""
+    try:
+        output, linear = torch.func.jvp(function, inputs, inputs)[:2]
+    except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
+        output, pull = torch.func.vjp(function, *inputs)[:2]
+        push = torch.func.vjp(pull, torch.zeros_like(output))[1]
+        (linear,) = push(inputs)
+    return output, linear

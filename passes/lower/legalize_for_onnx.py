@@ -1,0 +1,29 @@
+"""Write a lowered program in operators that ONNX has a form of."""
+
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
+
+from lrpfx.errors import LoweringError
+from lrpfx.support.torch_internals import decompositions_of_backwards
+
+
+class LegalizeForOnnx(GraphPass):
+    """Replace operators that stand for the backward of others. `LoweringError` where torch cannot."""
+
+    name = "legalize_for_onnx"
+    stage = "lower"
+    requires = (EXPORTED,)
+    ensures = (ONNX_OPERATORS,)
+
+    def run(self, program: Program) -> PassResult:
+        known = {**decompositions_of_backwards(), **FORWARD_FORMS}
+        matches = sum(node.target in known for node in program.graph.nodes)
+        try:
+            exported = program.program().run_decompositions(known)
+        except Exception as error:
+            raise LoweringError(
+                f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}"
+            ) from error
+        program.root, program.graph, program.exported = exported.graph_module, exported.graph, exported
+        return PassResult(matches)

@@ -1,0 +1,71 @@
+"""Replace in-place operations by ordinary ones where nothing else refers to their memory."""
+
+import operator
+from typing import Any
+
+import torch
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from torch import fx
+
+from lrpfx.support.torch_internals import OpOverload
+
+
+class OutOfPlace(GraphPass):
+    """`add_(x, y)` becomes `add(x, y)`, and later operations read its result. Unused operations are removed."""
+
+    name = "out_of_place"
+    stage = "lower"
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        order = {node: number for number, node in enumerate(program.graph.nodes)}
+        for node in order:
+            if not is_in_place(node):
+                continue
+            reason = _obstacle(node)
+            if reason:
+                result.reasons.append((node.name, reason))
+                continue
+            changed: Any = node.args[0]
+            node.target = _functional(node.target)
+            for user in [user for user in changed.users if order[user] > order[node]]:
+                user.replace_input_with(changed, node)
+            result.matches += 1
+        program.graph.eliminate_dead_code()
+        return result
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """Whether an ATen operation overwrites an argument."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _obstacle(node: fx.Node) -> str:
+    """Why an operation must stay as it is, or nothing."""
+    changed = node.args[0]
+    if not isinstance(changed, fx.Node) or _may_share_memory(changed):
+        return "its argument may share memory with another value"
+    if any(_may_share_memory(user) for user in changed.users if user is not node):
+        return "another value may share memory with its argument"
+    if _functional(node.target) is None:
+        return "there is no operator without the effect"
+    values = (other.meta["val"] for other in node.all_input_nodes)
+    if len({value.dtype for value in values if hasattr(value, "dtype")}) > 1:
+        return "out of place, the result could have another dtype"
+    return ""
+
+
+def _functional(target: Any) -> OpOverload | None:
+    """The operator without effect on its arguments, or None."""
+    packet = getattr(torch.ops.aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    found: OpOverload | None = getattr(packet, target._overloadname, None)
+    return None if found is None or found._schema.is_mutable else found
+
+
+def _may_share_memory(node: fx.Node) -> bool:
+    """Whether the node's value may be memory of another node's."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # one of several results
+        node = node.args[0]
+    if not isinstance(node.target, OpOverload):
+        return True
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in node.target._schema.returns)
