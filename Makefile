@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+TESTS ?= tests
 NETWORKS ?= 5000
 SEED ?= 0
 MUTANTS ?= 300
@@ -36,7 +37,7 @@ page: demo
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
 
 test: $(VENV)/linked
-	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
 
 # The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
 test-torch:
@@ -50,8 +51,9 @@ architecture: $(VENV)/linked
 documentation: $(VENV)/linked
 	$(BIN)/python tests/tools/documentation.py
 
+# What `make test` leaves out: all combinations of parameters, and classifiers as they are. TESTS=tests/rules is a part of them.
 test-slow: $(VENV)/linked
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(TESTS)
 
 # Test NETWORKS random networks and composites, starting at SEED; about three per second.
 fuzz: $(VENV)/linked

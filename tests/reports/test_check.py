@@ -48,7 +48,7 @@ def test_gaps_are_named():
     uncovered = [name for use in report.operators for name in use.uncovered]
     assert uncovered == ["recurrent", "lgamma"]
     problems = "\n".join(report.problems)
-    assert "LSTM(4, 3, batch_first=True) as a whole (lrpfx.types.Recurrent)" in problems and "test_check.py:" in problems
+    assert "LSTM(4, 3, batch_first=True) as a whole (lrpfx.types.Recurrent)" in problems and f"{__file__}:" in problems
     with pytest.raises(lrpfx.UnsupportedOperationError) as caught:
         lrpfx.transform(Strange().eval(), EpsilonPlus())
     assert all(problem in str(caught.value) for problem in report.problems)

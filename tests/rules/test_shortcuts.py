@@ -327,7 +327,7 @@ def test_networks(name, composite):
     [
         ("resnet", "alpha_beta_flat"),
         ("densenet", "gamma_box"),
-        ("squeezenet", "plus_flat"),
+        ("shufflenet", "plus_flat"),
         ("mobilenet_v3", "gamma_box"),
         ("efficientnet", "alpha_beta_flat"),
         ("regnet_y", "gamma_box"),

@@ -80,7 +80,7 @@ def test_state_dict_has_the_keys_and_loads_other_weights(model, input):
 
 
 def test_refold_follows_parameters_changed_unseen(model, input):
-    """Changes through `.data` are not counted; `test_guards.py` has those that are."""
+    """Changes through `.data` are not counted; those that are counted are followed without it."""
     explain_model = lrpfx.transform(model, EpsilonPlus())
     first = next(name for name, _ in explain_model.named_parameters())
     explain_model.get_parameter(first).data.mul_(2.0)

@@ -101,10 +101,16 @@ def test_random_interrupts(work, times):
     transformed(model, x)
 
 
+@pytest.fixture(scope="module")
+def program():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    return lrpfx.lower(lrpfx.transform(small_net(), EpsilonPlusFlat()), torch.randn(2, 3, 8, 8))
+
+
 @pytest.mark.parametrize("work", ["load", "save", "run"])
-def test_random_interrupts_of_artefacts(work, tmp_path):
+def test_random_interrupts_of_artefacts(work, program, tmp_path):
     x, index = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
-    program = lrpfx.lower(lrpfx.transform(small_net(), EpsilonPlusFlat()), x)
     path = lrpfx.save(program, tmp_path / "model.pt2")
     runner, before, generator, found = lrpfx.load(path), state_of_the_process(), random.Random(0), 0
     expected = runner(x, index)["relevance"]
