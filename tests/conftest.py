@@ -8,6 +8,7 @@ import torch
 import torchvision_cpu  # noqa: F401  before anything imports torchvision
 
 from lrpfx.errors import LrpfxError
+from lrpfx.operators import table
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, release
 
 #: What an older torch than programs need leaves out: files that are about programs, or about what is installed for the newest.
@@ -59,6 +60,17 @@ def _own_compilations():
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def own_table(monkeypatch):
+    """An operator table whose new rows are gone after the test."""
+    with monkeypatch.context() as patched:
+        for dictionary in ("_operators", "_functions", "_methods", "_foreign"):
+            patched.setattr(table, dictionary, dict(getattr(table, dictionary)))
+        yield
+    table.rows_of_class.cache_clear()
+    table.aten_names.cache_clear()
 
 
 def pytest_collection_finish():

@@ -274,13 +274,6 @@ def check_channels(row, output, given):
     assert_same(canonical(row)({**given, "input": in_front}), output * scale.reshape(shape) + shift.reshape(shape))
 
 
-@pytest.fixture
-def own_table(monkeypatch):
-    """A table whose rows are gone after the test."""
-    for dictionary in ("_operators", "_functions", "_methods", "_foreign"):
-        monkeypatch.setattr(operators, dictionary, dict(getattr(operators, dictionary)))
-
-
 def test_a_row_without_facts_claims_none(own_table):
     """A new row that computes -x behind a ReLU: its sign is unknown, and so is where relevance can be."""
     for kind in (types.Neutral, types.Activation, types.MaxPool):

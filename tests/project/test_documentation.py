@@ -7,9 +7,20 @@ import torch
 from helpers import ROOT
 from tools.documentation import DOCUMENTS, run
 
+from lrpfx.deploy.backends import BACKENDS
+
+
+@pytest.fixture
+def own_backends():
+    """Backends that a document adds are gone after the test."""
+    before = dict(BACKENDS)
+    yield
+    BACKENDS.clear()
+    BACKENDS.update(before)
+
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_documents_show_what_their_code_prints(path):
+def test_documents_show_what_their_code_prints(path, own_table, own_backends):
     torch.set_default_dtype(torch.float32)
     text = path.read_text()
     assert run(text) == text
