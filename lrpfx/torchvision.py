@@ -1,4 +1,4 @@
-"""Canonizers for torchvision's networks. In graph mode none of them is needed."""
+"""Canonizers for torchvision's networks. Graph mode needs none of them."""
 
 from collections.abc import Callable
 from types import MethodType
@@ -31,7 +31,7 @@ def _forward_bottleneck(self: Any, x: torch.Tensor) -> Any:
 
 
 class _BlockCanonizer(AttributeCanonizer):
-    """Base of the canonizers for one class of torchvision's residual blocks, which need not be imported to be told."""
+    """Base class of canonizers for one class of residual block, recognized by name, so torchvision is not imported."""
 
     superfluous_in_graphs = True
     block: ClassVar[str]
@@ -49,21 +49,21 @@ class _BlockCanonizer(AttributeCanonizer):
 
 
 class ResNetBasicBlockCanonizer(_BlockCanonizer):
-    """The sum at the end of a basic block as a module `canonizer_sum`, which a rule can be mapped to."""
+    """Turns the sum at the end of a basic block into a module `canonizer_sum`, to which a rule can be mapped."""
 
     block = "BasicBlock"
     block_forward = staticmethod(_forward_basic_block)
 
 
 class ResNetBottleneckCanonizer(_BlockCanonizer):
-    """The sum at the end of a bottleneck block as a module `canonizer_sum`, which a rule can be mapped to."""
+    """Turns the sum at the end of a bottleneck block into a module `canonizer_sum`, to which a rule can be mapped."""
 
     block = "Bottleneck"
     block_forward = staticmethod(_forward_bottleneck)
 
 
 class ResNetCanonizer(CompositeCanonizer):
-    """For ResNet: merges batch norm, and makes the residual sums modules."""
+    """For ResNet: merges batch norm and turns the residual sums into modules."""
 
     def __init__(self) -> None:
         super().__init__([SequentialMergeBatchNorm(), ResNetBottleneckCanonizer(), ResNetBasicBlockCanonizer()])

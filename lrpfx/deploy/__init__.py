@@ -1,1 +1,1 @@
-"""From an explainable module to files, and back."""
+"""Saves explainable modules as program files, and loads those files."""

@@ -1,4 +1,4 @@
-"""Archives: .pt2 files as zip files of torch's, with a manifest, its hash and a self-test among their entries."""
+"""Archives: .pt2 files are torch's zip files with a manifest, its hash and a self-test as additional entries."""
 
 import hashlib
 import io
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-Entries = dict[str, bytes]  # name, without the folder that all entries of an archive are in -> content
+Entries = dict[str, bytes]  # name, without the top folder of the archive -> content
 
 FOLDER = "lrpfx"
 MANIFEST, MANIFEST_HASH, SELF_TEST = f"{FOLDER}/manifest.json", f"{FOLDER}/manifest.json.sha256", f"{FOLDER}/self_test.npz"
@@ -21,23 +21,23 @@ _ALWAYS = "archive_format|archive_version|byteorder|" + r"\.data/(version|serial
 
 
 class RefusedError(ValueError):
-    """What is wrong with a file."""
+    """A file is damaged or holds something that does not belong in it; the message gives the reason."""
 
 
 # --- zip files -----------------------------------------------------------------------------------------------------------
 
 
 def read_zip(content: bytes) -> Entries:
-    """The files in a zip file as torch and numpy write it: each name once, nothing compressed, their checksums verified.
+    """The entries of a zip file as torch and numpy write it: unique names, no compression, checksums verified.
 
-    No entry is larger than the file, so that a small file cannot ask for much memory.
+    The entries together are no larger than the file, so a small file cannot use much memory.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
         names = Counter(info.orig_filename for info in infos)
         twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
-            raise RefusedError(f"it has {len(twice)} names of entries twice: {', '.join(twice[:3])}")
+            raise RefusedError(f"it has {len(twice)} entry names twice: {', '.join(twice[:3])}")
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise RefusedError(f"{info.filename} is compressed, which lrpfx does not write")
@@ -56,16 +56,16 @@ def read_archive(content: bytes) -> Entries:
 
 
 def archive_of(entries: Mapping[str, bytes]) -> bytes:
-    """An archive of these entries: what torch reads is what was checked, whatever else a file may hold."""
+    """An archive of exactly these entries: torch reads what was checked, and nothing else that the file may hold."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_STORED) as archive:
         for name, content in entries.items():
-            archive.writestr(zipfile.ZipInfo(f"{_TOP}/{name}"), content)  # of no date: equal entries, equal archives
+            archive.writestr(zipfile.ZipInfo(f"{_TOP}/{name}"), content)  # without a date: equal entries give equal archives
     return whole.getvalue()
 
 
 def read_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file; each is as large as its entry."""
+    """The arrays of an .npz file. The size of each must match its entry."""
     arrays = {}
     for name, data in read_zip(content).items():
         file = io.BytesIO(data)
@@ -76,7 +76,7 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
         rest = data[file.tell() :]
         size = int(np.prod([1, *shape], dtype=object))
         if dtype.hasobject or fortran or size * dtype.itemsize != len(rest):
-            raise RefusedError(f"the array {name} is not as large as it says")
+            raise RefusedError(f"the size of the array {name} does not match its header")
         arrays[name.removesuffix(".npy")] = np.frombuffer(rest, dtype).reshape(shape).copy()
     return arrays
 
@@ -85,14 +85,14 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
 
 
 def signed_archive(entries: Mapping[str, bytes], manifest: Mapping[str, Any], self_test: bytes) -> bytes:
-    """An archive of a program's entries with its manifest, which holds the hash of all the rest."""
+    """An archive of a program's entries, its self-test, and its manifest, which contains the hash of everything else."""
     whole = {**entries, SELF_TEST: self_test}
     text = json.dumps({**manifest, "hash": hash_of(whole)}, indent=1).encode()
     return archive_of({**whole, MANIFEST: text, MANIFEST_HASH: hashlib.sha256(text).hexdigest().encode()})
 
 
 def read_signed_archive(content: bytes) -> tuple[bytes, bytes, Entries]:
-    """The manifest of an archive, its self-test, and the other entries. `RefusedError` where the manifest has another hash."""
+    """The manifest of an archive, its self-test, and the other entries. Raises `RefusedError` if a hash does not match."""
     entries = read_archive(content)
     if not {MANIFEST, MANIFEST_HASH, SELF_TEST} <= set(entries):
         raise RefusedError("it is damaged, or was not written by lrpfx: it has no manifest")
@@ -105,7 +105,7 @@ def read_signed_archive(content: bytes) -> tuple[bytes, bytes, Entries]:
 
 
 def hash_of(entries: Mapping[str, bytes]) -> str:
-    """The SHA-256 of the names, sizes and contents of entries."""
+    """The SHA-256 of the names, sizes and contents of the entries."""
     total = hashlib.sha256()
     for name in sorted(entries):
         total.update(f"{name}\n{len(entries[name])}\n".encode())
@@ -114,11 +114,11 @@ def hash_of(entries: Mapping[str, bytes]) -> str:
 
 
 def check_entries(entries: Mapping[str, bytes], names: str, needed: tuple[str, ...] = ()) -> None:
-    """`RefusedError` unless each entry is one that an archive has, or whose name fits the pattern `names`."""
+    """Raise `RefusedError` unless each entry is one of every archive or matches the pattern `names`, and none is missing."""
     known = re.compile(f"{_ALWAYS}|{names}")
     strange = [name for name in entries if not known.fullmatch(name)]
     if strange:
         raise RefusedError(f"it holds {', '.join(map(repr, strange[:3]))}, which does not belong in it")
     missing = [name for name in (_FORMAT, _VERSION, *needed) if name not in entries]
     if missing or entries[_FORMAT] != b"pt2" or entries[_VERSION] != b"0":
-        raise RefusedError(f"it is not an archive of torch's present form{f': it has no {missing[0]}' if missing else ''}")
+        raise RefusedError(f"it does not have torch's current archive format{f': it has no {missing[0]}' if missing else ''}")

@@ -1,7 +1,7 @@
 """Artefacts: lowered programs as files, and runners that load them.
 
-A file carries the program, a manifest (what it is, what it takes and returns, and a hash of all the rest) and a self-test:
-inputs with the results that the program had when it was saved. Loading needs torch and this module, not the model's code.
+A file contains the program, a manifest (a description of the program, its arguments and results, and a hash of everything else)
+and a self-test: inputs with the program's results when it was saved. Loading needs lrpfx, but not the model's code.
 """
 
 import logging
@@ -30,23 +30,23 @@ logger = logging.getLogger(__name__)
 
 
 def suffixes() -> tuple[str, ...]:
-    """The suffixes of files, each once."""
+    """The distinct suffixes of files."""
     return tuple(dict.fromkeys(backend.suffix for backend in BACKENDS.values()))
 
 
 def backends_for(suffix: str) -> dict[str, Backend]:
-    """The backends whose files have this suffix, by kind; those of the first suffix if none has."""
+    """The backends for files with this suffix, by kind; for an unknown suffix, those for archives."""
     known = suffix if suffix in suffixes() else suffixes()[0]
     return {kind: backend for kind, backend in BACKENDS.items() if backend.suffix == known}
 
 
 @undisturbed()
 def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
-    """Write a lowered program to `path`: for torch if it ends in `.pt2`, for ONNX Runtime and its like if in `.onnx`.
+    """Write a lowered program to `path`: for torch if it ends in `.pt2`, for ONNX Runtime and similar if it ends in `.onnx`.
 
-    The file appears whole or not at all, and only after it was loaded and passed its self-test. Parameters of more than
-    1.5 GiB go to a second file beside an `.onnx` one. A file that is overwritten keeps its mode, and a link to it stays one.
-    Errors: `ArtefactError`, also where the file cannot be written; `LoweringError` for what ONNX cannot express.
+    The file appears whole or not at all, and only after it has been loaded and has passed its self-test. Parameters of more
+    than 1.5 GiB go to a second file beside an `.onnx` file. An overwritten file keeps its mode, and a link to it stays a link.
+    Errors: `ArtefactError`, also if the file cannot be written; `LoweringError` for programs that ONNX cannot express.
     """
     given, target = checked_path(path, suffixes())
     return write_with(program, given, target, next(iter(backends_for(given.suffix).values())))
@@ -54,10 +54,11 @@ def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
 
 @undisturbed()
 def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
-    """Compile a lowered program with AOTInductor into `path`, which ends in `.pt2`: native code for machines like this one.
+    """Compile a lowered program with AOTInductor to `path`, a `.pt2` file with native code for machines like this one.
 
-    Weights are laid out for these machines too, which takes up to twice their space in the file. It needs a C++ compiler, and
-    may take minutes. The file appears whole or not at all, and only after it passed its self-test. Errors: as of `save`.
+    The layout of weights is also chosen for these machines, which can double their space in the file. Compilation needs a C++
+    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test. Errors: as
+    for `save`.
     """
     backend = BACKENDS["compiled"]
     given, target = checked_path(path, (backend.suffix,))
@@ -65,7 +66,7 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
 
 
 def write_with(program: ExportedProgram, given: Path, target: Path, backend: Backend) -> Path:
-    """Write a lowered program with a backend to `target`, the file behind `given`; returns `given`."""
+    """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
     checked_facts(program)
     with os_errors(ArtefactError, target, "written"):
         legal, stages = legalized(program, backend)
@@ -75,7 +76,7 @@ def write_with(program: ExportedProgram, given: Path, target: Path, backend: Bac
 
 
 def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgram, list[PassRecord]]:
-    """The program in operators that a backend has, and the stages that it was made in."""
+    """The program in operators that a backend supports, and the stages that made it."""
     lowered = Program(
         program.graph_module,
         program.graph,
@@ -89,7 +90,7 @@ def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgr
 
 
 def _replace(path: Path, content: bytes, suffix: str) -> None:
-    """Write a program's file, and put it in its place after it has passed its self-test."""
+    """Write a program's file, and move it to `path` after it has passed its self-test."""
     logger.info("loading %s for its self-test", path.name)
     with whole_file(path, suffix) as temporary:
         temporary.write_bytes(content)
@@ -103,9 +104,9 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
 def load(path: str | os.PathLike[str]) -> Runner:
     """The runner of a file that `save` or `package` wrote.
 
-    Nothing of the file is used before its hash was found right and everything in it was found to be what belongs there; nothing
-    is unpickled, and no text in it evaluated as Python. What its program computes is another matter: a compiled program is
-    native code. Errors: `ArtefactError` for a file that is damaged, truncated or not an artefact of lrpfx.
+    The file is used only after its hash and all its entries have been checked. Nothing is unpickled, and no text
+    is evaluated but short arithmetic of sizes. The checks do not make the program safe: a compiled program is native code.
+    Errors: `ArtefactError` for a file that is damaged, truncated or not an artefact of lrpfx.
     """
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
@@ -129,7 +130,7 @@ def _load(path: Path, content: bytes) -> Runner:
     del content
     backend = backends.get(stored.manifest["kind"])
     if backend is None:
-        raise RefusedError(f"it is of the kind {stored.manifest['kind']!r}, which is not known")
+        raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
     test = self_test.read(stored.self_test, stored.manifest)
     try:
         function = backend.load(path, stored)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what a path may be."""
+"""Checks of paths, and files that appear whole or not at all."""
 
 import hashlib
 import os
@@ -12,16 +12,14 @@ from lrpfx.errors import ArtefactError, InputTypeError, os_errors
 
 
 def checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> tuple[Path, Path]:
-    """The path as it was given, whose suffix says what the file is, and where it is written: behind links."""
+    """The given path, and the file to write, with links resolved. The suffix must be one of `suffixes`."""
     path = as_path(path)
     if path.suffix not in suffixes:
-        raise ArtefactError(
-            f"the file's suffix says what it is: {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})"
-        )
+        raise ArtefactError(f"the file's suffix must be {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})")
     with os_errors(ArtefactError, path, "written"):
         target = behind_links(path)
         if target.exists() and not target.is_file():
-            raise ArtefactError(f"{path} is not a file, so that it cannot be replaced by one")
+            raise ArtefactError(f"{path} exists and is not a file, so it cannot be overwritten")
         if not target.parent.is_dir():
             raise ArtefactError(f"there is no folder {target.parent}")
     return path, target
@@ -36,7 +34,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def behind_links(path: Path) -> Path:
-    """The file that a link is for; the path itself where it is not a link."""
+    """The file that a link points to; the path itself if it is not a link."""
     try:
         return path.resolve() if path.is_symlink() else path
     except RuntimeError as error:
@@ -45,7 +43,7 @@ def behind_links(path: Path) -> Path:
 
 @contextmanager
 def whole_file(path: Path, suffix: str) -> Iterator[Path]:
-    """A name beside `path` for a file that is moved to `path` in one step when the context ends without an error."""
+    """A temporary path beside `path`. Its file is moved to `path` in one step if the context ends without an error."""
     with temporary_file(path, suffix) as temporary:
         yield temporary
         put_in_place(temporary, path)
@@ -53,11 +51,11 @@ def whole_file(path: Path, suffix: str) -> Iterator[Path]:
 
 @contextmanager
 def temporary_file(path: Path, suffix: str) -> Iterator[Path]:
-    """A file beside `path` while it is written. What killed writers of the same file left goes first."""
-    own = f".lrpfx.{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}"  # as long for any name of a file
+    """A temporary file beside `path`, deleted at the end. Leftovers of killed writers of the same file are deleted first."""
+    own = f".lrpfx.{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}"  # of the same length for any file name
     for left in path.parent.glob(f"{own}.*"):
         with suppress(OSError), open(left, "rb") as file:
-            if locked(file.fileno()):  # nobody writes it any more
+            if locked(file.fileno()):  # its writer is gone
                 left.unlink()
     temporary = path.parent / f"{own}.{secrets.token_hex(8)}{suffix}"
     try:
@@ -69,7 +67,7 @@ def temporary_file(path: Path, suffix: str) -> Iterator[Path]:
 
 
 def put_in_place(temporary: Path, target: Path, like: Path | None = None) -> None:
-    """Move a file that was written to its place, with the mode of the file `like`, by default of the one that it replaces."""
+    """Move a written file to `target`, with the mode of the file `like`, by default of the file that it replaces."""
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     with suppress(FileNotFoundError):
@@ -78,7 +76,7 @@ def put_in_place(temporary: Path, target: Path, like: Path | None = None) -> Non
 
 
 def locked(file: int) -> bool | None:
-    """Whether an open file could be locked, which it is until it is closed; None on a system without such locks."""
+    """Lock an open file until it is closed. Returns whether that succeeded, or None on a system without such locks."""
     try:
         import fcntl
     except ImportError:

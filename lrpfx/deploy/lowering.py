@@ -1,7 +1,7 @@
-"""Lowering: forward and relevance of an explainable module as one plain inference program.
+"""Lowering: turn the forward and relevance computation of an explainable module into one plain inference program.
 
 The program is an `ExportedProgram` of ATen operators without autograd and without any class of lrpfx. torch.export cannot trace
-rules that save what autograd hands back; `make_fx` can, and what it traces is then exported.
+rules that save values for the backward pass. `make_fx` can, and torch.export then exports its graph.
 """
 
 import copy
@@ -64,7 +64,7 @@ _VERIFIED_LATER = "it is verified when it is exported"
 
 _bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
 
-#: Operators that ONNX does not have and torch.export does not decompose, and one whose shapes torch cannot infer.
+#: Operators that ONNX lacks and torch.export does not decompose, and one operator whose shapes torch cannot infer.
 DECOMPOSED = {
     **{
         operator: decomposition_of(operator)
@@ -73,21 +73,21 @@ DECOMPOSED = {
     _bicubic: FORWARD_FORMS[_bicubic],
 }
 
-#: What the program takes as its target.
+#: The kinds of target that a program can take.
 TARGETS = ("index", "weights", "max")
 
 ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
 def _as_bytes(relevance: torch.Tensor) -> torch.Tensor:
-    """Relevance summed over channels as bytes: 128 is none, 1 and 255 the largest magnitude of the sample."""
+    """Relevance summed over channels, as bytes: 128 is zero, and 1 and 255 are the largest magnitude of the sample."""
     total = relevance.sum(1)
     largest = total.abs().flatten(1).amax(1).reshape(-1, *[1] * (total.ndim - 1))
     scaled = total / torch.where(largest > 0, largest, torch.ones_like(largest))
     return (scaled * 127.0 + 128.0).round().to(torch.uint8)
 
 
-#: What the program makes of an input's relevance.
+#: The reductions of an input's relevance.
 REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     None: lambda relevance: relevance,
     "sum": lambda relevance: relevance.sum(1),
@@ -109,24 +109,27 @@ def lower(
     balance: bool = False,
     output: OutputSelector = None,
 ) -> ExportedProgram:
-    """Forward and relevance as one exported program, `(inputs, target)` to a dict of tensors.
+    """Forward and relevance as one exported program: a function of the inputs and a target that returns a dict of tensors.
 
-    The inputs have the names of the model's, "input" where there is one. `target`: "index" takes class indices of shape
-    (batch,) as `target`, "weights" the relevance of the output, in its shape, and "max" nothing: the largest output is
-    explained. The results are "output", the one that is explained; all outputs as "output.<key>" where the model has several;
-    "relevance", or "relevance.<input>" for each of several inputs, for integers that of the embeddings that they look up; and
-    one for each of the `record`ed layers under its name. With `balance` there is a "balance" for each sample: relevance of the
-    inputs less that of the output. `reduce`: relevance of an input summed over its channels ("sum"), its magnitudes summed
-    ("absolute"), or as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the
-    example. Parameters keep the names that they have in `explain_model`; nodes say in `meta["custom"]["lrpfx"]` where they
-    come from. What is done is logged as it begins, at the level INFO.
+    A single input is named "input"; several keep the model's names. `target`: with "index" the program takes class indices of
+    shape (batch,) as `target`, with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
+    the largest output. `reduce`: relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or
+    as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the example.
+
+    The results are "output", the explained output; "output.<key>" for each tensor if the model returns several; "relevance", or
+    "relevance.<input>" for each of several inputs (for integer inputs, the relevance of the embeddings that they index); and
+    the relevance of each layer in `record`, under its name. With `balance`, the result "balance" is the relevance of the inputs
+    minus that of the output, for each sample.
+
+    Parameters keep their names in `explain_model`. Nodes record their origin in `meta["custom"]["lrpfx"]`. Each step is logged
+    at level INFO when it begins.
 
     Errors: `LoweringError`, `InputError`, `InputTypeError`.
     """
     require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
     module = explainable(explain_model, "lower")
     devices = {"cpu", *(tensor.device.type for tensor in (*module.parameters(), *module.buffers()))}
-    with torch.device("cpu"), ExitStack() as stack:  # what surrounds the call has no part in the program
+    with torch.device("cpu"), ExitStack() as stack:  # the program does not depend on the caller's context
         for device in sorted(devices - {"meta"}):
             stack.enter_context(torch.autocast(device, enabled=False))
         return _lowered(module, example_inputs, target, record, dynamic_batch, reduce, balance, output)
@@ -143,13 +146,13 @@ def _lowered(
     output: OutputSelector,
 ) -> ExportedProgram:
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        raise InputError(f"{module.title} is on the meta device, where there are no values to explain")
+        raise InputError(f"{module.title} is on the meta device, which holds no values to explain")
     if target not in TARGETS:
-        raise InputError(f"target is one of {', '.join(map(repr, TARGETS))}, not {target!r}")
+        raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
     if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
-        raise InputError(f"reduce is one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
+        raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
     record = recorded_names(module.graph, record)
-    resolve_names(module.graph, record)  # an error where there is no such node
+    resolve_names(module.graph, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
@@ -167,7 +170,7 @@ def _lowered(
     graphs = [_trace(job, example, dynamic_batch) for example in examples[:2]]
     if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
         raise LoweringError(
-            f"{module.title} computes something else for a batch of {len(batches[0][0])} than for one of "
+            f"{module.title} has different operations for a batch of {len(batches[0][0])} than for one of "
             f"{len(batches[1][0])}; lower it with dynamic_batch=False, for one batch size"
         )
     program, lowered = _export(job, graphs[0], examples[0], dynamic_batch)
@@ -187,7 +190,7 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, tor
             raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}")
         named = {name: inputs[name] for name in names if name in inputs}
     elif not isinstance(inputs, Sequence):
-        raise InputTypeError(f"example inputs are a tensor, several, or a dict of tensors, not {type(inputs).__name__}")
+        raise InputTypeError(f"example inputs must be a tensor, several, or a dict of tensors, not {type(inputs).__name__}")
     else:
         if len(inputs) > len(names):
             raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}")
@@ -206,7 +209,7 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, tor
 
 
 def _batch_sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
-    """Three batch sizes that no other dimension has, none of them 1: sizes that are equal are taken for the same."""
+    """Three batch sizes greater than 1 and different from all other sizes: tracing would treat equal sizes as the same."""
     if len({len(tensor) for tensor in tensors}) > 1:
         raise InputError(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in tensors)}")
     others = {size for tensor in tensors for size in tensor.shape[1:]}
@@ -215,17 +218,17 @@ def _batch_sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
 
 
 def _with_batch(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """The first tensors of a batch, repeated as often as it takes."""
+    """A batch of `size` samples: those of `tensors`, repeated as often as needed."""
     return [torch.cat([tensor] * -(-size // len(tensor)))[:size] for tensor in tensors]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What the program computes."""
+    """The computation of a program."""
 
     module: ExplainModule
     inputs: tuple[str, ...]
-    embeddings: dict[str, tuple[str, ...]]  # for each integer input the embeddings that look it up
+    embeddings: dict[str, tuple[str, ...]]  # integer input -> the embeddings that it indexes
     target: str
     record: tuple[str, ...]
     reduce: str | None
@@ -233,12 +236,12 @@ class _Job:
     output: OutputSelector
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Arguments of the program: inputs, and a target where it takes one."""
+        """Arguments of the program: the inputs, and a target if the program takes one."""
         if self.target == "max":
             return list(tensors)
         with torch.no_grad():
             result = select_output(self.module(**dict(zip(self.inputs, tensors, strict=True))), self.output)
-        if self.target == "weights":  # of other shares than the output has, which a softmax would take for nothing
+        if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]
         if result.ndim != 2:
@@ -258,7 +261,7 @@ class _Job:
     def results(
         self, result: Any, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The program's results, from what the module returns, and relevance of inputs and of layers by name."""
+        """The program's results, from the module's output and the relevance of inputs and layers by name."""
         reduced = {name: self._reduced(name, relevance) for name, relevance in relevances.items()}
         single = len(reduced) == 1
         found = {"output": select_output(result, self.output).detach()}
@@ -272,12 +275,12 @@ class _Job:
         return found
 
     def _reduced(self, name: str, relevance: torch.Tensor) -> torch.Tensor:
-        """Relevance of an input, reduced over its channels, which embeddings have last."""
+        """Relevance of an input, reduced over its channels. Embeddings have their channels last."""
         of_embedding = name.partition(".")[0] in self.embeddings and self.reduce is not None
         return REDUCTIONS[self.reduce](relevance.movedim(-1, 1) if of_embedding else relevance)
 
     def run(self, *arguments: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Forward and relevance by autograd: what is traced."""
+        """The traced function: forward, and relevance by autograd."""
         values = dict(zip(self.inputs, arguments, strict=False))
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
@@ -301,7 +304,7 @@ class _Job:
         return relevance_of_class(output, indices)
 
     def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The program's results as `lrpfx.attribute` finds them."""
+        """The program's results according to `lrpfx.attribute`."""
         values = dict(zip(self.inputs, arguments, strict=False))
         target = self.target_of(arguments)
         found, _ = find_attribution(self.module, values, target, self.record, self.output)
@@ -315,14 +318,14 @@ class _Job:
 
 
 def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Relevance of one input by name; where several embeddings look it up, that of each."""
+    """Relevance of one input by name, or of each embedding if the input indexes several."""
     if isinstance(relevance, torch.Tensor):
         return {name: relevance}
     return {f"{name}.{embedding}": value for embedding, value in relevance.items()}
 
 
 def _tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a model's output with their places in it, such as "0" or "boxes.1"."""
+    """The tensors of a model's output with their paths in it, such as "0" or "boxes.1"."""
     leaves, _ = pytree.tree_flatten_with_path(result)
     return [
         (".".join(str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", "")))) for key in path), leaf)
@@ -332,7 +335,7 @@ def _tensors_of(result: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _take_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """`torch.take_along_dim`, which itself fixes the size of the batch."""
+    """`torch.take_along_dim` for any batch size: torch's own fixes the size when it is traced."""
     if dim is None:
         return input.flatten().gather(0, indices.flatten())
     dim = dim % input.ndim
@@ -341,7 +344,7 @@ def _take_along(input: torch.Tensor, indices: torch.Tensor, dim: int | None = No
     return input.expand(wide).gather(dim, indices.expand(wide))
 
 
-#: Functions that torch takes apart in C++ in ways that cannot be exported, and what can be.
+#: Functions that torch decomposes in C++ into operators that cannot be exported -> their replacements.
 EXPORTABLE: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along,
     torch.Tensor.take_along_dim: _take_along,
@@ -350,7 +353,7 @@ EXPORTABLE: dict[Any, Callable[..., Any]] = {
 
 
 class _Tracer(Executor):
-    """Runs a module's graph, and notes the node that each operation comes from."""
+    """Runs a module's graph, and records the node that each operation comes from."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, Execution(traced=True))
@@ -368,7 +371,7 @@ class _Tracer(Executor):
 
 
 def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
-    """The program as one graph of ATen operators, in which at most the batch is a symbol."""
+    """The program as one graph of ATen operators. The batch size is symbolic if `dynamic`; no other size is."""
     logger.info("tracing a batch of %d", len(arguments[0]))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     batch = DimDynamic.DYNAMIC if dynamic else DimDynamic.STATIC
@@ -395,8 +398,8 @@ def _operations(traced: fx.GraphModule) -> list[str]:
 def _export(
     job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool
 ) -> tuple[ExportedProgram, Program]:
-    """The exported program, and the stages that it was made in."""
-    traced.graph.owning_module = None  # passes put other modules in its place
+    """The exported program, and the record of its stages."""
+    traced.graph.owning_module = None  # passes replace this module
     lowered = Program(traced, traced.graph, job.module.title, history=list(job.module.history), properties=[])
     record(lowered, "lower", "trace", PassResult(len(traced.graph.nodes)), _VERIFIED_LATER)
     run_passes(lowered, passes_of(Settings(module=job.module), "lower"))
@@ -409,7 +412,7 @@ def _export(
     try:
         exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
         if any(map(is_in_place, exported.graph.nodes)):
-            exported = exported.run_decompositions({})  # which takes far longer than the export
+            exported = exported.run_decompositions({})  # only if needed: this takes far longer than the export
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported
@@ -418,7 +421,7 @@ def _export(
 
 
 def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
-    """`LoweringError` where the program computes something else than `lrpfx.attribute`."""
+    """Raise `LoweringError` if the program's results differ from those of `lrpfx.attribute`."""
     logger.info("comparing a batch of %d with attribute", len(arguments[0]))
     expected = job.expected(arguments)
     actual = program.module()(*arguments)
@@ -430,9 +433,9 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
             scale = expected["output"].norm()
         difference = (actual[name] - value).norm()
         allowed = tolerance_of(value.dtype) * scale + torch.finfo(value.dtype).tiny
-        if not difference <= allowed < torch.inf:  # what is not finite is not verified
+        if not difference <= allowed < torch.inf:  # fails for results that are not finite
             raise LoweringError(
-                f"{name} of the program differs from the module's own for a batch of {len(arguments[0])}: by "
+                f"{name} of the program differs from the module's own for a batch of {len(arguments[0])} by "
                 f"{float(difference / scale):.1e} of its norm"
             )
 
@@ -440,7 +443,7 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
 def _with_facts(
     job: _Job, program: ExportedProgram, lowered: Program, arguments: Sequence[torch.Tensor], dynamic: bool
 ) -> ExportedProgram:
-    """Attach the facts of a manifest, the arguments for a self-test, and the history."""
+    """Attach the facts for a manifest, the arguments for a self-test, and the history."""
     rows = assignment(job.module)
     stages = job.module.history
     program.graph_module.meta[MANIFEST] = {
@@ -461,10 +464,10 @@ def _with_facts(
 
 
 def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
-    """By how much of its norm a result may differ: what the dtype allows or, in float32, ten times what rounding changes.
+    """The allowed error of a result, relative to its norm: that of the dtype or, in float32, ten times the effect of rounding.
 
-    Relevance jumps where a value crosses zero, so that other kernels, which round otherwise, may give visibly other values. How
-    far is seen in float64, and for inputs that are rounded otherwise.
+    Relevance can jump where a value crosses zero, so kernels with different rounding may give visibly different results. This
+    effect is measured with a float64 run, and with inputs changed by a few units of rounding. The larger tolerance applies.
     """
     logger.info("measuring what rounding changes")
     plain = replace(job, reduce=None, balance=False)
@@ -481,7 +484,7 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
             if value.is_floating_point():
                 signs = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
                 changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
-                shaken[place] = changed.clamp(value.min(), value.max())  # within the range that inputs are known to have
+                shaken[place] = changed.clamp(value.min(), value.max())  # within the range of the example
         found.append(plain.expected(shaken))
     names = [name for name, value in reference.items() if value.is_floating_point() and value.any()]
     changes = [float((other[name] - reference[name]).norm() / reference[name].norm()) for other in found for name in names]
@@ -489,17 +492,17 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
 
 
 def facts_of(program: ExportedProgram) -> dict[str, Any] | None:
-    """What `lower` knows of a program that it made: plain data."""
+    """The facts that `lower` attached to a program, as plain data; None for other programs."""
     facts: dict[str, Any] | None = program.graph_module.meta.get(MANIFEST)
     return facts
 
 
 def argument_examples(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Arguments by name that `lower` verified the program with."""
+    """The arguments, by name, with which `lower` verified the program."""
     examples: dict[str, torch.Tensor] = program.graph_module.meta[_EXAMPLES]
     return examples
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """By how much of its norm a result may differ."""
+    """The allowed error of a result of this dtype, relative to its norm."""
     return {torch.float64: 1e-9, torch.float32: 1e-5}.get(dtype, 5e-2)

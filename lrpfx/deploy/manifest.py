@@ -1,4 +1,4 @@
-"""Manifests: what a file says of its program, and what one must say to be read."""
+"""Manifests: the descriptions of programs in files, and the checks that they must pass."""
 
 import json
 import logging
@@ -24,12 +24,12 @@ def checked_facts(program: ExportedProgram) -> dict[str, Any]:
         raise InputTypeError(f"a program is what lrpfx.lower returns, not a {type(program).__name__}")
     facts = facts_of(program)
     if facts is None:
-        raise ArtefactError("the program was not made by lrpfx.lower, so that nothing is known of what it takes and returns")
+        raise ArtefactError("the program was not made by lrpfx.lower, so its arguments and results are unknown")
     return facts
 
 
 def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord]) -> tuple[dict[str, Any], bytes]:
-    """The manifest without hashes, and the self-test. `history`: the stages that the program was made in."""
+    """The manifest without hashes, and the self-test. `history`: the stages that made the program."""
     logger.info("recording a self-test")
     facts = checked_facts(program)
     arguments = argument_examples(program)
@@ -49,33 +49,33 @@ def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord])
 
 
 def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
-    """Shape, with None for any batch size, and dtype."""
+    """The shape, with None for an arbitrary batch size, and the dtype."""
     return {"shape": [batch, *value.shape[1:]] if value.ndim else [], "dtype": str(value.dtype).removeprefix("torch.")}
 
 
 def manifest_of(text: str | bytes) -> dict[str, Any]:
-    """The manifest, in which everything stands that is read of one."""
+    """The manifest in `text`, with all fields checked. Raises `RefusedError`."""
     manifest = json.loads(text)
     if not isinstance(manifest, dict):
-        raise RefusedError("its manifest is not one")
+        raise RefusedError("its manifest is not a JSON object")
     if manifest.get("format") != FORMAT:
-        raise RefusedError(f"it has format {manifest.get('format')!r}, and this version of lrpfx reads format {FORMAT}")
+        raise RefusedError(f"it has format {manifest.get('format')!r}, but this version of lrpfx reads format {FORMAT}")
     for key, kind in _MANIFEST_KEYS.items():
         if not isinstance(manifest.get(key), kind):
-            raise RefusedError(f"its manifest has no {key}, or another value than it may have")
+            raise RefusedError(f"its manifest has no {key}, or an invalid value for it")
     for role in ("arguments", "results"):
         for name, described in manifest[role].items():
             sizes, dtype = described["shape"], described["dtype"]
             if not all(size is None or (type(size) is int and size >= 0) for size in sizes) or dtype not in DTYPES:
-                raise RefusedError(f"its manifest does not say what {name} is")
+                raise RefusedError(f"its manifest does not give a valid shape and dtype for {name}")
             if any(size is None for size in sizes[1:]) or (role == "arguments" and not sizes):
-                raise RefusedError(f"its manifest does not say what {name} is")
+                raise RefusedError(f"its manifest does not give a valid shape for {name}")
     names, results = list(manifest["arguments"]), manifest["results"]
     if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
-        raise RefusedError("its manifest does not say what the program takes and returns")
+        raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
     if not has_target or (manifest["target"] == "index" and len(results["output"]["shape"]) != 2):
-        raise RefusedError("its manifest does not say what the program takes as its target")
+        raise RefusedError("its manifest does not describe the program's target")
     described = [
         manifest["canonizers"],
         manifest.get("stages", []),
@@ -83,7 +83,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         *manifest["merged"].values(),
     ]
     if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
-        raise RefusedError("its manifest does not say which rules its nodes have")
+        raise RefusedError("its manifest does not list the rules of its nodes")
     strange = next((text for text in _texts_of(manifest) if not text.isprintable()), None)
     if strange is not None:
         raise RefusedError(f"its manifest has {strange!r}, which cannot be printed")

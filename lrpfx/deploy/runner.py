@@ -1,4 +1,4 @@
-"""Runners: loaded programs that check what they are called with."""
+"""Runners: loaded programs that check their arguments."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Function = Callable[..., Mapping[str, torch.Tensor]]
 
 
 def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor as compiled code reads them from memory."""
+    """A plain tensor whose memory holds the values of `value`, as compiled code needs it."""
     problem = not_dense(value)
     if problem is not None:
         raise InputTypeError(f"{name} is {problem}, but the program takes dense tensors with values")
@@ -29,10 +29,10 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 class Runner:
-    """A loaded program: `runner(input, target)` returns a dict of results, arrays for arrays and tensors for tensors.
+    """A loaded program: `runner(input, target)` returns a dict of results, as arrays if any argument is an array.
 
-    Inputs are checked before they run: compiled programs give wrong results for another memory format, without an error. What
-    surrounds a call, such as autocast, does not change its results.
+    Inputs are checked before the program runs: for another memory format, compiled programs give wrong results without an
+    error. The context of a call, such as autocast, does not change its results.
     """
 
     def __init__(self, function: Function, manifest: dict[str, Any], self_test: SelfTest) -> None:
@@ -44,13 +44,13 @@ class Runner:
         return Runner(copy.deepcopy(self.function, memo), self.manifest, self.self_test)
 
     def __reduce__(self) -> NoReturn:
-        raise InputTypeError("a runner is not pickled: load the file where it is to run")
+        raise InputTypeError("a runner cannot be pickled: load the file in the process that runs it")
 
     def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
         """The results by name. Arguments have the shapes and dtypes of `manifest["arguments"]`, in their order or by name.
 
-        Errors: `InputError` and `InputTypeError` for arguments that the program does not take; `ArtefactError` where it fails
-        on what it takes; `MemoryError`.
+        Errors: `InputError` and `InputTypeError` for arguments that the program does not take; `ArtefactError` if it fails on
+        valid arguments; `MemoryError`.
         """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
@@ -81,7 +81,7 @@ class Runner:
             return {name: as_array(value) for name, value in results.items()}
         return results
 
-    @undisturbed()  # an interrupt within an `__exit__` would leave gradients off
+    @undisturbed()  # an interrupt in an `__exit__` would leave gradients off
     def _run(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         devices = {"cpu", *(tensor.device.type for tensor in tensors)}
         try:
@@ -96,8 +96,8 @@ class Runner:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             if any(tensor.dtype == torch.int64 for tensor in tensors[: len(self._inputs())]):
-                raise InputError(  # nothing else of what was checked can be wrong with inputs
-                    f"the program cannot run on these inputs, perhaps for an index that it does not have: {error}"
+                raise InputError(  # the checks leave no other fault of the inputs
+                    f"the program cannot run on these inputs, perhaps because an index is out of range: {error}"
                 ) from error
             raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
 
@@ -106,7 +106,7 @@ class Runner:
         return [name for name in self.manifest["arguments"] if name != "target"]
 
     def _checked(self, name: str, value: Array) -> torch.Tensor:
-        """The tensor that the program takes, contiguous."""
+        """The argument as a contiguous tensor, after all checks."""
         wanted = self.manifest["arguments"][name]
         if not isinstance(value, (torch.Tensor, np.ndarray)):
             raise InputTypeError(f"{name} is a {type(value).__name__}, not a tensor or an array")
@@ -114,7 +114,7 @@ class Runner:
             if value.dtype.name not in DTYPES:
                 raise InputTypeError(f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}")
             if isinstance(value, np.ma.MaskedArray):
-                raise InputTypeError(f"{name} is a masked array, and the program knows no mask; fill it with values")
+                raise InputTypeError(f"{name} is a masked array, but the program does not support masks; fill it with values")
             tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
         else:
             tensor = _plain(name, value)
@@ -138,9 +138,10 @@ class Runner:
             raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
 
     def verify(self) -> float:
-        """Run the self-test, for two batch sizes where any is allowed: the largest difference of a result.
+        """Run the self-test, with two batch sizes if the program takes any, and return the largest difference of a result.
 
-        It is relative to the norm of what is expected of the larger batch. Errors: `ArtefactError` above the tolerance.
+        The difference is relative to the norm of the expected result of the larger batch. Errors: `ArtefactError` if it exceeds
+        the tolerance.
         """
         largest = 0.0
         for size in self.self_test.sizes:
@@ -153,7 +154,7 @@ class Runner:
                 largest = max(largest, difference)
                 if not difference <= self.manifest["tolerance"]:
                     raise ArtefactError(
-                        f"{name} differs from what the program gave when it was saved, by {difference:.1e} of its norm in a "
+                        f"{name} differs from the program's result when it was saved, by {difference:.1e} of its norm in a "
                         f"batch of {size}, which is more than {self.manifest['tolerance']:.0e}"
                     )
         return largest

@@ -1,4 +1,4 @@
-"""Self-tests of artefacts: arguments of a program, and the results that it had for them when it was saved."""
+"""Self-tests of artefacts: arguments of a program, and its results for them when it was saved."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from lrpfx.deploy.archive import RefusedError, read_arrays
 
-#: The largest batch whose rows a file may hold fewer of, so that a small file does not ask for much memory.
+#: The largest batch for which a file may hold fewer rows and repeat them. The limit keeps small files from using much memory.
 MOST_REPEATED = 64
 
 
@@ -18,8 +18,8 @@ MOST_REPEATED = 64
 class SelfTest:
     """Arguments and expected results for batches of `sizes`, the largest first.
 
-    `arrays` are those of the largest batch, "in.<argument>" and "out.<result>"; one with fewer rows than the batch is repeated.
-    Smaller batches have its first rows; a result that differs from the first rows is there as "<size>.out.<result>".
+    `arrays` holds those of the largest batch, as "in.<argument>" and "out.<result>". An array with fewer rows than the batch is
+    repeated. Smaller batches use the first rows; a result that differs from them is stored as "<size>.out.<result>".
     """
 
     sizes: tuple[int, ...]
@@ -33,8 +33,8 @@ class SelfTest:
         return self._rows(of_size if of_size in self.arrays else f"out.{name}", size)
 
     def difference(self, name: str, size: int, value: np.ndarray) -> float:
-        """By how much a result differs, relative to the norm of what is expected of the largest batch."""
-        scale = self.expected("output" if name == "balance" else name, self.sizes[0])  # a balance is a rest of two sums
+        """The norm of a result's error, relative to the norm of the expected result of the largest batch."""
+        scale = self.expected("output" if name == "balance" else name, self.sizes[0])  # a balance is a difference of sums
         change = np.linalg.norm(value.astype(np.float64) - self.expected(name, size))
         return float(change / (np.linalg.norm(scale) or 1.0))
 
@@ -49,7 +49,7 @@ class SelfTest:
 
 
 def as_array(value: torch.Tensor) -> np.ndarray:
-    """The values of a tensor in an array of its dtype, float32 for bfloat16, which numpy does not have."""
+    """The values of a tensor as an array of the same dtype, or float32 for bfloat16, which numpy lacks."""
     value = value.detach().cpu()
     array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return np.asarray(array, order="C")
@@ -58,15 +58,15 @@ def as_array(value: torch.Tensor) -> np.ndarray:
 def recorded(
     run: Callable[..., Mapping[str, torch.Tensor]], arguments: Mapping[str, torch.Tensor], any_batch: bool, tolerance: float
 ) -> tuple[SelfTest, Mapping[str, torch.Tensor]]:
-    """A self-test of these arguments and, for `any_batch`, of the first row alone; and the results for the arguments.
+    """A self-test of these arguments and, with `any_batch`, of the first row alone; and the results for the arguments.
 
-    Rows and results that differ by less than a tenth of `tolerance` from what is there already are not stored again.
+    Rows and results that differ from stored ones by at most a tenth of `tolerance` are not stored again.
     """
     largest = len(next(iter(arguments.values())))
     results = run(*arguments.values())
     whole = {f"in.{name}": as_array(value) for name, value in arguments.items()}
     whole |= {f"out.{name}": as_array(value) for name, value in results.items()}
-    smaller = (1,) if any_batch else ()  # compilers may take a batch of one for another memory format
+    smaller = (1,) if any_batch else ()  # compilers may mistake a batch of one for another memory format
     test = SelfTest((largest, *smaller), whole)
     for size in smaller:
         for name, value in run(*(value[:size] for value in arguments.values())).items():
@@ -80,7 +80,7 @@ def recorded(
 
 
 def _distinct_rows(array: np.ndarray, allowed: float) -> np.ndarray:
-    """The fewest first rows that give all others when they are repeated."""
+    """The shortest run of first rows that gives the array when it is repeated, up to a relative error of `allowed`."""
     scale = np.linalg.norm(array.astype(np.float64))
     for count in range(1, len(array) if array.ndim else 1):
         change = np.linalg.norm(np.resize(array[:count], array.shape).astype(np.float64) - array)
@@ -90,15 +90,15 @@ def _distinct_rows(array: np.ndarray, allowed: float) -> np.ndarray:
 
 
 def read(content: bytes, manifest: Mapping[str, Any]) -> SelfTest:
-    """The self-test of an artefact with this manifest. Errors: `RefusedError`, for damaged arrays what numpy raises."""
+    """The self-test of an artefact with this manifest. Raises `RefusedError`, or numpy's errors for damaged arrays."""
     sizes = manifest["self_test"]
     arrays = read_arrays(content)
     if not 1 <= len(sizes) <= 2 or not all(type(size) is int and size > 0 for size in sizes) or sizes[0] < sizes[-1]:
-        raise RefusedError("its manifest does not say what its self-test is of")
+        raise RefusedError("its manifest does not list valid batch sizes for its self-test")
     needed = {f"in.{name}" for name in manifest["arguments"]} | {f"out.{name}" for name in manifest["results"]}
     allowed = needed | {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
     if not needed <= set(arrays) <= allowed or any(_is_misshapen(array, sizes[0]) for array in arrays.values()):
-        raise RefusedError("its self-test has not the arguments and results of its manifest")
+        raise RefusedError("its self-test does not have the arguments and results of its manifest")
     return SelfTest(tuple(sizes), arrays)
 
 

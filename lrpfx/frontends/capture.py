@@ -1,4 +1,4 @@
-"""CAPTURE and NORMALIZE: the graph that all later stages and all node names are based on."""
+"""CAPTURE and NORMALIZE: build the graph on which all later stages and all node names are based."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -31,9 +31,9 @@ Model = nn.Module | ExportedProgram
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 AUTO = "auto"  # try the front ends in order
-DEQUANTIZED = "dequantize"  # the stage that reports the replacement of quantized layers
+DEQUANTIZED = "dequantize"  # the stage that reports replaced quantized layers
 NO_SETTINGS = Settings()
-FROZEN = "freeze_buffers"  # the stage that reports buffers whose values the graph holds
+FROZEN = "freeze_buffers"  # the stage that reports buffers whose values are constants of the graph
 
 
 def normal_form(
@@ -42,10 +42,11 @@ def normal_form(
     settings: Settings = NO_SETTINGS,
     capture: str = AUTO,
 ) -> tuple[Program, Verification | None]:
-    """The normalized graph of `model`, and its output on the example inputs for the verification of later stages.
+    """The normalized graph of `model`, and its output on the example inputs, with which later stages are verified.
 
     `capture`: "symbolic" for a symbolic trace; "export" for torch.export, which needs example inputs; "auto" tries the trace,
-    and falls back to torch.export if there are example inputs and the trace fails, is wrong, or calls unknown operators.
+    and falls back to torch.export if the trace fails, is wrong, or calls unknown operators. The fallback needs example inputs,
+    and a composite that maps no module as a whole.
     """
     if capture not in (AUTO, *(one.name for one in FRONT_ENDS)):
         known = " or ".join(f'"{one.name}"' for one in FRONT_ENDS)
@@ -63,38 +64,38 @@ def normal_form(
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be captured."""
+    """A model to capture, and the settings for it."""
 
     model: nn.Module
     args: tuple[Any, ...] | None  # example inputs
-    names: list[str]  # the arguments that they give
+    names: list[str]  # the arguments that they are for
     opaque: set[str]  # paths of modules that the composite maps as a whole
     settings: Settings
 
 
 class FrontEnd(ABC):
-    """One way to make a graph of a module. `FRONT_ENDS` lists them in the order in which they are tried."""
+    """One way to turn a module into a graph. `FRONT_ENDS` lists the front ends in the order in which they are tried."""
 
-    name: ClassVar[str]  # as `capture=` takes it
+    name: ClassVar[str]  # the value of `capture=`
     title: ClassVar[str]
     needs_example_inputs: ClassVar[bool] = False
-    takes_programs: ClassVar[bool] = False  # exported programs besides modules
+    takes_programs: ClassVar[bool] = False  # exported programs as well as modules
 
     def obstacle(self, request: Request) -> LrpfxError | None:
-        """Why this front end cannot be tried, or None."""
+        """The reason not to try this front end, or None."""
         return None
 
     def hint(self, request: Request) -> str:
-        """What to tell a user whose model another front end cannot capture."""
+        """Advice for a user whose model another front end cannot capture."""
         return f'{self.title} may follow this model: use capture="auto" or capture="{self.name}"'
 
     @abstractmethod
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
-        """The normalized graph, and the model's answer on the example inputs. `CaptureError`, `VerificationError`."""
+        """The normalized graph, and the model's output on the example inputs. Raises `CaptureError`, `VerificationError`."""
 
 
 class SymbolicTrace(FrontEnd):
-    """The trace of torch.fx, which keeps modules that are mapped as a whole and needs no example inputs."""
+    """The trace of torch.fx. It keeps modules that are mapped as a whole, and needs no example inputs."""
 
     name = "symbolic"
     title = "the symbolic trace"
@@ -110,7 +111,7 @@ class SymbolicTrace(FrontEnd):
 
 
 class TorchExport(FrontEnd):
-    """torch.export, which runs the model on example inputs and looks inside every module."""
+    """torch.export. It runs the model on example inputs and looks inside every module."""
 
     name = "export"
     title = "torch.export"
@@ -130,7 +131,7 @@ class TorchExport(FrontEnd):
     def hint(self, request: Request) -> str:
         if request.opaque:
             paths = ", ".join(sorted(request.opaque))
-            return f"torch.export was not tried, since it would look inside {paths}, mapped as a whole"
+            return f"torch.export was not tried: it looks inside modules, but the composite maps {paths} as a whole"
         if request.args is None:
             return "torch.export may follow this model: pass example_inputs to lrpfx.transform"
         return super().hint(request)
@@ -141,7 +142,7 @@ class TorchExport(FrontEnd):
         verification = Verification(args, _run_untouched(model, args, names))
         try:
             program = _normalized(capture_export(model, args, names), self.name, verification, request.settings)
-        except VerificationError:  # a batch of one has a graph of its own
+        except VerificationError:  # a batch of one has its own graph
             program = _normalized(capture_export(model, args, names, dynamic=False), self.name, verification, request.settings)
         program.guards += _fixed_defaults(model, names)
         program.guards += _smallest_batch(program, model, args, names)
@@ -154,7 +155,7 @@ FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 def _captured(
     model: nn.Module, example_inputs: ExampleInputs, settings: Settings, capture: str
 ) -> tuple[Program, Verification | None]:
-    """The normalized graph of a module: from the front end that was asked for, or from the first that knows every call."""
+    """The normalized graph of a module, from the requested front end or from the first one whose graph has no unknown calls."""
     args, names = positional(model, example_inputs)
     request = Request(model, args, names, _opaque_paths(model, settings.composite), settings)
     chosen = [one for one in FRONT_ENDS if capture in (AUTO, one.name)]
@@ -200,9 +201,9 @@ def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:
 
 
 def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], names: list[str]) -> list[Guard]:
-    """A guard against a batch of one if the graph differs from the model there.
+    """A guard against a batch of one, if the graph and the model differ for it.
 
-    torch.export assumes that a dynamic size is at least two, and follows branches accordingly without recording a condition.
+    torch.export assumes that dynamic sizes are at least two. It chooses branches accordingly and records no condition.
     """
     varying = [
         guard.place for guard in program.guards if isinstance(guard, FixedSizes) and guard.sizes and guard.sizes[0] is None
@@ -212,7 +213,7 @@ def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], n
     named = dict(zip(names, args, strict=True))
     batches = {place.value_in(named).shape[0] for place in varying}
     if batches == {1}:
-        return []  # the example itself
+        return []  # the example is a batch of one
     first = {id(place.value_in(named)) for place in varying}
     single = pytree.tree_map(lambda value: value[:1] if id(value) in first else value, args)
     try:
@@ -224,7 +225,7 @@ def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], n
 
 
 def _fixed_kinds(program: Program) -> list[Guard]:
-    """Guards that keep signals floating-point, and integers and truth values discrete."""
+    """Guards that require floating-point signals, and integers or truth values for discrete inputs."""
     guards: list[Guard] = []
     for node in program.graph.find_nodes(op="placeholder"):
         role = node_info(node).role
@@ -235,9 +236,9 @@ def _fixed_kinds(program: Program) -> list[Guard]:
 
 
 def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
-    """Guards for the numbers of dimensions of the example inputs, for passes that relied on them."""
+    """Guards for the numbers of dimensions of the example inputs, if passes relied on them."""
     guards: list[Guard] = []
-    why = "batch norm was merged, or the weight of a layer norm, which relies on it"
+    why = "batch norm or the weight of a layer norm was merged, which relies on this number"
     for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
         for path, leaf in pytree.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor):
@@ -246,13 +247,13 @@ def fixed_dimensions(program: Program, verification: Verification) -> list[Guard
 
 
 def refuse_scripts(model: nn.Module) -> None:
-    """Raise `CaptureError` for modules made by torch.jit, whose code is not Python."""
+    """Raise `CaptureError` for torch.jit modules: their code is not Python."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"the submodule {path!r} is" if path else "the model is"
             raise CaptureError(
                 f"{what} a {type(module).__name__} of torch.jit, whose code the compiler cannot follow. Transform the Python "
-                "model that it was made from; its state_dict() fits that model."
+                "model that it was made from, which can load its state_dict()."
             )
 
 
@@ -282,7 +283,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
     unknown = [name for name in settings.constants if name not in inputs]
     if isinstance(settings.constants, str) or unknown:
-        raise InputError(f"constants are names of inputs, which are {', '.join(inputs)}, not {settings.constants!r}")
+        raise InputError(f"constants must be names of inputs ({', '.join(inputs)}), not {settings.constants!r}")
     unverified = NOT_VERIFIED if verification is None else ""
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
     if program.frozen:
@@ -294,14 +295,14 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
-            "no embedding looks them up. Pass floating-point example_inputs"
+            "no embedding reads them. Pass floating-point example_inputs"
         )
     program.guards += _fixed_kinds(program)
     return program
 
 
 def guessed_verification(program: Program, model: Model) -> Verification | None:
-    """The model's output on random inputs, checked against the graph, for models without examples; None if none fit."""
+    """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
     if isinstance(model, ExportedProgram):
         return None
     model, _ = dequantized(model)
@@ -310,7 +311,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
         try:
             verification = Verification(args, _run_untouched(model, args, names), records=False)
             verification.check(program, "normalize")
-        except InputError:  # the wrong size for this model or its graph, not an error of the model
+        except InputError:  # the inputs have the wrong size for this model or its graph
             continue
         verified_after_all(program)
         return verification
@@ -318,7 +319,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
 
 
 def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]:
-    """Names of calls that the operator table does not list and that have no rule in the composite."""
+    """Names of calls that are not in the operator table and have no rule in the composite."""
     unknown = []
     for node in data_calls(program.graph):
         info = node_info(node)
@@ -330,7 +331,7 @@ def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]
 
 
 def check_evaluation_mode(model: nn.Module) -> None:
-    """Raise `CaptureError` if a module of `model` would be random, depend on the batch or change its weight."""
+    """Raise `CaptureError` if a module of `model` would be random, depend on the batch, or change its weights."""
     names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
     if names:
         raise CaptureError(
@@ -346,7 +347,7 @@ def _differs_in_training(module: nn.Module) -> bool:
 
 
 def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
-    """Modules that the composite maps as a whole and that are not a single operation of the table."""
+    """Paths of modules that the composite maps as a whole, except single operations of the operator table."""
     if composite is None:
         return set()
     known = module_classes()
@@ -358,7 +359,7 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
 
 
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
-    """Example inputs in the order of the graph's placeholders, and the names of their arguments."""
+    """The example inputs in the order of `forward`'s parameters, and the names of those parameters."""
     if example_inputs is None:
         return None, []
     signature = inspect.signature(model.forward)
@@ -381,7 +382,7 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
 
 
 def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
-    """The output of a copy of the model, which leaves parameters, buffers, hooks and caches of the user's model unchanged."""
+    """The output of a copy of the model. Parameters, buffers, hooks and caches of the user's model stay unchanged."""
     copied = private_copy(model)
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Calls of modules with any code in place of their gradient: Zennit's protocol of hooks."""
+"""Module calls with a rule's own code in place of the gradient: Zennit's hook protocol."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ from lrpfx.runtime.ruled_operation import Switch
 
 
 class GeneralRule(Protocol):
-    """What a hook with code of its own offers; see `lrpfx.rules.hook.Hook`."""
+    """The interface of a hook with its own code; see `lrpfx.rules.hook.Hook`."""
 
     stored_tensors: dict[str, Any]
     switch: Switch
@@ -33,11 +33,11 @@ class GeneralRule(Protocol):
 
 
 class CallRecord:
-    """What one call of a hooked module keeps for its way back: a layer called twice has two of them."""
+    """The state that one call of a hooked module keeps for its backward pass. A layer called twice has two records."""
 
     def __init__(self, rule: GeneralRule, module: nn.Module) -> None:
         self.rule = rule
-        self.switch = rule.switch  # which a later registration replaces
+        self.switch = rule.switch  # kept here, since a later registration replaces the rule's switch
         self.module = module
         self.stored_tensors: dict[str, Any] = {}
 
@@ -48,7 +48,7 @@ class CallRecord:
 
 
 class _Boundary(torch.autograd.Function):
-    """An identity at which a call is recorded."""
+    """Base class of identities that hold the record of a call."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -56,7 +56,7 @@ class _Boundary(torch.autograd.Function):
 
 
 class _Entry(_Boundary):
-    """Identity on the inputs; on the way back the rule replaces their gradient."""
+    """Identity on the inputs. In the backward pass, the rule replaces their gradient."""
 
     @staticmethod
     def forward(record: CallRecord, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -76,7 +76,7 @@ class _Entry(_Boundary):
 
 
 class _Exit(_Boundary):
-    """Identity on the outputs; on the way back their gradient is recorded."""
+    """Identity on the outputs. The backward pass records their gradient."""
 
     @staticmethod
     def forward(record: CallRecord, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -94,9 +94,9 @@ class _Exit(_Boundary):
 def call_with_code(
     rule: GeneralRule, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call `forward` of `module` between two identities at which the rule's code takes part in the backward pass.
+    """Call `forward` of `module` between two identities that run the rule's code in the backward pass.
 
-    The code around the forward pass runs whether or not there will be a backward pass.
+    The code around the forward pass runs even if no backward pass follows.
     """
     record = CallRecord(rule, module)
     changed = record.invoke(rule.pre_forward, module, *_fitting(rule.pre_forward, args, kwargs))
@@ -123,15 +123,15 @@ def takes_kwargs(function: Callable[..., Any]) -> bool:
 
 
 def _fitting(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments of a call for a method of a rule.
+    """The arguments of a call in the form that a method of a rule takes.
 
-    The shorter form gets all inputs in one tuple, aligned with the gradients that `backward` gets.
+    The shorter form gets all inputs in one tuple, aligned with the gradients passed to `backward`.
     """
     return (args, kwargs) if takes_kwargs(getattr(method, "__func__", method)) else ((*args, *kwargs.values()),)
 
 
 def _through(function: type[_Boundary], record: CallRecord, values: Any) -> Any:
-    """`values` with every floating-point tensor in them passed through an identity, if any of them has a gradient."""
+    """`values` with every floating-point tensor in them passed through an identity, if any of them requires a gradient."""
     tensors = tensors_in(values)
     if not carries_gradient(tensors):
         return values

@@ -1,4 +1,4 @@
-"""Calls of modules with a rule of propagation in place of their gradient."""
+"""Module calls with a propagation rule in place of the gradient."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,18 +15,18 @@ from lrpfx.runtime.ruled_operation import Rule, RuledOperation, Switch, ruled_op
 
 
 def carries_gradient(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether any of the tensors takes part in a gradient at all."""
+    """Whether gradients are enabled and any of the tensors requires one."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def stored_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a rule of propagation stores of a call: its arguments, without their history, which would outlive the call."""
+    """The arguments of a call for a propagation rule to store. They are detached, as their history would outlive the call."""
     stored = map_arguments((args, kwargs), detached)
     return dict(zip(("input", "kwargs"), stored, strict=True))
 
 
 class RegisteredRule(Rule, Protocol):
-    """A rule with what it keeps while it is registered on a module."""
+    """A rule with the state that it has while it is registered on a module."""
 
     switch: Switch
     stored_tensors: dict[str, Any]
@@ -45,7 +45,7 @@ def call_with_rule(
 def ruled_call(
     rule: RegisteredRule, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[RuledOperation, list[Any]]:
-    """A call of `forward` of `module` as an operation with a rule, and the values that it is called with."""
+    """A call of `forward` of `module` as an operation with a rule, and the values to call it with."""
     layer = layer_of_call(module, forward, args, kwargs)
     return ruled_operation(
         layer,

@@ -1,7 +1,7 @@
 """Rules registered on the modules of a model, without a graph.
 
-A rule registered on a module takes over the module's calls by an attribute `forward` of that one instance, and gives it back
-when it is removed. Nothing else of the module changes: not its class, parameters, buffers or hooks.
+A registered rule takes over the calls of a module through an attribute `forward` of that one instance. Removing the rule
+restores the attribute. Nothing else of the module changes: not its class, parameters, buffers or hooks.
 """
 
 import functools
@@ -15,19 +15,19 @@ Forward = Callable[..., Any]
 
 
 class Caller(Protocol):
-    """What takes over the calls of a module."""
+    """An object that takes over the calls of a module."""
 
     def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Removable(Protocol):
-    """What can be removed."""
+    """An object with a method `remove`."""
 
     def remove(self) -> None: ...
 
 
 class RemovableHandle:
-    """A weak handle: removes an instance if it is still alive."""
+    """A weak handle: removes its instance if that is still alive."""
 
     def __init__(self, instance: Removable) -> None:
         self.instance = weakref.ref(instance)
@@ -39,7 +39,7 @@ class RemovableHandle:
 
 
 class RemovableHandleList(list[Any]):
-    """A list of handles that can be removed together: the last first, so that each finds what it left."""
+    """A list of handles that are removed together in reverse order, so that each finds the state that it left."""
 
     def remove(self) -> None:  # type: ignore[override]
         while self:
@@ -86,7 +86,7 @@ class Registration:
 
 
 def inner_forward(module: nn.Module) -> Forward:
-    """What a module computes without the rules that are registered on it."""
+    """The `forward` of a module without the rules registered on it."""
     forward = vars(module).get("forward")
     if isinstance(forward, RegisteredForward):
         forward = forward.previous

@@ -1,8 +1,8 @@
 """The rules of Layer-wise Relevance Propagation.
 
-Notation: x input, W weight, b bias, z = Wx + b output, R its relevance, R' the input's; a⁺ and a⁻ are the positive and
-negative parts of a, st a stabilizer, and products with R and x are element-wise. For a layer that is not linear, W and its
-transpose stand for the layer and for its vector-Jacobian product at x.
+Notation: x is the input, W the weight, b the bias, z = Wx + b the output, R its relevance, and R' the relevance of the input.
+a⁺ and a⁻ are the positive and negative parts of a, and st is a stabilizer. Products with R and x are element-wise. For a
+nonlinear layer, W denotes the layer, and Wᵀ its vector-Jacobian product at x.
 """
 
 import math
@@ -80,7 +80,7 @@ class Epsilon(BasicHook):
 
 
 class Norm(BasicHook):
-    """Epsilon for layers whose parameters, if there are any, stay as they are: sums and average pooling."""
+    """Epsilon with unmodified parameters, for sums and average pooling."""
 
     shown = ("stabilizer",)
 
@@ -97,7 +97,7 @@ class Norm(BasicHook):
 
 
 def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
-    """Modifiers of inputs and parameters for the positive contributions, x⁺ W⁺ and x⁻ W⁻, and the negative, x⁺ W⁻ and x⁻ W⁺."""
+    """Input and parameter modifiers for positive contributions (x⁺ W⁺ and x⁻ W⁻) and negative ones (x⁺ W⁻ and x⁻ W⁺)."""
     without_bias = zero_bias(zero_params)
     return [Clamp(min=0.0), Clamp(max=0.0), Clamp(min=0.0), Clamp(max=0.0)], [
         ClampMod(min=0.0, zero_params=zero_params),
@@ -111,8 +111,8 @@ class ZPlus(BasicHook):
     """R' = x⁺ W⁺ᵀ s + x⁻ W⁻ᵀ s with s = R / st(z⁺), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺ (Montavon et al. 2017,
     https://doi.org/10.1016/j.patcog.2016.11.008).
 
-    Where z⁺ = 0, nothing is positive that could take the relevance of the output, and it is lost. With `conserve`, negative
-    contributions take it there: R' = x⁺ W⁻ᵀ t + x⁻ W⁺ᵀ t with t = R / st(z⁻), z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻.
+    Where z⁺ = 0, no positive contribution can take the relevance of the output, and it is lost. With `conserve`, the negative
+    contributions take it: R' = x⁺ W⁻ᵀ t + x⁻ W⁺ᵀ t with t = R / st(z⁻), z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻.
     """
 
     shown = ("stabilizer", "zero_params", "conserve")
@@ -137,7 +137,7 @@ class ZPlus(BasicHook):
         known = (self, self.stabilizer, layer, facts, self.zero_params)
         if self.conserve and (self.zero_params or not facts.relevant_where_positive):
             return PositiveAndNegativeTotals(*known, alpha=1.0, beta=0.0, conserve=True)
-        return PositiveTotal(*known)  # where z > 0, there are positive contributions, and nothing is left to conserve
+        return PositiveTotal(*known)  # where z > 0, positive contributions exist and no relevance is lost
 
 
 class AlphaBeta(BasicHook):
@@ -145,9 +145,9 @@ class AlphaBeta(BasicHook):
 
     R' = alpha (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ) R / st(z⁺) - beta (x⁺ W⁻ᵀ + x⁻ W⁺ᵀ) R / st(z⁻), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺, z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻
 
-    Where z⁻ = 0, nothing is negative that could take -beta R: alpha R arrives for R, as it does behind a depthwise kernel of
-    one sign; where z⁺ = 0, -beta R. With `conserve`, outputs with z⁻ = 0 are treated with alpha = 1 and beta = 0, and those
-    with z⁺ = 0 with alpha = 0 and beta = -1, so that the contributions that there are take R.
+    Where z⁻ = 0, no negative contribution can take -beta R, and the inputs receive alpha R instead of R; a depthwise kernel of
+    one sign is an example. Where z⁺ = 0, they receive -beta R. With `conserve`, outputs with z⁻ = 0 use alpha = 1 and beta = 0,
+    and outputs with z⁺ = 0 use alpha = 0 and beta = -1. The contributions of the other sign then take all of R.
     """
 
     shown = ("alpha", "beta", "stabilizer", "zero_params", "conserve")
@@ -189,7 +189,7 @@ class AlphaBeta(BasicHook):
 
 
 class GammaRatios:
-    """Relevance of positive outputs to the first two branches, of negative ones to the next two, decided by the fifth."""
+    """Relevance of positive outputs goes to branches 0 and 1, that of negative ones to 2 and 3. Branch 4 is the output."""
 
     def __init__(self, stabilizer: StabilizerFunction) -> None:
         self.stabilizer = stabilizer
@@ -201,7 +201,7 @@ class GammaRatios:
         return [positive, positive, negative, negative, None]
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the denominators keep, and relevance of outputs that have no sign."""
+        """The share of the stabilizers, and the relevance of outputs that are zero."""
         output = outputs[4]
         positive = held_back((output > 0) * relevance, outputs[0] + outputs[1], self.stabilizer)
         negative = held_back((output < 0) * relevance, outputs[2] + outputs[3], self.stabilizer)
@@ -209,10 +209,10 @@ class GammaRatios:
 
 
 class Gamma(BasicHook):
-    """Contributions of the output's own sign are favoured by gamma (Montavon et al. 2019, here for inputs of either sign:
-    Andéol et al. 2021, https://arxiv.org/abs/2106.16102).
+    """Favours contributions with the sign of the output by gamma (Montavon et al. 2019; in the form of Andéol et al. 2021,
+    https://arxiv.org/abs/2106.16102, for inputs of either sign).
 
-    With P = W + gamma W⁺, N = W + gamma W⁻, and p, n the same for the bias:
+    With P = W + gamma W⁺ and N = W + gamma W⁻, and p and n defined in the same way for the bias:
     R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻ (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and
     s₋ = [z < 0] R / st(N x⁺ + P x⁻ + n).
     """
@@ -221,7 +221,7 @@ class Gamma(BasicHook):
 
     def __init__(self, gamma: float = 0.25, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
         if not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
-            raise InputTypeError(f"gamma is a finite number, not {gamma!r}")
+            raise InputTypeError(f"gamma must be a finite number, not {gamma!r}")
         self.gamma = gamma
         self.stabilizer = Stabilizer.ensure(stabilizer)
         self.zero_params = zero_params
@@ -247,16 +247,16 @@ class Gamma(BasicHook):
 
 
 class _OtherInputs(BasicHook):
-    """Base of the rules that run a layer on other inputs than its own, which tells of layers alone that are linear in them."""
+    """Base class of rules that run a layer on inputs other than its own. This is valid only for layers linear in them."""
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if issubclass(layer.kind, (LayerNorm, RMSNorm, Softmax, Statistic)):
-            raise RuleError(f"it is for layers that are linear in their input, but this is of the kind {layer.kind.__name__}")
+            raise RuleError(f"it is for layers linear in their input, but this one is of kind {layer.kind.__name__}")
 
 
 class _OnesAsInput(_OtherInputs):
-    """Base of the rules that run a layer on ones, which cancel each other where a layer subtracts."""
+    """Base class of rules that run a layer on ones. Ones cancel in layers that subtract, so those are rejected."""
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
@@ -264,7 +264,7 @@ class _OnesAsInput(_OtherInputs):
             self._check_count(layer.input_count)
         row = layer.operation.row
         if row is not None and issubclass(row.kind, Sum) and len(row.data) == 1 and not row.adds_up:
-            raise RuleError(f"it runs the layer on ones, which {row.name} subtracts from each other")
+            raise RuleError(f"it runs the layer on ones, but {row.name} subtracts, so that the ones cancel")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         super().check_call(operation, inputs, output)
@@ -293,7 +293,7 @@ class ZBox(_OtherInputs):
         zero_params: Names = None,
     ) -> None:
         if all(isinstance(bound, (int, float)) for bound in (low, high)) and not low <= high:
-            raise InputError(f"low is at most high, but low={low} and high={high}")
+            raise InputError(f"low must be at most high, but low={low} and high={high}")
         self.low = low
         self.high = high
         self.stabilizer = Stabilizer.ensure(stabilizer)
@@ -335,7 +335,7 @@ class WSquare(_OnesAsInput):
 
 
 class Flat(_OnesAsInput):
-    """Relevance spread evenly over the inputs that an output sees: W taken as 1 and b as 0 (Lapuschkin et al. 2019,
+    """Spreads relevance evenly over the inputs of each output, as if W were 1 and b were 0 (Lapuschkin et al. 2019,
     https://doi.org/10.1038/s41467-019-08987-4).
     """
 
@@ -357,38 +357,38 @@ class Flat(_OnesAsInput):
 
 
 def _fit(relevance: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """Relevance in the shape of an input that was broadcast: the shares of its copies, summed."""
+    """Relevance of an input that was broadcast: the sum over its copies, in the input's shape."""
     return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of one shape has the other after it was repeated along dimensions of size 1."""
+    """Whether a tensor of shape `shape` broadcasts to the shape `to`."""
     pairs = zip(reversed(shape), reversed(to), strict=False)
     return len(shape) <= len(to) and all(have == want or have == 1 for have, want in pairs)
 
 
-# Where a layer is called, its kind is compared and not asked for: torch.compile does not follow the metaclass of kinds.
+# Code that runs in a call compares kinds by identity, not by `issubclass`: torch.compile cannot trace the metaclass of kinds.
 
 
 def _is_gated_unit(kind: type[Kind], inputs: int) -> bool:
-    """Whether a layer's operands are the halves of its one input."""
+    """Whether the operands of a layer are the two halves of its one input."""
     return inputs == 1 and kind is Gate
 
 
 def _adds_up(operation: Operation) -> bool:
-    """Whether a layer is known to add up entries of its one input."""
+    """Whether the operator table marks a layer as one that adds up entries of its input."""
     return operation.row is not None and operation.row.adds_up
 
 
 class _SharingRule(Hook):
-    """Base of the rules that divide the relevance of an entry of the output among the entries of the inputs that meet there."""
+    """Base class of rules that divide the relevance of an output entry among the input entries that it combines."""
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if issubclass(layer.kind, (MatMul, Neutral)):
-            raise RuleError(f"it is for sums and element-wise products, but this is of the kind {layer.kind.__name__}")
+            raise RuleError(f"it is for sums and element-wise products, but this layer is of kind {layer.kind.__name__}")
         if layer.kind is Gate and layer.operation.row is None:
-            raise RuleError("it is for sums and element-wise products, and a subclass of such a layer may compute anything")
+            raise RuleError("it is for sums and element-wise products, but a subclass of such a layer may compute anything")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         if _is_gated_unit(operation.kind, len(inputs)) or self.divides(operation, inputs, output):
@@ -396,13 +396,13 @@ class _SharingRule(Hook):
         row = operation.row
         if row is not None and len(row.data) > 1 and not row.elementwise:
             raise RuleError(
-                f"it divides relevance entry by entry, but {row.name} does not combine entries at the same place; "
+                f"it divides relevance entry by entry, but {row.name} does not combine entries at the same position; "
                 "lrpfx.transform gives each step of a module its own rule"
             )
         misfit = next((shape for shape in inputs if not _broadcasts(shape, output)), None)
         if misfit is not None:
             raise RuleError(
-                f"it is for sums and element-wise products, but this layer makes an output of shape {tuple(output)} from an "
+                f"it is for sums and element-wise products, but this layer returns an output of shape {tuple(output)} for an "
                 f"input of shape {tuple(misfit)}. Norm and Epsilon fit layers that change the shape; lrpfx.transform gives "
                 "each step of a module its own rule"
             )
@@ -413,9 +413,9 @@ class _SharingRule(Hook):
 
 
 class Uniform(_SharingRule):
-    """Relevance in equal parts: R / n for each of n operands, or for each of n entries of one input that a layer combines.
+    """Equal shares of relevance: R / n for each of n operands, or for each of n entries of one input that a layer combines.
 
-    For products, and for sums and means where one wants equal shares.
+    For products, and for sums and means whose terms are to get equal shares.
     """
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
@@ -434,7 +434,7 @@ class Uniform(_SharingRule):
             weights = self._weights(call)
             return call.pull_back(torch.where(weights == 0, torch.zeros_like(relevance), relevance / weights))
         if self._multiplies_up(call.operation):
-            # Where all factors are 1, the derivative is 1 for each factor of a product, and 0 for other entries.
+            # With all factors set to 1, the derivative is 1 for each factor of a product and 0 for all other entries.
             ones = torch.ones_like(first)
             pulled = torch.func.vjp(call.run, ones)[1]
             counts = torch.func.vjp(lambda share: pulled(share)[0], torch.zeros_like(relevance))[1](ones)[0]
@@ -445,7 +445,7 @@ class Uniform(_SharingRule):
 
     @staticmethod
     def _weights(call: LayerCall) -> torch.Tensor:
-        """The sum of the weights of each output; 0 where nothing was added up, as between the patches of a fold."""
+        """The sum of the weights of each output; 0 for outputs without terms, as between the patches of a fold."""
         return call.run(torch.ones_like(call.inputs[0]))
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
@@ -453,7 +453,7 @@ class Uniform(_SharingRule):
 
 
 class Only(_SharingRule):
-    """All relevance for one input, none for the others: the skip connection or the block of a sum, the signal of a gate."""
+    """All relevance goes to one input, such as the skip connection or the block of a sum, or the signal of a gate."""
 
     shown = ("input",)
 
@@ -491,7 +491,7 @@ class Only(_SharingRule):
 
 
 class AbsoluteRatio(_SharingRule):
-    """For sums and means: R_a = |a| R / st(Σ |a|) for each term a, which never exceeds R."""
+    """For sums and means: R_a = |a| R / st(Σ |a|) for each term a. The magnitude of R_a never exceeds that of R."""
 
     shown = ("stabilizer",)
 
@@ -505,12 +505,12 @@ class AbsoluteRatio(_SharingRule):
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if not issubclass(layer.kind, (Sum, AvgPool, Opaque, Unknown)):
-            raise RuleError(f"it is for sums and means, but this is of the kind {layer.kind.__name__}")
+            raise RuleError(f"it is for sums and means, but this layer is of kind {layer.kind.__name__}")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         super().check_call(operation, inputs, output)
         if len(inputs) == 1 and operation.row is None:
-            raise RuleError("it is for sums and means, and a module with one input is not known to be one")
+            raise RuleError("it is for sums and means, but a module with one input is not known to be one")
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         return len(inputs) == 1 and _adds_up(operation)
@@ -527,7 +527,7 @@ class AbsoluteRatio(_SharingRule):
         return tuple(_fit(size * ratio, input) for size, input in zip(sizes, call.inputs, strict=True))
 
     def _sizes(self, call: LayerCall) -> list[torch.Tensor]:
-        """The magnitude of what each input contributes, or of all that is added up of one input."""
+        """The magnitude of each input's contribution, or the sum of magnitudes if a layer adds up entries of one input."""
         if _adds_up(call.operation):
             return [call.run(call.inputs[0].abs())]
         if len(call.inputs) == 1 or call.operation.kind is not Sum:
@@ -543,7 +543,7 @@ class AbsoluteRatio(_SharingRule):
 
 
 class _EpsilonRule(Hook):
-    """Base of the rules that divide by the layer's own stabilized output."""
+    """Base class of rules that divide by the layer's own stabilized output."""
 
     shown = ("epsilon",)
 
@@ -560,7 +560,7 @@ class _EpsilonRule(Hook):
 
 
 class _ProductRule(_EpsilonRule):
-    """Base of the rules for products of matrices."""
+    """Base class of rules for matrix products."""
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
@@ -577,20 +577,20 @@ class _ProductRule(_EpsilonRule):
         of_entries = kind is Product and row is not None and not row.elementwise
         if kind is Gate or of_entries or (inputs > 1 and kind is not MatMul and kind is not Product):
             raise RuleError(
-                f"it is for products of matrices, but this layer has {inputs} input(s) and is of the kind {kind.__name__}; "
-                "Uniform gives what a layer combines equal shares, Only(0) gives the first of several inputs all relevance"
+                f"it is for matrix products, but this layer has {inputs} input(s) and is of kind {kind.__name__}; "
+                "Uniform gives all operands equal shares, Only(0) gives all relevance to the first of several inputs"
             )
 
     def _absorbed_by(self, relevance: torch.Tensor, total: torch.Tensor, remainders: dict[str, torch.Tensor]) -> Absorbed:
-        """What the denominator keeps of a total, and what of it comes from no input."""
+        """The share of the stabilizer, and the shares of `remainders`: parts of the total that come from no input."""
         ratio = relevance / self.epsilon(total)
         taken = {part: where_finite(total, ratio * value).sum() for part, value in remainders.items()}
         return added([held_back(relevance, total, self.epsilon), taken])
 
 
 class UniformEpsilon(_ProductRule):
-    """For products of n matrices O = A B: R_A = A (R / st(n O)) Bᵀ, and B likewise (Achtibat et al. 2024,
-    https://arxiv.org/abs/2402.05602, eq. 14). With one factor that depends on the input it is Epsilon.
+    """For matrix products O = A B of n factors: R_A = A (R / st(n O)) Bᵀ, and the same for B (Achtibat et al. 2024,
+    https://arxiv.org/abs/2402.05602, eq. 14). If only one factor depends on the input, this is Epsilon.
     """
 
     @property
@@ -608,8 +608,9 @@ class UniformEpsilon(_ProductRule):
 
 
 class ValueOnly(_ProductRule):
-    """For the product of attention weights and values: all relevance to the last factor, by Epsilon; none to the weights, and
-    so none to queries and keys (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html, section 3.1).
+    """For the product of attention weights and values: Epsilon for the last factor, the values. The attention weights get no
+    relevance, so queries and keys get none either (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html,
+    section 3.1).
     """
 
     @property
@@ -630,8 +631,8 @@ class ValueOnly(_ProductRule):
 
 
 class SoftmaxTaylor(Hook):
-    """R' = x (R - s Σ R) with s = softmax(x), the sum over the softmax's dimension; 0 where x is -inf (Achtibat et al. 2024,
-    https://arxiv.org/abs/2402.05602, eq. 10).
+    """R' = x (R - s Σ R) with s = softmax(x) and the sum over the softmax's dimension; 0 where x is -inf (Achtibat et al.
+    2024, https://arxiv.org/abs/2402.05602, eq. 10).
     """
 
     @property
@@ -641,7 +642,7 @@ class SoftmaxTaylor(Hook):
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax) or layer.operation.operator is None:
-            raise RuleError("it is for a softmax alone")
+            raise RuleError("it is only for softmax")
 
     @property
     def is_proportional(self) -> bool:
@@ -653,7 +654,7 @@ class SoftmaxTaylor(Hook):
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        """The softmax is not linear: the constant term of its Taylor expansion at x takes the rest."""
+        """The constant term of the softmax's Taylor expansion at x absorbs the rest, since the softmax is not linear."""
         scores = _scores(call)
         input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
         output, dimension = call.own_output(), _softmax_dimension(call)
@@ -662,20 +663,20 @@ class SoftmaxTaylor(Hook):
 
 
 def _scores(call: LayerCall) -> torch.Tensor:
-    """What the softmax is of: in a softmin, as a module has it, the input with its sign turned."""
+    """The argument of the softmax: the input, negated for a softmin module."""
     operator = call.operation.operator
     return -call.inputs[0] if operator is not None and operator.negates else call.inputs[0]
 
 
 def _softmax_dimension(call: LayerCall) -> int:
     dimension = call.arguments()["dim"]
-    if dimension is None:  # what torch takes where a softmax is not told
+    if dimension is None:  # torch's default
         return 0 if _scores(call).ndim in (0, 1, 3) else 1
     return int(dimension)
 
 
 class _ConstantScales(TorchFunctionMode):
-    """While it is entered, normalization operators have a constant scale."""
+    """A mode in which normalization operators treat their scale as a constant."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         spelling = lookup(func)
@@ -686,9 +687,9 @@ class _ConstantScales(TorchFunctionMode):
 
 
 class NormalizationEpsilon(_EpsilonRule):
-    """For layer, group and instance norm: Epsilon with the scale held constant, so that what is left is linear.
+    """For layer, group and instance norm: Epsilon with the scale held constant, which leaves an affine function.
 
-    R' = x Jᵀ (R / st(y)), J being the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,
+    R' = x Jᵀ (R / st(y)), where J is the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,
     https://proceedings.mlr.press/v162/ali22a.html, section 3.2; here with the bias and the mean in the denominator).
     """
 
@@ -697,7 +698,7 @@ class NormalizationEpsilon(_EpsilonRule):
         operator = layer.operation.operator
         whole = operator is None and issubclass(layer.kind, (LayerNorm, Opaque))  # a module that normalizes somewhere inside
         if not whole and (operator is None or operator.detached is None):
-            raise RuleError("it is for layer, group and instance norm alone")
+            raise RuleError("it is only for layer, group and instance norm")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         if len(inputs) != 1:
@@ -713,7 +714,7 @@ class NormalizationEpsilon(_EpsilonRule):
 
     @staticmethod
     def _with_constant_scale(call: LayerCall) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The layer as a function of its input whose derivative takes the scale for a constant."""
+        """The layer as a function of its input, with a derivative that treats the scale as a constant."""
         operator = call.operation.operator
         if operator is not None and operator.detached is not None:
             detached, arguments = operator.detached, call.arguments()
@@ -735,7 +736,7 @@ class NormalizationEpsilon(_EpsilonRule):
 
 
 class _ElementWiseRule(Hook):
-    """Base of the rules for layers with one input and an output of its shape."""
+    """Base class of rules for layers with one input and an output of the same shape."""
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
@@ -743,14 +744,14 @@ class _ElementWiseRule(Hook):
             self._check_count(layer.input_count)
         row = layer.operation.row
         if issubclass(layer.kind, Neutral) and not (row is not None and row.elementwise):
-            raise RuleError("it acts entry by entry, but this layer moves values; it needs no rule")
+            raise RuleError("it acts entry by entry, but this layer only moves values and needs no rule")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         self._check_count(len(inputs))
         if inputs[0] != output:
             raise RuleError(
-                f"it acts entry by entry, but this layer makes an output of shape {tuple(output)} from an input of shape "
-                f"{tuple(inputs[0])}; give it a rule that fits a layer which changes the shape"
+                f"it acts entry by entry, but this layer returns an output of shape {tuple(output)} for an input of shape "
+                f"{tuple(inputs[0])}; give it a rule for layers that change the shape"
             )
 
     def _check_count(self, inputs: int) -> None:
@@ -759,7 +760,7 @@ class _ElementWiseRule(Hook):
 
 
 class Pass(_ElementWiseRule):
-    """R' = R: for layers that act element by element."""
+    """R' = R, for element-wise layers."""
 
     saves_inputs = False
     passes_all = True
@@ -784,7 +785,9 @@ class ReLUDeconvNet(_ElementWiseRule):
 
 
 class ReLUGuidedBackprop(_ElementWiseRule):
-    """The gradient where the incoming one is positive (Springenberg et al. 2015, https://arxiv.org/abs/1412.6806)."""
+    """The gradient where the incoming relevance is positive, 0 elsewhere (Springenberg et al. 2015,
+    https://arxiv.org/abs/1412.6806).
+    """
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradient = call.pull_back_single(relevance)

@@ -1,4 +1,4 @@
-"""Rules on modules: Zennit's protocol of hooks around a call."""
+"""Rules that can be registered on modules: Zennit's hook protocol."""
 
 from typing import Any, ClassVar
 
@@ -17,16 +17,17 @@ from lrpfx.runtime.ruled_operation import Switch
 class Hook(Rule):
     """A rule that can be registered on a module.
 
-    There are two ways to write one. A rule of propagation overrides `propagate`, as the built-in rules do. A rule with code of
-    its own overrides `forward(module, args, kwargs, output)`, to look at a call, and
-    `backward(module, grad_input, grad_output)`, to return other gradients of the inputs, or None to leave them;
-    `stored_tensors` keeps what one needs for the other, for each call by itself.
+    There are two ways to write one. A propagation rule overrides `propagate`, as the built-in rules do. A rule with its own
+    code overrides `forward(module, args, kwargs, output)` to observe a call, and `backward(module, grad_input, grad_output)`
+    to replace the gradients of the inputs; None keeps them. `stored_tensors` carries values from one to the other, separately
+    for each call.
     """
 
     #: Whether `forward` takes (module, args, kwargs, output) rather than (module, input, output).
     forward_takes_kwargs: ClassVar[bool] = True
 
-    #: Whether the rule is code around a call: it overrides one of the methods for that below the class with its `propagate`.
+    #: Whether the rule is code around a call: it has no `propagate`, or a class derived from the one with `propagate` overrides
+    #: a method such as `backward`.
     has_code: ClassVar[bool] = True
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -40,7 +41,7 @@ class Hook(Rule):
 
     @property
     def active(self) -> bool:
-        """Whether the rule acts on gradients; while it does not, layers have their ordinary gradient."""
+        """Whether the rule replaces gradients. While it is inactive, layers have their ordinary gradient."""
         return self.switch.on
 
     @active.setter
@@ -49,39 +50,39 @@ class Hook(Rule):
 
     @property
     def propagates(self) -> bool:
-        """Whether the rule says how relevance propagates."""
+        """Whether the rule overrides `propagate`."""
         return type(self).propagate is not Rule.propagate
 
-    # --- code of one's own
+    # --- the rule's own code
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called before the module; returns the (args, kwargs) to call it with, or None to leave them."""
+        """Called before the module. Returns the (args, kwargs) to call it with, or None to keep them."""
         return args, kwargs
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called after the module; may return another output. The shorter signature (module, input, output) works as well.
+        """Called after the module. May return another output. The shorter signature (module, input, output) also works.
 
-        A rule of propagation stores the call's arguments here, as "input" and "kwargs".
+        A propagation rule stores the call's arguments here, as "input" and "kwargs".
         """
         if self.propagates:
             self.stored_tensors.update(input=args, kwargs=kwargs)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called last in the forward pass; returns the output, or None to leave it."""
+        """Called last in the forward pass. Returns the output, or None to keep it."""
         return output
 
     def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        """Called when the gradient of the outputs is known."""
+        """Called once the gradient of the outputs is known."""
 
     def backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-        """Gradients of the inputs in place of `grad_input`, the ordinary ones; None leaves them.
+        """Returns gradients to replace `grad_input`, the ordinary ones, or None to keep those.
 
-        A rule of propagation returns the relevance of the inputs.
+        A propagation rule returns the relevance of the inputs.
         """
         return self.propagate(self._call_of(module), grad_output[0]) if self.propagates else None
 
     def _call_of(self, module: nn.Module) -> LayerCall:
-        """The call whose backward pass runs."""
+        """The call whose backward pass is running."""
         call: LayerCall | None = self.stored_tensors.get("call")
         if call is not None:
             return call
@@ -92,9 +93,9 @@ class Hook(Rule):
     # --- registration
 
     def register(self, module: nn.Module) -> RemovableHandleList:
-        """Put the rule on a module until the handles are removed. `RuleError` if it cannot fit the module.
+        """Register the rule on a module until the handles are removed. Raises `RuleError` if it cannot fit the module.
 
-        Whether it fits the number of inputs and the shapes is found out when the module is called.
+        The number of inputs and the shapes are checked when the module is called.
         """
         if not isinstance(module, nn.Module):
             raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
@@ -106,12 +107,12 @@ class Hook(Rule):
         return RemovableHandleList([RemovableHandle(self), Registration(module, self)])
 
     def remove(self) -> None:
-        """Forget stored tensors; gradients of calls made so far are the ordinary ones from now on."""
+        """Clear the stored tensors. From now on, calls made so far have their ordinary gradient."""
         self.stored_tensors.clear()
         self.switch.on = False
 
     def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
-        """A call of a module that the rule is registered on."""
+        """Call a module on which the rule is registered."""
         if self.has_code:
             return call_with_code(self, module, forward, args, kwargs)
         self.stored_tensors = stored_arguments(args, kwargs) if self.saves_inputs else {}

@@ -1,4 +1,4 @@
-"""What a composite is to the compiler: a choice of rules for layers."""
+"""The interface between composites and the compiler: a mapping from layers to rules."""
 
 from typing import Any, Protocol
 
@@ -6,9 +6,10 @@ from torch import nn
 
 
 class MappingContext(dict[Any, Any]):
-    """What a composite remembers while it maps the layers of one model.
+    """The state of a composite while it maps the layers of one model.
 
-    Composites may keep any state in it. `reason` is which entry made the last choice; `used` are the entries that have matched.
+    Composites may store anything in it. `reason` names the entry that made the last choice; `used` holds the entries that have
+    matched so far.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class RuleMapping(Protocol):
     def module_map(self) -> Any: ...
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
-        """Entries that the user wrote and that matched nothing in the model that `ctx` belongs to."""
+        """User-written entries that matched nothing in the model that `ctx` belongs to."""
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        """Whether this module gets a rule as a whole, so that its inside must not be looked at."""
+        """Whether one rule covers this whole module, so that the compiler must not look inside it."""

@@ -1,7 +1,7 @@
-"""Modifiers: how a rule changes inputs and parameters before it runs a layer again.
+"""Modifiers: changes to inputs and parameters before a rule runs a layer again.
 
-The modifiers that lrpfx ships are small named objects that passes can recognize and compare. A user's function is accepted in
-every place and treated as opaque: it is always executed.
+The modifiers in lrpfx are small classes that passes can recognize and compare. A user's function may replace any of them; it is
+opaque and always executed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,10 +17,10 @@ from lrpfx.errors import InputError, InputTypeError, RuleError
 
 
 class InputModifier:
-    """Base of the input modifiers that passes know; equal settings make equal objects."""
+    """Base class of the input modifiers that passes recognize. Objects with equal settings are equal."""
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it modifies an input")
+        raise TypeError(f"{type(self).__name__} does not define how it modifies an input")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
@@ -34,14 +34,14 @@ class InputModifier:
 
 
 class Unchanged(InputModifier):
-    """The input as it is."""
+    """The unmodified input."""
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         return input
 
 
 class Clamp(InputModifier):
-    """The input limited to [min, max]."""
+    """The input clamped to [min, max]."""
 
     def __init__(self, min: float | None = None, max: float | None = None) -> None:
         self.min = min
@@ -52,7 +52,7 @@ class Clamp(InputModifier):
 
 
 class Ones(InputModifier):
-    """Ones in the shape of the input."""
+    """Ones of the input's shape."""
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(input)
@@ -82,16 +82,16 @@ class Bound(InputModifier):
 
 
 def describe_value(value: Any) -> str:
-    """A short text for a rule's argument: tensors by their shape."""
+    """A short text for a rule's argument. Tensors with more than one element appear as their shape."""
     if isinstance(value, torch.Tensor):
         return f"{value.item():g}" if value.numel() == 1 else f"Tensor{tuple(value.shape)}"
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> torch.Tensor:
-    """Expand a scalar or tensor to `shape`, aligned at the leading dimensions where it has fewer.
+    """Expand a scalar or tensor to `shape`. A tensor with fewer dimensions is aligned with the leading ones.
 
-    With `cut_batch_dim`, a tensor with more entries than `shape` in dimension 0 is cut to it. `InputError` where the shapes do
+    With `cut_batch_dim`, a tensor that is larger than `shape` in dimension 0 is cut to it. Raises `InputError` if the shapes do
     not fit.
     """
     value: torch.Tensor = tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor)
@@ -108,7 +108,7 @@ def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> to
 
 
 class ShapeError(InputError, RuntimeError):
-    """A tensor does not expand to the shape that is needed."""
+    """A tensor does not expand to the required shape."""
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------------
@@ -119,13 +119,13 @@ ParameterFunction = Callable[[torch.Tensor, str], torch.Tensor]
 class ParamMod:
     """A change of a layer's parameters inside a rule: `modifier(parameter, name)`.
 
-    `param_keys`: names of the parameters to change (default: all of the layer's own). `zero_params`: names of parameters that
-    become zero instead. `require_params`: whether a missing name in `param_keys` is an error.
+    `param_keys`: names of the parameters to change (default: all of the layer's own). `zero_params`: names of those to replace
+    with zeros instead. `require_params`: whether a missing name in `param_keys` is an error.
     """
 
-    #: Whether the modifier may be traced into arithmetic of the graph; a user's function is opaque.
+    #: Whether the modifier may be traced into operations of the graph. A user's function is opaque.
     arithmetic = False
-    #: What modified parameters are called: weight_modified, for example.
+    #: Suffix of the names of modified parameters, as in weight_modified.
     label = "modified"
 
     def __init__(
@@ -150,27 +150,27 @@ class ParamMod:
         raise InputTypeError(f"a parameter modifier is a ParamMod or a callable, not {modifier!r}")
 
     def zeroes(self, name: str) -> bool:
-        """Whether the parameter `name` becomes zero."""
+        """Whether the parameter `name` is replaced with zeros."""
         return bool(self.zero_params) and name in (self.zero_params or ())
 
     def selects(self, name: str) -> bool:
-        """Whether the parameter `name` is changed at all: by default each that is the layer's own, not a submodule's."""
+        """Whether the parameter `name` is changed. By default, the layer's own parameters are, but not those of submodules."""
         return "." not in name if self.param_keys is None else name in self.param_keys
 
     def check(self, names: Sequence[str]) -> None:
-        """`RuleError` if a required parameter is not among `names`."""
+        """Raise `RuleError` if a required parameter is not among `names`."""
         missing = [name for name in self.param_keys or () if name not in names]
         if missing and self.require_params:
             raise RuleError(f"the rule modifies the parameter {missing[0]!r}, but the layer has {list(names) or 'none'}")
 
     def apply(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The changed parameter; zeros where `zero_params` says so, the parameter itself where it is not selected."""
+        """The changed parameter: zeros if it is in `zero_params`, the parameter itself if it is not selected."""
         if not self.selects(name):
             return parameter
         return torch.zeros_like(parameter) if self.zeroes(name) else self.modifier(parameter, name)
 
     def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """A module's parameters as they are, and as they become. `RuleError` if a required one is missing."""
+        """The original and the changed parameters of a module. Raises `RuleError` if a required one is missing."""
         own = dict(module.named_parameters(recurse=False))
         keys = list(own) if self.param_keys is None else list(self.param_keys)
         self.check([key for key in keys if key in own or hasattr(module, key)])
@@ -179,7 +179,7 @@ class ParamMod:
 
     @contextmanager
     def __call__(self, module: nn.Module) -> Iterator[nn.Module]:
-        """A context in which `module` computes with the changed parameters; its Parameter objects stay the same."""
+        """A context in which `module` computes with the changed parameters. Its Parameter objects stay the same."""
         original, modified = self.state_dicts(module)
         parameters = {key: getattr(module, key) for key in original}
         try:
@@ -191,17 +191,17 @@ class ParamMod:
                 parameter.data = original[key]
 
     def keeps(self, name: str) -> bool:
-        """Whether the parameter `name` is known to stay as it is."""
+        """Whether the parameter `name` is known to stay unchanged."""
         return not self.selects(name)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells two modifiers apart."""
+        """A key for comparison: modifiers with equal keys change parameters in the same way."""
         return (id(self),)
 
 
 class _NamedMod(ParamMod):
-    """Base of the parameter modifiers that passes know."""
+    """Base class of the parameter modifiers that passes recognize."""
 
     arithmetic = True
 
@@ -214,7 +214,7 @@ class _NamedMod(ParamMod):
         super().__init__(self.modify, param_keys, zero_params, require_params)
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it modifies a parameter")
+        raise TypeError(f"{type(self).__name__} does not define how it modifies a parameter")
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -223,7 +223,7 @@ class _NamedMod(ParamMod):
 
 
 class NoMod(_NamedMod):
-    """Parameters as they are, except those in `zero_params`."""
+    """Unchanged parameters, except those in `zero_params`."""
 
     label = "unchanged"
 
@@ -235,7 +235,7 @@ class NoMod(_NamedMod):
 
 
 class ClampMod(_NamedMod):
-    """Parameters limited to [min, max]."""
+    """Parameters clamped to [min, max]."""
 
     def __init__(self, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -248,7 +248,7 @@ class ClampMod(_NamedMod):
 
 
 class GammaMod(_NamedMod):
-    """Parameters plus `gamma` times themselves limited to [min, max]."""
+    """Parameters plus `gamma` times their values clamped to [min, max]."""
 
     def __init__(self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -285,7 +285,7 @@ def _label_of_range(min: float | None, max: float | None) -> str:
 
 def _names(names: str | Sequence[str]) -> str | Sequence[str]:
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise InputTypeError(f"names of parameters are texts, not {names!r}")
+        raise InputTypeError(f"names of parameters must be strings, not {names!r}")
     return names
 
 

@@ -1,4 +1,4 @@
-"""Gradient mappers and reducers: how rules divide relevance among branches, and combine what comes back."""
+"""Gradient mappers and reducers: they divide relevance among the branches of a rule and combine the results."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class OwnRatios:
-    """Each branch: relevance over its own stabilized output."""
+    """For each branch, the relevance divided by the branch's own stabilized output."""
 
     def __init__(self, stabilizer: StabilizerFunction) -> None:
         self.stabilizer = stabilizer
@@ -21,15 +21,15 @@ class OwnRatios:
         return [relevance / self.stabilizer(output) for output in outputs]
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the denominators keep, and what branches hold back that do not weigh 1 together."""
+        """The share of the stabilizers, and relevance held back if the branch weights do not add up to 1."""
         kept = [held_back(weight * relevance, output, self.stabilizer) for weight, output in zip(weights, outputs, strict=True)]
         return added([*kept, {"stopped": (1.0 - sum(weights)) * relevance.sum()}])
 
 
 class SharedRatios:
-    """Groups of branches, each divided by the stabilized signed sum of its outputs.
+    """For each group of branches, the relevance divided by the stabilized signed sum of the group's outputs.
 
-    `groups`: for each group the branches in it with the sign of their output.
+    `groups`: for each group, a dict from its branches to the sign of their output.
     """
 
     def __init__(self, stabilizer: StabilizerFunction, groups: Sequence[dict[int, int]]) -> None:
@@ -46,7 +46,7 @@ class SharedRatios:
         return gradients
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the denominators keep, and what groups hold back that do not weigh 1 together."""
+        """The share of the stabilizers, and relevance held back if the group weights do not add up to 1."""
         kept, total = [], 0.0
         for group in self.groups:
             weight = next(weights[branch] * sign for branch, sign in group.items())
@@ -57,9 +57,9 @@ class SharedRatios:
 
 
 class ConservingRatios:
-    """Two groups of two branches, of positive and of negative contributions, weighted by alpha and by -beta.
+    """Two groups of two branches: positive contributions, weighted by alpha, and negative ones, weighted by -beta.
 
-    Where one of them is empty, the other one takes all relevance: see `weights_by_sign`.
+    Where one group sums to zero, the other takes all relevance (see `weights_by_sign`).
     """
 
     def __init__(self, stabilizer: StabilizerFunction, alpha: float, beta: float) -> None:
@@ -68,7 +68,7 @@ class ConservingRatios:
         self.beta = beta
 
     def _groups(self, relevance: torch.Tensor, outputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each group the relevance that it is given, and the sum of its outputs."""
+        """For each group, its share of the relevance and the sum of its outputs."""
         totals = (outputs[0] + outputs[1], outputs[2] + outputs[3])
         weights = weights_by_sign(*totals, self.alpha, self.beta)
         return [(weight * relevance, total) for weight, total in zip(weights, totals, strict=True)]
@@ -78,19 +78,21 @@ class ConservingRatios:
         return [ratio for ratio in ratios for _ in range(2)]
 
     def absorbed(self, relevance: torch.Tensor, outputs: Tensors, weights: Sequence[float]) -> Absorbed:
-        """What the denominators keep."""
+        """The share of the stabilizers."""
         return added([held_back(share, total, self.stabilizer) for share, total in self._groups(relevance, outputs)])
 
 
-#: How many units of rounding of the contributions of one sign those of the other may be and count as none: what convolutions
-#: that transform their input leave behind where they should give zero.
+#: Contributions of one sign count as zero up to this many rounding units of the contributions of the other sign. Convolutions
+#: that transform their input leave such residues where the exact result is zero.
 NONE_TO_ROUNDING = 4.0
 
 
 def weights_by_sign(
     positive: torch.Tensor, negative: torch.Tensor, alpha: float, beta: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shares of positive and of negative contributions: alpha and -beta, or 1 and 0 where those of one sign are zero in sum."""
+    """Weights of positive and negative contributions: alpha and -beta or, where one sign sums to zero, 0 for it and 1 for the
+    other.
+    """
     rounding = NONE_TO_ROUNDING * torch.finfo(positive.dtype).eps
     no_negative = negative.abs() <= rounding * positive.abs()
     no_positive = (positive.abs() <= rounding * negative.abs()) & ~no_negative
@@ -100,9 +102,9 @@ def weights_by_sign(
 
 
 def held_back(relevance: torch.Tensor, output: torch.Tensor, stabilizer: StabilizerFunction) -> Absorbed:
-    """Relevance that a stabilized denominator keeps from the terms of its output.
+    """The relevance that a stabilized denominator withholds from the terms of its output.
 
-    The stabilizer takes it, except where the terms are zero in sum: there nothing is that it could be shared out by.
+    It counts for the stabilizer, except where the terms sum to zero: there it is "absent", as no term can take a share.
     """
     stabilized = stabilizer(output)
     kept = where_finite(output, relevance / stabilized * (stabilized - output))
@@ -114,7 +116,7 @@ def held_back(relevance: torch.Tensor, output: torch.Tensor, stabilizer: Stabili
 
 
 def added(accounts: Sequence[Absorbed]) -> Absorbed:
-    """The accounts as one."""
+    """The sum of several accounts."""
     parts: Absorbed = {}
     for account in accounts:
         for part, amount in account.items():
@@ -123,7 +125,7 @@ def added(accounts: Sequence[Absorbed]) -> Absorbed:
 
 
 def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """`value`, and 0 where `output` is infinite, as masked scores are: they have no relevance to give."""
+    """`value`, with 0 where `output` is infinite: masked scores, for example, have no relevance to pass on."""
     return torch.where(torch.isinf(output), torch.zeros_like(value), value)
 
 
@@ -136,7 +138,7 @@ def sum_of(terms: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class WeightedProducts:
-    """Sum over branches of weight * input * pulled-back gradient; branches without a gradient add nothing."""
+    """The sum over branches of weight * input * pulled-back gradient, without branches that have no gradient."""
 
     def __init__(self, weights: Sequence[float] | None = None) -> None:
         self.weights = weights
@@ -151,18 +153,18 @@ class WeightedProducts:
         return sum_of(terms)
 
     def branch_weights(self, count: int) -> Sequence[float]:
-        """The weight of each of `count` branches."""
+        """The weights of `count` branches."""
         return self.weights or (1.0,) * count
 
 
 class FirstGradient:
-    """The pulled-back gradient of the first branch alone, without the input as a factor."""
+    """The pulled-back gradient of the first branch, not multiplied by the input."""
 
     def __call__(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
         if gradients[0] is None:
-            raise RuleError("the gradient mapper gives the first branch nothing, which the reducer takes alone")
+            raise RuleError("the reducer uses only the first branch, but the gradient mapper returned None for it")
         return gradients[0]
 
     def branch_weights(self, count: int) -> Sequence[float]:
-        """The weight of each of `count` branches; the input of the first one is taken as 1."""
+        """The weights of `count` branches. The input of the first one counts as 1."""
         return (1.0, *(0.0,) * (count - 1))

@@ -1,4 +1,4 @@
-"""What a rule is: how the relevance of a layer's output becomes relevance of its inputs."""
+"""The base class of rules. A rule turns the relevance of a layer's output into relevance of its inputs."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -10,14 +10,14 @@ from lrpfx.layers.layer import Layer, Operation
 from lrpfx.rules.modifiers import ParamMod, describe_value
 from lrpfx.runtime.layer_call import LayerCall
 
-Absorbed = dict[str, Any]  # what becomes of relevance that no input gets -> its amount, a number or a scalar tensor
+Absorbed = dict[str, Any]  # destination of relevance that no input receives -> amount, a number or a scalar tensor
 
 
 class Rule:
-    """A rule of propagation: its formula, what it absorbs, which layers it fits, and its shortcuts.
+    """A propagation rule: its formula, the relevance it absorbs, the layers it fits, and its shortcuts.
 
-    As it stands here, it keeps the gradient. Facts that a class states of its formula do not hold for a subclass with another
-    one: they are the weakest there, unless it states them anew.
+    The base class propagates the ordinary gradient. A subclass that overrides `propagate` does not inherit the attributes that
+    describe the formula: they fall back to the defaults below unless it sets them. No subclass inherits a shortcut.
     """
 
     #: Names of the attributes that `repr` shows, in order.
@@ -26,11 +26,11 @@ class Rule:
     has_code: ClassVar[bool] = False
     #: Whether `propagate` reads the layer's inputs and parameters.
     saves_inputs: ClassVar[bool] = True
-    #: Whether relevance passes unchanged.
+    #: Whether the rule passes relevance on unchanged.
     passes_all: ClassVar[bool] = False
     #: Whether `propagate` reads only the positive part of the output.
     reads_positive_output: ClassVar[bool] = False
-    #: Whether inputs, or the output, may be computed again rather than saved, where that is cheap.
+    #: Whether inputs, or the output, may be recomputed rather than saved where that is cheap.
     recomputes_inputs: ClassVar[bool] = False
     recomputes_output: ClassVar[bool] = False
 
@@ -38,7 +38,7 @@ class Rule:
         super().__init_subclass__(**settings)
         own = vars(cls)
         if "shortcut" not in own:
-            cls.shortcut = Rule.shortcut  # type: ignore[method-assign]  # even where nothing else differs
+            cls.shortcut = Rule.shortcut  # type: ignore[method-assign]  # even if nothing else differs
         if "propagate" in own:
             for fact in _FACTS:
                 if fact not in own:
@@ -56,42 +56,42 @@ class Rule:
 
     @property
     def is_proportional(self) -> bool:
-        """Whether relevance of an input is the input times something, so that there is none where the input is 0."""
+        """Whether the relevance of an input has the input as a factor, and so is 0 where the input is 0."""
         return False
 
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]:
-        """How each branch changes the parameters; the compiler evaluates this ahead of time."""
+        """The parameter modifier of each branch. The compiler evaluates them ahead of time."""
         return ()
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Relevance of each of the layer's inputs, from the relevance of its output."""
+        """The relevance of each of the layer's inputs, given the relevance of its output."""
         return call.pull_back(relevance)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
-        """Where the relevance goes that `propagate` does not pass on to the inputs, in total; None where the rule cannot say.
+        """The total relevance that `propagate` does not pass on to the inputs, by destination; None without an account.
 
-        Keys: "bias", "expansion" and "constants" for what the layer adds to the part that is linear in its input (see
-        `LayerCall.with_remainders`), "stabilizer" for what keeps denominators from zero, "absent" for relevance of outputs to
-        which nothing contributes that the rule could follow, and "stopped" for what the rule means to hold back.
+        Keys: "bias", "expansion" and "constants" for terms of the output beyond the part linear in the inputs (see
+        `LayerCall.with_remainders`), "stabilizer" for the stabilizers of denominators, "absent" for the relevance of outputs
+        without a contribution that the rule could follow, and "stopped" for relevance that the rule holds back on purpose.
         """
         return None
 
     def check(self, layer: Layer) -> None:
-        """`RuleError` if the rule cannot be applied to `layer`: a call in a graph, or a module before any call."""
+        """Raise `RuleError` if the rule does not fit `layer`: a call in a graph, or a module before any call."""
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        """`RuleError` if the rule cannot be applied to a call of `operation` with inputs and output of these shapes.
+        """Raise `RuleError` if the rule does not fit a call of `operation` with these input and output shapes.
 
-        Asked in each forward pass, before any relevance flows, and by the compiler where it knows the shapes.
+        Runs in every forward pass, before any relevance flows, and in the compiler if it knows the shapes.
         """
 
     def shortcut(self, layer: Layer, facts: Facts) -> "Rule":
-        """A rule that gives the same relevance for `layer` with less work, given facts about the call; itself by default."""
+        """A cheaper rule that gives the same relevance for `layer`, given facts about the call; by default this rule."""
         return self
 
     def copy(self) -> Self:
-        """A rule with the same settings, for composites use rules as templates; to override where __init__ takes arguments."""
+        """A rule with the same settings: composites use rules as templates. Override it if `__init__` takes arguments."""
         return type(self)()
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Shortcuts: the same relevance with less work, where the compiler knows more of a layer than its rule does.
+"""Shortcuts: rules that give the same relevance with less work, using facts that the compiler knows about a layer.
 
-They are for dense layers, convolutions and sums. Each rule says in its method `shortcut` where it has which; a rule that
-derives from it has none of them. Each is tested against the rule that it stands for; `transform(..., optimize=False)` leaves
-them all out. Notation as in `lrpfx.rules.formulas`.
+They cover dense layers, convolutions and sums. A rule chooses one in its method `shortcut`; subclasses of a rule do not inherit
+it. Each shortcut is tested against the rule that it replaces. `transform(..., optimize=False)` uses none of them. The notation
+is that of `lrpfx.rules.formulas`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ from lrpfx.runtime.layer_call import LayerCall
 
 
 def is_affine(layer: Layer) -> bool:
-    """Whether a layer is dense or a convolution, with one input: linear in it up to a bias, with a known transposed map."""
+    """Whether a layer is a dense layer or convolution of one input: linear up to a bias, with a known transposed map."""
     return layer.operation.has_adjoint and len(layer.inputs) == 1 and layer.parameters.get("weight") is not None
 
 
 def is_plain_addition(layer: Layer) -> bool:
-    """Whether a layer is a + b."""
+    """Whether a layer computes a + b."""
     operation = layer.operation
     coefficients = None if operation.operator is None else operation.operator.coefficients
     adds = coefficients is not None and coefficients(1) == (1, 1)
@@ -35,12 +35,12 @@ def is_plain_addition(layer: Layer) -> bool:
 
 
 def is_elementwise(stabilizer: StabilizerFunction) -> bool:
-    """Whether a stabilizer changes each entry by itself, and by a number."""
+    """Whether a stabilizer acts on each entry independently of the others."""
     return type(stabilizer) is Stabilizer and not stabilizer.norm_scale
 
 
 class Shortcut(Rule):
-    """Another form of a rule. It shows, and accounts for relevance, as the rule itself."""
+    """A cheaper form of a rule. Its title, `repr` and account of relevance are those of the rule."""
 
     def __init__(self, rule: Rule, stabilizer: StabilizerFunction) -> None:
         self.rule = rule
@@ -57,16 +57,17 @@ class Shortcut(Rule):
         return self.rule.absorbed(call.with_modified(self.rule.parameter_modifiers), relevance)
 
 
-# --- rules that treat positive and negative inputs apart ----------------------------------------------------------------------
+# --- rules that treat positive and negative inputs separately ----------------------------------------------------------------
 
 
 class _Split(Shortcut):
-    """Base for rules whose branches come in pairs, for the positive and for the negative part of the input, that share a total.
+    """Base class for rules with pairs of branches: one for the positive and one for the negative part of the input, which share
+    a total.
 
-    A branch whose part is known to be zero, and that adds no bias, is left out.
+    A branch is omitted if its part is known to be zero and it adds no bias.
     """
 
-    pairs = 1  # how many of the rule's pairs are in use
+    pairs = 1  # number of the rule's pairs that are in use
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class _Split(Shortcut):
         return tuple(self.rule.parameter_modifiers[branch] for branch in self.kept)
 
     def parts(self, call: LayerCall) -> dict[int, torch.Tensor]:
-        """The parts of the input that are in use: 0, the positive one, and 1, the negative one."""
+        """The parts of the input that are in use: 0 is the positive part, 1 the negative one."""
         (input,), (sign,) = call.inputs, self.facts.signs
         parts: dict[int, torch.Tensor] = {}
         for part in dict.fromkeys(branch % 2 for branch in self.kept):
@@ -97,7 +98,7 @@ class _Split(Shortcut):
         return parts
 
     def total(self, call: LayerCall, pair: int, parts: dict[int, torch.Tensor]) -> torch.Tensor:
-        """The sum of the outputs of a pair; new memory."""
+        """The sum of the outputs of a pair, in new memory."""
         outputs = [call.run_branch(self._place(pair, part), input) for part, input in parts.items()]
         return outputs[0] if len(outputs) == 1 else call.added(outputs[0], outputs[1])
 
@@ -107,9 +108,9 @@ class _Split(Shortcut):
     def send_back(
         self, call: LayerCall, parts: dict[int, torch.Tensor], ratios: Iterable[tuple[float | None, torch.Tensor]]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Relevance of the input: each part times what comes back to it, of one weighted ratio for each pair (None: weight 1).
+        """The relevance of the input: the sum over its parts of part * gradient pulled back to it.
 
-        The ratios are asked for one after the other, so that only one of them need exist.
+        `ratios` yields a weight (None for 1) and a ratio for each pair. It is consumed one pair at a time, to save memory.
         """
         gradients: dict[int, torch.Tensor] = {}
         for pair, (weight, ratio) in enumerate(ratios):
@@ -125,7 +126,7 @@ class _Split(Shortcut):
 
 
 class PositiveTotal(_Split):
-    """One pair, whose total is not negative where there is relevance: ZPlus, and Gamma for relevance only where z > 0."""
+    """One pair, whose total is >= 0 where relevance is nonzero: ZPlus, and Gamma if all relevance is where z > 0."""
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = self.parts(call)
@@ -134,10 +135,10 @@ class PositiveTotal(_Split):
 
 
 class PositiveAndNegativeTotals(_Split):
-    """AlphaBeta: one pair whose total z⁺ is not negative, and one whose total z⁻ is not positive.
+    """AlphaBeta: one pair with the total z⁺ >= 0, and one with the total z⁻ <= 0.
 
-    For relevance only where z > 0, z⁺ = z + |z⁻|, which cannot cancel. Elsewhere a difference could: both are computed. ZPlus
-    that conserves is AlphaBeta(1, 0) that conserves.
+    If all relevance is where z > 0, z⁺ is computed as z + |z⁻|, which cannot cancel. Otherwise it could, and both totals are
+    computed from their branches. ZPlus with `conserve` is AlphaBeta(1, 0) with `conserve`.
     """
 
     pairs = 2
@@ -172,7 +173,7 @@ class PositiveAndNegativeTotals(_Split):
         return self.send_back(call, parts, ((weight, relevance / divisors.pop(0)) for weight in (self.alpha, -self.beta)))
 
     def _factors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What relevance is multiplied with for either pair, where it conserves."""
+        """The factor of the relevance for each pair, with `conserve`."""
         positive, negative = self._totals(call, parts)
         weights = weights_by_sign(positive, negative, self.alpha, self.beta)
         divisors = _divisor(self.stabilizer, positive), _divisor(self.stabilizer, negative, positive=False)
@@ -183,7 +184,7 @@ class PositiveAndNegativeTotals(_Split):
         return _divisor(self.stabilizer, positive), _divisor(self.stabilizer, negative, positive=False)
 
     def _totals(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """z⁺ and z⁻; new memory."""
+        """z⁺ and z⁻, in new memory."""
         negative = self.total(call, 1, parts)
         if not self.saves_output:
             positive = self.total(call, 0, parts)
@@ -193,10 +194,10 @@ class PositiveAndNegativeTotals(_Split):
 
 
 class TotalOfOwnSign(_Split):
-    """Gamma: the total for negative outputs is (2 + gamma) z less the total for positive ones.
+    """Gamma: the total for negative outputs is (2 + gamma) z minus the total for positive ones.
 
-    It is needed only where z < 0: there the two have different signs, and the difference cannot cancel. The magnitude of the
-    one that is needed is then (total for positive outputs) - (2 + gamma) z⁻, with z⁻ = min(z, 0).
+    It is needed only where z < 0. There the two terms have different signs, and their difference cannot cancel. The magnitude
+    of the total that matches the sign of z is then (total for positive outputs) - (2 + gamma) z⁻, with z⁻ = min(z, 0).
     """
 
     pairs = 2
@@ -216,7 +217,7 @@ class TotalOfOwnSign(_Split):
         return self.send_back(call, parts, ((None, relevance * factors.pop(0)) for _ in range(self.pairs)))
 
     def _factors(self, call: LayerCall, parts: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What relevance of positive, and of negative outputs is multiplied with."""
+        """The factors of the relevance for positive and for negative outputs."""
         output = call.own_output()
         total = call.added(self.total(call, 0, parts), output.clamp(max=0.0), self.weight)
         divisor = _divisor(self.stabilizer, total)
@@ -225,7 +226,7 @@ class TotalOfOwnSign(_Split):
 
 
 def _divisor(stabilizer: StabilizerFunction, total: torch.Tensor, positive: bool = True) -> torch.Tensor:
-    """A total of new memory and known sign, stabilized."""
+    """Stabilize a total of known sign, in place if possible."""
     return stabilizer.of_sign(total, positive) if isinstance(stabilizer, Stabilizer) else stabilizer(total)
 
 
@@ -233,7 +234,7 @@ def _divisor(stabilizer: StabilizerFunction, total: torch.Tensor, positive: bool
 
 
 class ShareOfSum(Shortcut):
-    """Norm for a + b: R_a = a / st(a + b) R. The sum is computed again, which costs less than to keep it."""
+    """Norm for a + b: R_a = a / st(a + b) R. Recomputing the sum is cheaper than saving it."""
 
     recomputes_inputs = True
 
@@ -256,7 +257,7 @@ class ShareOfSum(Shortcut):
 
 
 class EvenSpread(Shortcut):
-    """Flat: all channels of a group are alike, so that one is enough, and the denominators are numbers of entries."""
+    """Flat: all channels of a group are equal, so one is enough, and the denominators are counts of entries."""
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (input,), arguments = call.inputs, call.arguments()
@@ -279,7 +280,7 @@ class EvenSpread(Shortcut):
 
 
 class ConstantTotal(Shortcut):
-    """WSquare: the denominator is that of one sample, from kernels added up over their inputs."""
+    """WSquare: the denominator is computed for one sample, from kernels summed over their inputs."""
 
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]:
@@ -294,7 +295,7 @@ class ConstantTotal(Shortcut):
 class BoundedInput(Shortcut):
     """ZBox: R' = (x - high) Wᵀ s + (high - low) W⁺ᵀ s with s = R / st(z - W high - b - W⁺ (low - high)).
 
-    Where each channel has one lower and one upper bound, what these contribute to the denominator is that of one sample.
+    If each channel has one lower and one upper bound, their contribution to the denominator is computed for one sample.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ class BoundedInput(Shortcut):
 
 
 def _constant_response(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
-    """The layer's output for an input that has one value in each channel, by default 1."""
+    """The layer's output for an input with one value in each channel, by default 1."""
     respond = call.operation.listed.constant_response
     if respond is None:
         raise RuleError(f"the row {call.operation.listed} has no response to a constant input")
@@ -334,20 +335,20 @@ def _constant_response(call: LayerCall, values: torch.Tensor | None, arguments: 
 
 
 def _bound(bound: float | torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """A bound of the input, of a shape that expands to the input's."""
+    """A bound of the input, in a shape that expands to the input's."""
     if not isinstance(bound, torch.Tensor):
         return input.new_full((1,) * input.ndim, bound)
     bound = bound.to(input)
     if bound.ndim == 0:
         return bound + input.new_zeros((1,) * input.ndim)  # inductor cannot reshape a single number
     missing = input.ndim - bound.ndim
-    expand(bound, input.shape, cut_batch_dim=True)  # where it does not fit, this is the error that says so
+    expand(bound, input.shape, cut_batch_dim=True)  # raises the error if it does not fit
     bound = bound[(...,) + (None,) * missing]
     return bound[: input.shape[0]]
 
 
 def _output_for(call: LayerCall, values: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
-    """The layer's output for an input that `values` expand to; for one sample where all are alike."""
+    """The layer's output for `values` expanded to the input's shape; for one sample if each channel has one value."""
     (input,), weight = call.inputs, arguments["weight"]
     channel = input.ndim - (weight.ndim - 1)
     alike = all(size == 1 for place, size in enumerate(values.shape) if place != channel)

@@ -20,8 +20,8 @@ def stabilize(
 ) -> torch.Tensor:
     """Move `input` away from zero by `epsilon`; zero counts as positive.
 
-    With `clip`, magnitudes below `epsilon` are raised to it and the others stay. With `norm_scale`, `epsilon` is a fraction
-    of the root mean square of `input` over `dim`, one dimension or several (default: all but the first).
+    With `clip`, only magnitudes below `epsilon` change: they are raised to it. With `norm_scale`, `epsilon` is a fraction of
+    the root mean square of `input` over `dim`, one dimension or several (default: all but the first).
     """
     epsilon = effective_epsilon(epsilon, input.dtype)
     if norm_scale:
@@ -36,7 +36,7 @@ def stabilize(
 
 
 def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
-    """`epsilon`, in float16 at least 9.8e-4: what a relevance of 64 can be divided by without overflow."""
+    """`epsilon`, but at least 9.8e-4 in float16: the smallest divisor at which a relevance of 64 does not overflow."""
     return max(epsilon, 64.0 / torch.finfo(dtype).max) if dtype == torch.float16 else epsilon
 
 
@@ -47,7 +47,7 @@ class Stabilizer:
         self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
     ) -> None:
         if not (math.isfinite(epsilon) and epsilon >= 0):
-            raise InputError(f"the epsilon of a stabilizer is a finite number that is not negative, not {epsilon}")
+            raise InputError(f"the epsilon of a stabilizer must be a finite number >= 0, not {epsilon}")
         self.epsilon = epsilon
         self.clip = clip
         self.norm_scale = norm_scale
@@ -57,9 +57,9 @@ class Stabilizer:
         return stabilize(input, self.epsilon, self.clip, self.norm_scale, self.dim)
 
     def of_sign(self, input: torch.Tensor, positive: bool) -> torch.Tensor:
-        """The stabilized `input`, whose values are known not to be below zero, or, unless `positive`, not above it.
+        """Stabilize values that are known to be >= 0 if `positive`, and <= 0 otherwise.
 
-        Written over `input` where no gradient is recorded. Values of the other sign are rounding errors and count as zero.
+        Works in place unless gradients are enabled. Values of the other sign are rounding errors and count as zero.
         """
         if self.clip or self.norm_scale:
             return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))

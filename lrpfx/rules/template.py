@@ -1,7 +1,7 @@
-"""The template that nearly all rules of Layer-wise Relevance Propagation fit.
+"""The template of nearly all rules of Layer-wise Relevance Propagation.
 
-K modified copies of the layer are run, the incoming relevance is divided among their outputs, sent back through each of them,
-and the results are combined (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140; Montavon et al. 2019,
+It runs K modified copies of the layer, divides the relevance among their outputs, sends each part back through its copy, and
+combines the results (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140; Montavon et al. 2019,
 https://doi.org/10.1007/978-3-030-28954-6_10).
 """
 
@@ -35,8 +35,9 @@ class BasicHook(Hook):
         v_k = (dy_k / dx_k)^T g_k
         relevance of the input = reducer([x_1, ..., x_K], [v_1, ..., v_K])
 
-    Layers with several inputs (a sum, say) get each input modified and reduced in the same way. Missing lists are identities.
-    By default every branch divides the relevance by its stabilized output, and the products x_k * v_k are summed.
+    If a layer has several inputs (a sum, for example), each input is modified and reduced in the same way. Omitted modifiers
+    are identities. By default, every branch divides the relevance by its stabilized output, and the products x_k * v_k are
+    summed.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BasicHook(Hook):
     ) -> None:
         lengths = {len(part) for part in (input_modifiers, param_modifiers, output_modifiers) if part is not None}
         if len(lengths) > 1:
-            raise RuleError(f"a rule needs as many modifiers of each part as branches, got {sorted(lengths)}")
+            raise RuleError(f"a rule needs one modifier of each part for each branch, got {sorted(lengths)}")
         count = lengths.pop() if lengths else 1
         super().__init__()
         self.input_modifiers = [Unchanged()] * count if input_modifiers is None else input_modifiers
@@ -69,7 +70,7 @@ class BasicHook(Hook):
         return tuple(ParamMod.ensure(modifier) for modifier in self.param_modifiers)
 
     def _is_forward(self, branch: int) -> bool:
-        """Whether a branch is the layer as it is, so that its output is the forward's own."""
+        """Whether a branch is the unmodified layer, so that its output is that of the forward pass."""
         modifier = self.parameter_modifiers[branch]
         return (
             isinstance(self.input_modifiers[branch], Unchanged)
@@ -91,14 +92,14 @@ class BasicHook(Hook):
         for modifier in self.parameter_modifiers:
             modifier.check(tuple(layer.parameters))
         if layer.input_count == 0:
-            raise RuleError("the layer has no input that relevance could go to")
+            raise RuleError("the layer has no input that can receive relevance")
         several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (types.MatMul, types.Product))
         row = layer.operation.row
         of_entries = issubclass(layer.kind, types.Product) and row is not None and not row.elementwise
         if several or of_entries or issubclass(layer.kind, types.Gate):
             raise RuleError(
                 "it is for layers that are linear in their inputs, but this one multiplies, and each factor would get all "
-                "relevance. UniformEpsilon fits products of matrices, Uniform other products"
+                "relevance. Use UniformEpsilon for matrix products and Uniform for other products"
             )
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -150,7 +151,7 @@ class BasicHook(Hook):
     def _run_branch(
         self, branch: int, call: LayerCall, inputs: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], tuple[torch.Tensor | None, ...]]]:
-        """Output of a branch, and the map that sends a gradient back through it."""
+        """The output of a branch, and a function that sends a gradient back through it."""
         parameters, modify_output = call.branches[branch], self.output_modifiers[branch]
         branch_function = self._branch_function(branch, call)
 

@@ -1,1 +1,1 @@
-"""What runs: autograd functions that carry relevance, and the explainable module."""
+"""Code that runs after compilation: autograd functions that carry relevance, and the explainable module."""

@@ -1,4 +1,4 @@
-"""Rules that are code around a call, in graphs."""
+"""Rules with their own code, in graphs."""
 
 import copy
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from lrpfx.runtime.layer_call import LayerCall
 class CodeOfCall:
     """The code of a rule around one call of a layer in a graph.
 
-    It acts on a copy of the rule, so that every call has stored tensors of its own, and the compiler sees no side effects.
+    It runs on a copy of the rule. Each call therefore has its own stored tensors, and the compiler sees no side effects.
     """
 
     def __init__(self, rule: Any, module: nn.Module | None) -> None:
@@ -24,11 +24,11 @@ class CodeOfCall:
         self.module = module
 
     def look_at(self, inputs: tuple[Any, ...], output: Any) -> tuple[list[torch.Tensor], Any]:
-        """Let the rule look at the call: the tensors that it stores, and where they stand in what it stores."""
+        """Let the rule observe the call. Returns the tensors that it stores, and the stored values with slots for tensors."""
         self.rule.stored_tensors = {}
         arguments: tuple[Any, ...] = (inputs, {}) if self.rule.forward_takes_kwargs else (inputs,)
         if self.rule.forward(self.module, *arguments, output) is not None:
-            raise RuleError(f"{self.rule} returns another output, which a rule of a graph cannot; register it on the module")
+            raise RuleError(f"{self.rule} returns another output, which a rule in a graph must not; register it on the module")
         tensors: list[torch.Tensor] = []
 
         def keep(leaf: Any) -> Any:
@@ -43,7 +43,7 @@ class CodeOfCall:
     def gradients(
         self, call: LayerCall, relevance: torch.Tensor, stored: Any, tensors: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor | None, ...]:
-        """What the rule makes of the gradients of the layer's inputs."""
+        """The gradients of the layer's inputs after the rule's code."""
         self.rule.stored_tensors = map_arguments(stored, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
         self.rule.stored_tensors.update(grad_output=(relevance,), call=call)
         self.rule.pre_backward(self.module, [], (relevance,))

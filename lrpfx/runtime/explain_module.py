@@ -20,9 +20,9 @@ from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
 
 class RuleModule(Scope):
-    """A layer with a rule: the layer's forward, and the rule in place of its gradient.
+    """A layer with a rule: the layer's forward, with the rule in place of its gradient.
 
-    It is called with all that it reads: data, parameters (merged, modified or as they are) and other values.
+    A call passes everything that the layer reads: data, parameters (merged, modified or unchanged) and other values.
     """
 
     def __init__(self, ruled: RuledOperation, description: str, merged: tuple[str, ...]) -> None:
@@ -33,7 +33,7 @@ class RuleModule(Scope):
 
     @property
     def rule(self) -> Rule:
-        """The rule that this layer has."""
+        """The layer's rule."""
         return self.ruled.rule
 
     def forward(self, *values: Any, execution: Execution = ORDINARY) -> Any:
@@ -45,7 +45,7 @@ class RuleModule(Scope):
 
 
 class ParameterModifier(nn.Module):
-    """A user's function of a parameter, as a node of the graph; opaque to the compiler."""
+    """A user's function of a parameter, as a node of the graph. It is opaque to the compiler."""
 
     def __init__(self, modify: Callable[[torch.Tensor, str], torch.Tensor], parameter: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ParameterModifier(nn.Module):
 
 
 class TreeGraphModule(fx.GraphModule):
-    """A graph that runs on the modules and tensors of `tree`: on the same tables, so that what happens there happens here."""
+    """A graph that runs on the modules and tensors of `tree`. They share tables, so changes in one appear in the other."""
 
     def __init__(self, tree: nn.Module, graph: fx.Graph, title: str) -> None:
         empty = fx.Graph()
@@ -66,7 +66,7 @@ class TreeGraphModule(fx.GraphModule):
         share_tables(tree, self)
         self.training = False
         self.graph = graph
-        # Without cycles of references, deleting the module frees its tensors at once.
+        # Without reference cycles, deleting the module frees its tensors at once.
         empty.owning_module = graph.owning_module = None
 
     def _get_name(self) -> str:
@@ -78,14 +78,14 @@ class TreeGraphModule(fx.GraphModule):
 
 
 class Executor(fx.Interpreter):
-    """Runs a graph in another way than a call of its module does: node by node, telling each rule module how."""
+    """Runs a graph node by node, and passes an `Execution` to each rule module."""
 
     def __init__(self, module: fx.GraphModule, execution: Execution) -> None:
         super().__init__(module)
         self.execution = execution
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """The results for inputs by place or by name."""
+        """The results for inputs given by position or by name."""
         placeholders = self.graph.find_nodes(op="placeholder")
         names = [str(node.target) for node in placeholders]
         defaults = {str(node.target): node.args[0] for node in placeholders if node.args}
@@ -100,15 +100,15 @@ class Executor(fx.Interpreter):
 
 
 class ExplainModule(TreeGraphModule):
-    """A network whose gradient is relevance: what `lrpfx.transform` returns.
+    """A network whose gradient is relevance, as returned by `lrpfx.transform`.
 
-    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Weights that
-    were merged or modified are derived buffers: they follow the parameters after `load_state_dict`, after a change of dtype or
-    device, and, from the next call on, after changes in place such as an optimizer's step. Where the module was compiled by
-    torch.compile and is called directly, and after changes through `.data`, call `refold()`. Buffers that the model reads as
-    numbers are constants of the graph: `load_state_dict` raises `InputError` where their values are others.
+    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Merged or
+    modified weights are derived buffers. They are updated after `load_state_dict`, after a change of dtype or device and, at
+    the next call, after in-place changes such as an optimizer's step. Call `refold()` after changes through `.data`, and if
+    the module was compiled by torch.compile and is called directly. Buffers that the model reads as numbers are constants of
+    the graph: `load_state_dict` raises `InputError` if it loads other values.
 
-    A call with other values of what the compiler fixed (flags, sizes, conditions on sizes) is an `InputError`.
+    The compiler fixes flags, sizes and conditions on sizes. A call that differs in one of them raises `InputError`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ExplainModule(TreeGraphModule):
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
 
     def refold(self) -> None:
-        """Derive the merged and modified weights anew from the parameters."""
+        """Recompute the merged and modified weights from the parameters."""
         if self.fold_graph is None:
             return
         with undisturbed(), torch.inference_mode(False), torch.no_grad():
@@ -150,7 +150,7 @@ class ExplainModule(TreeGraphModule):
         self._versions = self._current_versions()
 
     def _folded_tensors(self) -> list[tuple[dict[str, Any], str]]:
-        """Where the tensors stand that derived buffers are computed from: tables, and keys in them."""
+        """The locations of the tensors that derived buffers are computed from: tables, and keys in them."""
         found = []
         for node in [] if self.fold_graph is None else self.fold_graph.find_nodes(op="get_attr"):
             path, _, leaf = str(node.target).rpartition(".")
@@ -160,7 +160,7 @@ class ExplainModule(TreeGraphModule):
         return found
 
     def _current_versions(self) -> list[tuple[torch.Tensor, int | None]]:
-        """Those tensors, and how often each was changed in place; None where torch does not count."""
+        """Those tensors with their in-place version counters; None for inference tensors, which have no counter."""
         tensors = [table[leaf] for table, leaf in self._sources]
         return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
@@ -170,13 +170,13 @@ class ExplainModule(TreeGraphModule):
             self.refold()
 
     def admit(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """The keywords of a call, without those that are fixed; `InputError` for arguments that the graph was not made for.
+        """The keywords of a call without fixed ones. Raises `InputError` for arguments that the graph was not made for.
 
-        Derived buffers follow parameters that were changed in place.
+        Also updates derived buffers whose parameters were changed in place.
         """
         if len(args) > len(self._inputs):
             fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
-            remedy = " Pass such an argument in example_inputs, with the value that it is to have." if fixed else ""
+            remedy = " To fix another value, pass the argument in example_inputs." if fixed else ""
             raise InputTypeError(
                 f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}"
             )
@@ -199,7 +199,7 @@ class ExplainModule(TreeGraphModule):
 
     @contextmanager
     def inactive(self) -> Iterator[Self]:
-        """A context in which gradients are ordinary ones, for derivatives of relevance; needs `transform(..., fold=False)`."""
+        """A context with ordinary gradients, for derivatives of relevance. It needs `transform(..., fold=False)`."""
         ruled = [module.ruled for module in self.modules() if isinstance(module, RuleModule)]
         switches = {id(one.switch): one.switch for one in ruled if one.switch is not None}
         if ruled and not switches:
@@ -234,7 +234,7 @@ class ExplainModule(TreeGraphModule):
         return copied
 
     def _copy_hooks(self, source: nn.Module) -> None:
-        own = {key for key, hook in source._forward_pre_hooks.items() if hook is _admit}  # which the copy has already
+        own = {key for key, hook in source._forward_pre_hooks.items() if hook is _admit}  # the copy has its own
         for name in ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
             hooks = getattr(source, name)
             getattr(self, name).update({key: hook for key, hook in hooks.items() if key not in own})
@@ -256,8 +256,8 @@ def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
     for name, value in module.frozen.items():
         if not torch.equal(module.get_buffer(name).to(value), value):
             raise InputError(
-                f"the loaded value of {name} differs from the one that forward read as a number when {module.title} was "
-                "transformed, and that the graph holds. Load the state into the source model, and transform it anew."
+                f"the loaded value of {name} differs from the constant in the graph: forward read it as a number when "
+                f"{module.title} was transformed. Load the state into the source model, and transform it again."
             )
     module.refold()
 
@@ -268,14 +268,14 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 class _Reference:
-    """A node by its name, in the picklable form of a graph."""
+    """A node by name, in the picklable form of a graph."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    """A graph as plain data that can be pickled."""
+    """A graph as plain, picklable data."""
     records = []
     for node in graph.nodes:
         args, kwargs = map_arguments(
@@ -289,7 +289,7 @@ def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 
 def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
-    """The graph that `graph_state` described."""
+    """The graph that `graph_state` turned into data."""
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
     for op, name, target, args, kwargs, meta in records:
@@ -318,10 +318,10 @@ def _rebuild(
 
 
 def explainable(module: Any, caller: str) -> ExplainModule:
-    """`module` if `lrpfx.transform` made it; `InputTypeError` otherwise."""
+    """`module`, or the module that torch.compile wrapped, if `lrpfx.transform` made it; `InputTypeError` otherwise."""
     if isinstance(module, ExplainModule):
         return module
-    inner = getattr(module, "_orig_mod", None)  # what torch.compile wraps
+    inner = getattr(module, "_orig_mod", None)  # the module that torch.compile wrapped
     if isinstance(inner, ExplainModule):
         require("an explainable module that torch.compile compiled", OLDEST_FOR_PROGRAMS, InputError)
         return inner

@@ -1,4 +1,4 @@
-"""One executed call of a layer, as rules see it."""
+"""One executed call of a layer, in the form that rules receive."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,16 +11,16 @@ from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Produ
 
 
 class ParameterModifier(Protocol):
-    """The parameter modifier of a branch, as far as a call of a layer needs it."""
+    """The part of a branch's parameter modifier that a call of a layer needs."""
 
     def apply(self, parameter: Any, name: str) -> Any: ...
 
 
 class LayerCall:
-    """One executed call of a layer, as a rule sees it while relevance flows back.
+    """One executed call of a layer, which a rule receives in the backward pass.
 
-    `inputs` and `output` are those of the forward pass (`output` is None where it was not saved); `branches[k]` are the
-    values of the operation's parameters in the k-th modified copy.
+    `inputs` and `output` are those of the forward pass; `output` is None if it was not saved. `branches[k]` holds the values of
+    the operation's parameters in the k-th modified copy.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LayerCall:
         self.is_traced = is_traced
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The result of `compute`, which does not depend on the relevance: kept while several relevances go back."""
+        """The result of `compute`, which must not depend on the relevance: it is kept if several relevances are propagated."""
         if self.kept is None:
             return compute()
         if name not in self.kept:
@@ -53,38 +53,38 @@ class LayerCall:
         return self.kept[name]
 
     def multiplied(self, own: torch.Tensor, factor: torch.Tensor | float) -> torch.Tensor:
-        """`own` * `factor`, written over `own` where no gradient is recorded."""
+        """`own` * `factor`, in place unless gradients are enabled."""
         return own * factor if torch.is_grad_enabled() else own.mul_(factor)
 
     def added(self, own: torch.Tensor, other: torch.Tensor, weight: float | None = None) -> torch.Tensor:
-        """`own` + `weight` * `other`, written over `own` where no gradient is recorded."""
+        """`own` + `weight` * `other`, in place unless gradients are enabled (or, for a weighted sum, the call is traced)."""
         if weight is not None and self.is_traced:
-            return own + other * weight  # inductor loses the factor of an addition where it makes one product of it
+            return own + other * weight  # inductor loses `alpha` when it fuses the addition into a product
         alpha = 1 if weight is None else weight
         return own.add(other, alpha=alpha) if torch.is_grad_enabled() else own.add_(other, alpha=alpha)
 
     def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """All values of the operation, in the order of its slots; buffers as copies, for training changes them in place."""
+        """All values of the operation, in the order of its slots. Buffers are copied, since training changes them in place."""
         extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
         return (*inputs, *parameters, *extras)
 
     def with_modified(self, modifiers: Sequence[ParameterModifier]) -> "LayerCall":
-        """The same call with a branch for each of the modifiers."""
+        """The same call with one branch for each modifier."""
         named = tuple(zip(self.operation.parameters, self.parameters, strict=True))
         branches = tuple(tuple(modifier.apply(value, name) for name, value in named) for modifier in modifiers)
         values = (self.extras, self.output, self.kept, self.is_traced)
         return LayerCall(self.operation, self.inputs, self.parameters, branches, *values)
 
     def own_values(self) -> tuple[Any, ...]:
-        """All values of the operation as the forward had them."""
+        """All values of the operation in the forward pass."""
         return self.values(self.inputs, self.parameters)
 
     def own_output(self) -> torch.Tensor:
-        """The forward's output, computed again where it was not saved."""
+        """The output of the forward pass, recomputed if it was not saved."""
         return self.run(*self.inputs) if self.output is None else self.output
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of a listed operator by name."""
+        """The arguments of a listed operator, by name."""
         return self.operation.arguments(self.own_values())
 
     def with_remainders(
@@ -94,12 +94,12 @@ class LayerCall:
         parameters: Sequence[Any],
         factors: int = 1,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The result of `run`, and what is left of it after the part that is linear in the inputs: y - J x, by its origin.
+        """The result y of `run`, and the remainder y - J x beyond the part linear in the inputs, by origin.
 
-        In a sum that is its "constants", and in other layers that are linear the "bias". Where a layer is not linear, J x is
-        the linear part of its Taylor expansion at x, and what is left is what its biases add there, "bias", and the constant
-        term without them, "expansion". A product is linear in each of its `factors`, so that its derivative along all of them
-        counts it as often.
+        The remainder of a sum is its "constants", and that of other linear layers the "bias". For a nonlinear layer, J x is the
+        linear part of the Taylor expansion at x. The remainder is then split into "bias", the contribution of the biases, and
+        "expansion", the rest of the constant term. A product is linear in each of its `factors`, so its derivative along all of
+        them counts it once for each.
         """
         output, linear = _linear_part(lambda *changed: run(changed, parameters), inputs)
         remainder = factors * output - linear
@@ -138,20 +138,20 @@ class LayerCall:
         return tuple(gradient if gradient is None else input * gradient for input, gradient in pairs)
 
     def run_branch(self, branch: int, input: torch.Tensor) -> torch.Tensor:
-        """The layer's output for another input, with the parameters of a branch."""
+        """The layer's output for another input and the parameters of a branch."""
         output: torch.Tensor = self.operation(self.values((input,), self.branches[branch]))
         return output
 
     def named_branch(self, branch: int) -> dict[str, Any]:
-        """The parameters of a branch by name."""
+        """The parameters of a branch, by name."""
         return dict(zip(self.operation.parameters, self.branches[branch], strict=True))
 
     def pull_back_branch(self, branch: int, gradient: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-        """A layer's gradient with the parameters of a branch, for its one input; new memory."""
+        """The gradient of the layer's one input with the parameters of a branch, in new memory."""
         return self.pull_back_with(gradient, self.branches[branch], input)
 
     def pull_back_with(self, gradient: torch.Tensor, parameters: Sequence[Any], input: torch.Tensor) -> torch.Tensor:
-        """A layer's gradient with other parameters, for its one input; new memory."""
+        """The gradient of the layer's one input with other parameters, in new memory."""
         return self._single(self.adjoint(gradient, (input,), parameters))
 
     def pull_back_single(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -172,7 +172,7 @@ class LayerCall:
     def adjoint(
         self, gradient: torch.Tensor, inputs: tuple[torch.Tensor, ...], parameters: Sequence[Any]
     ) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of the inputs: the operator's transposed map where the table has one, what torch derives elsewhere."""
+        """The gradient of the inputs: by the operator's transposed map if the table has one, by torch.func.vjp otherwise."""
         result = self.operation.adjoint(gradient, self.values(inputs, parameters))
         if result is not None:
             return result
@@ -182,7 +182,7 @@ class LayerCall:
     def parameter_gradients(
         self, gradient: torch.Tensor, places: Sequence[int], wanted: Sequence[int]
     ) -> tuple[torch.Tensor, ...]:
-        """The layer's ordinary gradient with respect to those of its parameters whose place is wanted."""
+        """The layer's ordinary gradient with respect to the parameters at the `wanted` positions."""
         if not wanted:
             return ()
 
@@ -200,7 +200,7 @@ AFFINE = (Linear, BatchNorm, AvgPool, Interpolation)
 
 
 def _linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result of `function`, and its derivative along `inputs`: y and J x."""
+    """The result y of `function`, and its derivative J x along `inputs`."""
     try:
         output, linear = torch.func.jvp(function, inputs, inputs)[:2]
     except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map

@@ -1,4 +1,4 @@
-"""The tree of modules that takes the place of a model: its names, parameters and buffers, and rule modules on its leaves."""
+"""The tree of modules that replaces a model: it has the model's names, parameters and buffers, and rule modules as leaves."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Scope(nn.Module):
-    """A place in the tree of the source model that holds its parameters, buffers and children, and computes nothing."""
+    """Replaces one module of the source model. It holds parameters, buffers and children, and computes nothing."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Scope(nn.Module):
 def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) -> Scope:
     """A tree of scopes with the names, parameters and buffers of `module`; shared modules and tensors stay shared.
 
-    `made` are the scopes that exist already for other parts of the same model.
+    `made` maps modules of the same model to the scopes that exist already.
     """
     made = {} if made is None else made
     if module in made:
@@ -39,24 +39,24 @@ def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) ->
     return scope
 
 
-#: Where torch.nn keeps what a module holds.
+#: The attributes in which a torch.nn module stores its contents.
 TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def share_tables(source: nn.Module, target: nn.Module) -> None:
-    """Let `target` hold what `source` holds, now and later: by the same tables."""
+    """Give `target` the contents of `source`, now and in the future: both use the same tables."""
     for table in TABLES:
         setattr(target, table, getattr(source, table))
 
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
-    """Put `value` at the qualified name `name` as a buffer, by default one that no state_dict holds."""
+    """Register `value` as a buffer under the qualified name `name`. By default, state_dict leaves it out."""
     *path, leaf = name.split(".")
     scope_at(root, path).register_buffer(leaf, value, persistent=persistent)
 
 
 def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
-    """The module at `path` below `root`; scopes are made where there is none."""
+    """The module at `path` below `root`. Missing scopes are created."""
     for part in path:
         child = root._modules.get(part)
         if child is None:
@@ -67,7 +67,7 @@ def scope_at(root: nn.Module, path: Sequence[str]) -> nn.Module:
 
 
 def free_name(tree: nn.Module, name: str) -> str:
-    """`name`, or `name_` with as many underscores as make it free in the tree."""
+    """`name`, followed by as many underscores as needed for a name that is free in the tree."""
     path, _, leaf = name.rpartition(".")
     try:
         parent = tree.get_submodule(path)
@@ -79,7 +79,7 @@ def free_name(tree: nn.Module, name: str) -> str:
 
 
 class ModuleTree:
-    """The tree of scopes that takes the place of the model, with room for new modules in it."""
+    """The tree of scopes that replaces the model, into which new modules can be placed."""
 
     def __init__(self, model: nn.Module) -> None:
         self.root = scope_tree(model)
@@ -90,9 +90,9 @@ class ModuleTree:
                     self.places.setdefault(child, []).append((parent, name))
 
     def place(self, name: str, module: nn.Module) -> str:
-        """Put `module` at `name`, creating scopes on the way; the name under which it now stands.
+        """Put `module` at `name`, or at a free name near it, and return that name. Missing scopes are created.
 
-        A scope that stands there hands its tensors and children over, in all its places: it was the layer itself.
+        A scope at `name` was the layer itself. It gives its tensors and children to `module`, which replaces it everywhere.
         """
         *path, leaf = name.split(".")
         parent = scope_at(self.root, path)
@@ -102,7 +102,7 @@ class ModuleTree:
                 getattr(module, table).update(getattr(standing, table))
             for holder, key in self.places.get(standing) or [(parent, leaf)]:
                 holder._modules[key] = module
-            for child in module.children():  # what stood in the scope now stands in the layer
+            for child in module.children():  # children of the scope are now children of the layer
                 held = self.places.get(child, [])
                 self.places[child] = [(module if holder is standing else holder, key) for holder, key in held]
             return name

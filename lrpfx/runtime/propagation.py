@@ -1,4 +1,4 @@
-"""The autograd Functions that put a rule in the place of a layer's gradient."""
+"""The autograd Functions that replace a layer's gradient with a rule."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,15 +14,15 @@ from lrpfx.runtime.code_of_rules import CodeOfCall
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
 
-ORIGIN = "lrpfx"  # key under which traced operations say where they come from
+ORIGIN = "lrpfx"  # the key under which traced operations record their origin
 
 Relevances = tuple[torch.Tensor | None, ...]
 
 
 def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module | None = None) -> Any:
-    """Run the layer, and its rule in place of the gradient when relevance flows back.
+    """Run the layer. In the backward pass, its rule replaces the gradient.
 
-    `module` is what a rule with code of its own is told that it is called for.
+    `module` is the module that a rule with its own code receives.
     """
     handoff = None
     if ruled.hands_off or ruled.takes_over:
@@ -35,7 +35,7 @@ def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module |
 
 
 def origin(text: str) -> AbstractContextManager[Any]:
-    """A context in which traced operations note the node and the rule that they come from."""
+    """A context in which traced operations record the node and the rule that they come from."""
     return fx_traceback.annotate({ORIGIN: text}) if text else nullcontext()
 
 
@@ -54,7 +54,7 @@ class PropagateRelevance(torch.autograd.Function):
         ruled, handoff, *values = inputs
         ctx.kept = {} if ruled.execution.several else None
         saved = list(values) if ruled.rule.saves_inputs else [None] * len(values)
-        if not ruled.is_traced:  # compilers decide themselves what they keep
+        if not ruled.is_traced:  # compilers decide on their own what to keep
             for place, _, _ in ruled.recomputed:
                 saved[place] = None
         saved_output = output if ruled.rule.saves_output and ruled.saves_output else None
@@ -71,7 +71,7 @@ class PropagateRelevance(torch.autograd.Function):
 
 
 class PropagateByCode(torch.autograd.Function):
-    """Forward: the layer, at which the rule's code looks. Backward: the rule's code."""
+    """Forward: the layer, observed by the rule's code. Backward: the rule's code."""
 
     generate_vmap_rule = True
 
@@ -95,9 +95,9 @@ class PropagateByCode(torch.autograd.Function):
 
 
 class PropagateOrDifferentiate(torch.autograd.Function):
-    """Forward: the layer. Backward: its rule or, with the switch off, its gradient; in either case the gradient of parameters.
+    """Forward: the layer. Backward: its rule or, with the switch off, its gradient; parameters get their gradient either way.
 
-    All inputs are saved. The output is computed again, since the next module may overwrite it, and buffers are copied, since
+    All inputs are saved. The output is recomputed, since the next module may overwrite it, and buffers are copied, since
     training changes them in place.
     """
 
@@ -122,7 +122,7 @@ class PropagateOrDifferentiate(torch.autograd.Function):
         ruled: RuledOperation = ctx.ruled
         values, kept = _saved(ctx, relevance)
         call = ruled.layer_call((*values[: ruled.first_extra], *ctx.buffers), None)
-        if ruled.stored_tensors is not None:  # without its history, which leads back to this call
+        if ruled.stored_tensors is not None:  # detached: its history leads back to this call
             ruled.stored_tensors["grad_output"] = (relevance.detach() if relevance.requires_grad else relevance,)
         if ruled.switch is None or not ruled.switch.on:
             relevances = call.pull_back(relevance)
@@ -141,13 +141,13 @@ class PropagateOrDifferentiate(torch.autograd.Function):
 
 
 def _run(ruled: RuledOperation, values: Sequence[Any]) -> torch.Tensor:
-    """The layer's output. `RuleError` where the rule does not fit, `InputError` for inputs that are not a signal."""
+    """The layer's output. Raises `RuleError` if the rule does not fit, and `InputError` for inputs that are not signals."""
     for place, value in enumerate(values[: ruled.operation.inputs]):
         if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
             raise InputError(
                 f"{ruled.name or 'a layer'} gets a tensor of {value.dtype} as input {place}, which the compiler took for a "
-                "signal. Pass example_inputs to lrpfx.transform, so that it knows the dtypes, or declare the input of the "
-                "model that it comes from to be no signal: constants=(name,)"
+                "signal. Pass example_inputs to lrpfx.transform, so that it knows the dtypes, or declare that the model input "
+                "that it comes from is not a signal: constants=(name,)"
             )
     output = ruled.run(values)
     if not isinstance(output, torch.Tensor):
@@ -157,13 +157,13 @@ def _run(ruled: RuledOperation, values: Sequence[Any]) -> torch.Tensor:
     return output
 
 
-# --- what is saved -----------------------------------------------------------------------------------------------------------
+# --- saved values ------------------------------------------------------------------------------------------------------------
 
 
 def _save(
     ctx: Any, ruled: RuledOperation, values: Sequence[Any], saved: Sequence[Any], more: Sequence[torch.Tensor | None]
 ) -> None:
-    """Keep what a backward pass reads: those of a call's values that are `saved`, and `more` tensors."""
+    """Save what the backward pass reads: the values in `saved`, and the tensors in `more`."""
     ctx.ruled = ruled
     ctx.shapes = [value.shape for value in values[: ruled.operation.inputs]]
     device = values[0].device.type
@@ -174,9 +174,10 @@ def _save(
 
 
 def _saved(ctx: Any, relevance: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The values and further tensors that `_save` kept.
+    """The values and further tensors that `_save` saved.
 
-    In autocast, the forward ran in the precision of its output, whatever its inputs had: so does the backward.
+    Under autocast, the forward pass ran in the precision of its output, whatever the dtypes of its inputs. The backward pass
+    runs in the same precision.
     """
     count = len(ctx.others)
     pairs = zip(ctx.saved_tensors[:count], ctx.others, strict=True)
@@ -187,7 +188,7 @@ def _saved(ctx: Any, relevance: torch.Tensor) -> tuple[tuple[Any, ...], tuple[An
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    """A floating-point tensor in another precision; anything else as it is."""
+    """A floating-point tensor cast to `dtype`; any other value unchanged."""
     return value.to(dtype) if dtype is not None and is_floating(value) else value
 
 
@@ -195,13 +196,13 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _propagated(ruled: RuledOperation, call: LayerCall, relevance: torch.Tensor) -> Relevances:
-    """Relevance of the inputs by the rule."""
+    """The relevance that the rule gives the inputs."""
     with origin(f"{ruled.name}: {ruled.rule}" if ruled.execution.traced else ""):
         return ruled.rule.propagate(call, relevance)
 
 
 def _checked(ctx: Any, relevances: Relevances) -> Relevances:
-    """Relevance of the inputs in their dtypes, and None for the other values of the call. `RuleError` for other shapes."""
+    """Relevance of the inputs in their dtypes, then None for the other values of the call. `RuleError` for wrong shapes."""
     ruled: RuledOperation = ctx.ruled
     if len(relevances) != len(ctx.shapes):
         raise RuleError(f"{ruled.rule} returned {len(relevances)} relevances for {len(ctx.shapes)} inputs")
@@ -209,7 +210,7 @@ def _checked(ctx: Any, relevances: Relevances) -> Relevances:
         if result is not None and result.shape != shape:
             raise RuleError(
                 f"{ruled.rule} returned relevance of shape {tuple(result.shape)} for an input of shape {tuple(shape)}; "
-                "give this layer a rule that fits a layer which changes the shape"
+                "give this layer a rule for layers that change the shape"
             )
     if ctx.dtypes is not None:
         relevances = tuple(_cast(value, dtype) for value, dtype in zip(relevances, ctx.dtypes, strict=False))
@@ -217,14 +218,16 @@ def _checked(ctx: Any, relevances: Relevances) -> Relevances:
 
 
 def _final(relevances: Relevances) -> Relevances:
-    """Relevance that has no derivative, where somebody could ask for one."""
+    """The relevance, made non-differentiable if gradients are enabled."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return relevances
     return tuple(value if value is None else _Final.apply(value) for value in relevances)  # type: ignore[no-untyped-call]
 
 
 class _Final(torch.autograd.Function):
-    """Relevance that has no derivative: the modified weights do not follow the parameters, and other rules would act on it."""
+    """Identity without a derivative. Derivatives of relevance would be wrong: modified weights do not follow the parameters,
+    and the rules of other layers would act on the derivative.
+    """
 
     @staticmethod
     def forward(relevance: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""An operation with the rule that replaces its gradient, built alike for a node of a graph and for a call of a module."""
+"""An operation with the rule that replaces its gradient. Graph nodes and module calls both build one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from lrpfx.runtime.layer_call import LayerCall, ParameterModifier
 
 
 class Rule(Protocol):
-    """The part of a rule that acts on calls of a layer (see `lrpfx.rules.rule.Rule`)."""
+    """The part of a rule that handles calls of a layer (see `lrpfx.rules.rule.Rule`)."""
 
     saves_inputs: ClassVar[bool]
     has_code: ClassVar[bool]
@@ -36,29 +36,29 @@ class Rule(Protocol):
 
 
 class Switch:
-    """Whether a rule acts: while it is off, the layer has its ordinary gradient."""
+    """Turns a rule on and off. While it is off, the layer has its ordinary gradient."""
 
     def __init__(self) -> None:
         self.on = True
 
 
 class Handoff:
-    """Carries the positive part of a layer's output to the ReLU after it, within one run of a graph.
+    """Passes the positive part of a layer's output to the ReLU after it, within one run of a graph.
 
-    The ReLU returns the tensor that the layer has saved, so that one is held instead of two.
+    The ReLU returns the tensor that the layer has saved, so memory holds one tensor instead of two.
     """
 
     def __init__(self) -> None:
         self.held: tuple[torch.Tensor, int, torch.Tensor] | None = None  # an output, its version, its positive part
 
     def give(self, output: torch.Tensor) -> torch.Tensor:
-        """The positive part of `output`, which is held for `take`."""
+        """The positive part of `output`. It is kept for `take`."""
         positive = output.clamp(min=0.0)
         self.held = output, output._version, positive
         return positive
 
     def take(self, output: torch.Tensor) -> torch.Tensor | None:
-        """The positive part of `output`; None where that is another tensor, or was changed, as a hook may do."""
+        """The positive part of `output`; None if `output` is another tensor or was changed since, for example by a hook."""
         held, self.held = self.held, None
         if held is None or held[0] is not output or held[1] != output._version:
             return None
@@ -67,27 +67,27 @@ class Handoff:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a graph is run, where that differs from an ordinary call."""
+    """How a run of a graph differs from an ordinary call."""
 
-    #: The operations become part of a program: they say where they come from, and overwrite nothing.
+    #: The operations become part of a program: they record their origin and overwrite nothing.
     traced: bool = False
-    #: More than one relevance will go back: results that they share are kept.
+    #: Several relevances will be propagated: results that they share are kept.
     several: bool = False
 
 
 ORDINARY = Execution()
 
-ABSENT = -1  # the place of a parameter that a branch leaves out, such as a bias taken as zero
+ABSENT = -1  # the position of a parameter that a branch omits, such as a bias that counts as zero
 
 
 @dataclass(frozen=True)
 class RuledOperation:
     """An operation with the rule that replaces its gradient.
 
-    The operation's data inputs come first among the tensors that a call passes, then every distinct parameter, modified or
-    not. `parameters` says where the operation's own parameters stand among them, and `branches[k]` where those of the rule's
-    k-th modified copy do, or `ABSENT`; without `branches`, parameters are modified when relevance flows back. From
-    `first_extra` on stand the operation's other values.
+    The values of a call are the operation's data inputs, then each distinct parameter, modified or not, and from `first_extra`
+    on the operation's other values. `parameters` holds the positions of the operation's own parameters, and `branches[k]` the
+    positions of those of the rule's k-th modified copy, or `ABSENT`. Without `branches`, parameters are modified in the
+    backward pass.
     """
 
     rule: Rule
@@ -95,25 +95,25 @@ class RuledOperation:
     parameters: tuple[int, ...]
     branches: tuple[tuple[int, ...], ...] | None
     first_extra: int
-    #: For layers whose rule can be switched off, and whose parameters get their ordinary gradient. It costs memory: all inputs
-    #: are saved, whatever the rule reads.
+    #: For layers whose rule can be switched off and whose parameters get their ordinary gradient. It costs memory: all inputs
+    #: are saved, even those that the rule does not read.
     switch: Switch | None = None
-    #: Inputs that are not saved but computed again: which, the operation that made it, and where its values stand.
+    #: Inputs that are recomputed rather than saved: position, the operation that computes it, and the positions of its values.
     recomputed: tuple[tuple[int, Operation, tuple[int, ...]], ...] = ()
     #: The name of the node or module.
     name: str = ""
-    #: Whether the last value of a call is a `Handoff`, and whether this layer gives it the positive part of its output, which
-    #: is then all that the rule reads of the output, or takes that for its own output.
+    #: If either is set, the last value of a call is a `Handoff`. This layer gives it the positive part of its output
+    #: (`hands_off`; the rule then reads only that part of the output), or takes its own output from it (`takes_over`).
     hands_off: bool = False
     takes_over: bool = False
-    #: Where a rule registered on a module finds the relevance of the output.
+    #: The dict that receives the relevance of the output, for a rule registered on a module.
     stored_tensors: dict[str, Any] | None = None
-    #: Whether the output is saved where the rule reads it, rather than computed again.
+    #: Whether an output that the rule reads is saved rather than recomputed.
     saves_output: bool = True
     execution: Execution = ORDINARY
 
     def during(self, execution: Execution) -> Self:
-        """The same operation, run in another way."""
+        """The same operation with another `execution`."""
         return self if execution == self.execution else replace(self, execution=execution)
 
     @property
@@ -122,7 +122,7 @@ class RuledOperation:
         return self.execution.traced or torch.compiler.is_compiling()
 
     def with_recomputed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values with the inputs that were not saved."""
+        """The values, with recomputed inputs for those that were not saved."""
         changed = list(values)
         for place, operation, places in self.recomputed:
             if values[place] is None:
@@ -130,12 +130,12 @@ class RuledOperation:
         return tuple(changed)
 
     def run(self, values: Sequence[Any]) -> Any:
-        """The operation's result, with its own parameters."""
+        """The operation's result with its own parameters."""
         parameters = [values[at] for at in self.parameters]
         return self.operation((*values[: self.operation.inputs], *parameters, *values[self.first_extra :]))
 
     def check(self, values: Sequence[Any], output: torch.Tensor) -> None:
-        """`RuleError` if the rule does not fit this call."""
+        """Raise `RuleError` if the rule does not fit this call."""
         try:
             shapes = [value.shape for value in values[: self.operation.inputs]]
             self.rule.check_call(self.operation, shapes, output.shape)
@@ -143,7 +143,7 @@ class RuledOperation:
             raise RuleError(f"{self.name}: {self.rule}: {error}") from error
 
     def layer_call(self, values: Sequence[Any], output: Any, kept: dict[str, Any] | None = None) -> LayerCall:
-        """The call with these values, as the rule sees it."""
+        """A call with these values, in the form that rules receive."""
         branches = tuple(tuple(None if at == ABSENT else values[at] for at in branch) for branch in self.branches or ())
         call = LayerCall(
             self.operation,
@@ -165,11 +165,11 @@ def ruled_operation(
     branches: Sequence[Sequence[Any]] | None = None,
     **settings: Any,
 ) -> tuple[RuledOperation, list[Any]]:
-    """A layer's operation with a rule, and the values that a call of it passes: nodes, or tensors.
+    """A layer's operation with a rule, and the values of a call of it: nodes or tensors.
 
-    `branches`: the values of the operation's parameters in each modified copy, None for one that is left out; without it,
-    parameters are modified when relevance flows back. `alias` makes a second value of one that comes twice: `x + x` has two
-    operands. `settings`: further fields of `RuledOperation`.
+    `branches`: for each modified copy, the values of the operation's parameters, with None for an omitted one. Without it,
+    parameters are modified in the backward pass. `alias` copies a value that occurs twice: `x + x` has two operands.
+    `settings`: further fields of `RuledOperation`.
     """
     values: list[Any] = []
     for value in layer.inputs:

@@ -242,7 +242,7 @@ def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, 
     must_refuse(path, marker, "has another hash")
     data.unlink()
     data.symlink_to("/etc/hostname")
-    must_refuse(path, marker, "is not there")
+    must_refuse(path, marker, "is missing")
 
 
 # --- saving ------------------------------------------------------------------------------------------------------------------

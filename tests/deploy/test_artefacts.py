@@ -321,7 +321,7 @@ def test_inputs_that_are_no_plain_tensors(artefact, explain_model):
     expected = runner(x, index)["relevance"]
     assert torch.equal(runner(x.as_subclass(Own), index)["relevance"], expected)
     assert torch.equal(copy.deepcopy(runner)(x, index)["relevance"], expected)
-    with pytest.raises(lrpfx.InputTypeError, match="a runner is not pickled"):
+    with pytest.raises(lrpfx.InputTypeError, match="a runner cannot be pickled"):
         pickle.dumps(runner)
 
 
@@ -491,7 +491,7 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
     with pytest.raises(lrpfx.ArtefactError, match="has another hash"):
         lrpfx.load(path)
     data.unlink()
-    with pytest.raises(lrpfx.ArtefactError, match=r"the file of its parameters, .*, is not there"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"the file of its parameters, .*, is missing"):
         lrpfx.load(path)
 
 
@@ -542,7 +542,7 @@ def test_a_program_that_fails_its_self_test_is_not_written(program, tmp_path, mo
         return lambda *tensors: {name: value * 1.001 for name, value in function(*tensors).items()}
 
     monkeypatch.setattr(Exported, "load", wrong)
-    with pytest.raises(lrpfx.ArtefactError, match="differs from what the program gave"):
+    with pytest.raises(lrpfx.ArtefactError, match="differs from the program's result"):
         lrpfx.save(program, path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["model.pt2"]
 

@@ -256,8 +256,8 @@ def test_names_of_results_are_reserved():
 @pytest.mark.parametrize(
     "inputs, settings, message",
     [
-        (torch.rand(2, 3, 8, 8), {"target": "best"}, "target is one of"),
-        (torch.rand(2, 3, 8, 8), {"reduce": "mean"}, "reduce is one of"),
+        (torch.rand(2, 3, 8, 8), {"target": "best"}, "target must be one of"),
+        (torch.rand(2, 3, 8, 8), {"reduce": "mean"}, "reduce must be one of"),
         (torch.rand(2, 3, 8, 8), {"record": ["nowhere"]}, "no node named"),
         ((torch.rand(2, 3, 8, 8),) * 2, {}, "takes 1 inputs"),
         ({"y": torch.rand(2, 3, 8, 8)}, {}, "no input 'y'"),

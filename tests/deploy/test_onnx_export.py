@@ -47,5 +47,5 @@ def test_what_onnx_does_not_have_is_named():
 
     explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.ReLU()), LayerMapComposite([(torch.nn.ReLU, Bounded())]))
     program = lrpfx.lower(explain_model, torch.rand(2, 8).float(), target="weights")
-    with pytest.raises(lrpfx.LoweringError, match=r"no form of these operators:\n  aten.median.dim, from 0: Bounded"):
+    with pytest.raises(lrpfx.LoweringError, match=r"no equivalent of these operators:\n  aten.median.dim, from 0: Bounded"):
         onnx_model(legalized(program, BACKENDS["onnx"])[0], ["input", "target"], ["output", "relevance"])

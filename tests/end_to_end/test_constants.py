@@ -115,7 +115,7 @@ def test_declared_constants(capture):
     assert not of_mask.any() and accounts.unexplained <= 1e-9
     assert accounts.total("constants") == pytest.approx(float(mask.sum()), rel=1e-9)
     assert float(of_x.sum()) == pytest.approx(float((torch.tanh(x) * torch.tanh(mask)).sum()), rel=1e-9)
-    with pytest.raises(lrpfx.InputError, match="constants are names of inputs, which are x, mask"):
+    with pytest.raises(lrpfx.InputError, match=r"constants must be names of inputs \(x, mask\)"):
         transform(Gated(), (x, mask), capture, constants=("masks",))
 
 

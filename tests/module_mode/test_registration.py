@@ -639,7 +639,7 @@ def test_code_that_has_no_place_in_a_graph():
     handles = Replaces().register(model[0])
     assert torch.equal(model(x.requires_grad_()), 2 * twin_of(model[0])(x))
     handles.remove()
-    with pytest.raises(lrpfx.RuleError, match="returns another output, which a rule of a graph cannot"):
+    with pytest.raises(lrpfx.RuleError, match="returns another output, which a rule in a graph must not"):
         lrpfx.transform(model, LayerMapComposite([(nn.Linear, Replaces())]), example_inputs=x.detach())
     with pytest.raises(lrpfx.RuleError, match="overrides pre_forward, which has no place in a graph"):
         lrpfx.transform(model, LayerMapComposite([(nn.Linear, Prepares())]))

@@ -219,7 +219,7 @@ def test_pass_refuses_what_it_does_not_fit():
         lrpfx.transform(Binary(lambda a, b: a + b), LayerMapComposite([(Sum, rules.Pass())]))
     model, composite, x = nn.Sequential(nn.Linear(3, 2)).eval(), LayerMapComposite([(Linear, rules.Pass())]), torch.randn(1, 3)
     message = (
-        r"Pass\(\): it acts entry by entry, but this layer makes an output of shape \(1, 2\) from an input of shape \(1, 3\)"
+        r"Pass\(\): it acts entry by entry, but this layer returns an output of shape \(1, 2\) for an input of shape \(1, 3\)"
     )
     with pytest.raises(lrpfx.RuleError, match=message):
         lrpfx.transform(model, composite, example_inputs=x)

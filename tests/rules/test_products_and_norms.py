@@ -270,7 +270,7 @@ def test_choices_for_sums():
 
 @pytest.mark.parametrize("rule", [rules.SoftmaxTaylor(), rules.NormalizationEpsilon()])
 def test_rules_for_one_kind_refuse_others(rule):
-    with pytest.raises(lrpfx.RuleError, match="alone"):
+    with pytest.raises(lrpfx.RuleError, match="it is only for"):
         lrpfx.transform(nn.Sequential(nn.Linear(3, 3)).eval(), LayerMapComposite([(nn.Linear, rule)]))
 
 

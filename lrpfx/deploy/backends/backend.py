@@ -1,4 +1,4 @@
-"""What a backend is: one form of file for lowered programs."""
+"""The interface of backends. A backend is one file form of lowered programs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from torch.export import ExportedProgram
 from lrpfx.deploy.runner import Function
 from lrpfx.passes.program import GraphPass
 
-#: Gives a file its content, after the file has passed its self-test.
+#: Writes a file with the given content, which must pass its self-test first.
 Replace = Callable[[bytes], None]
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A file that was read and whose hash is right: its manifest, its self-test, and the rest as its backend takes it."""
+    """A file whose hash has been verified: its manifest, its self-test, and the rest in the form that its backend needs."""
 
     manifest: dict[str, Any]
     self_test: bytes
@@ -25,21 +25,21 @@ class Stored:
 
 
 class Backend(ABC):
-    """One form of file. `BACKENDS` lists them; files with the same suffix are read alike, and the manifest says the kind."""
+    """One file form. `BACKENDS` lists them. Files with the same suffix are read in one way; the manifest gives the kind."""
 
     kind: ClassVar[str]
     suffix: ClassVar[str]
-    #: The passes that write a program in operators that the backend has.
+    #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
     @abstractmethod
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
-        """Write a legalized program to `path`: everything by `replace`, but for files beside it."""
+        """Write a legalized program to `path`. The content of `path` is written by `replace`, files beside it are not."""
 
     @abstractmethod
     def read(self, path: Path, content: bytes) -> Stored:
-        """A file of this suffix. `RefusedError` for what is damaged."""
+        """Read a file with this suffix. Raises `RefusedError` if it is damaged."""
 
     @abstractmethod
     def load(self, path: Path, stored: Stored) -> Function:
-        """The program. `RefusedError` for content that does not belong in such a file."""
+        """Load the program. Raises `RefusedError` for content that does not belong in such a file."""

@@ -17,24 +17,24 @@ from lrpfx.support.torch_internals import compile_program, load_compiled
 
 logger = logging.getLogger(__name__)
 
-#: Weights are laid out ahead of time. Values between layers are not: inductor mistakes the layout of a batch of one in 3-d
-#: convolutions, and the relevance is wrong.
+#: The layout of weights is optimized ahead of time, but not that of activations: inductor mistakes the layout of a batch of one
+#: in 3-d convolutions, and the relevance is then wrong.
 INDUCTOR = {"freezing": True, "layout_optimization": False}
 
 
 class Compiled(Exported):
-    """Native code for machines like this one, in an archive like that of an exported program."""
+    """Native code for machines like this one, in an archive with the form of an exported program's."""
 
     kind = "compiled"
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())
-        configs = {**INDUCTOR, "freezing": not doubles}  # frozen convolutions are oneDNN's, which has none in float64
+        configs = {**INDUCTOR, "freezing": not doubles}  # frozen convolutions use oneDNN, which lacks float64
         with tempfile.TemporaryDirectory() as folder:
             compiled = Path(folder) / "program.pt2"
             logger.info("compiling with AOTInductor")
             try:
-                with torch.no_grad():  # where gradients are on, inductor silently does without freezing
+                with torch.no_grad():  # inductor silently skips freezing if gradients are enabled
                     compile_program(program, str(compiled), configs)
             except Exception as error:
                 raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""Programs that torch runs: .pt2 files as torch.export writes them.
+"""Programs for torch: .pt2 files as torch.export writes them.
 
-torch's own loader does what a file says: it unpickles, evaluates expressions and conditions that are written in it, and imports
-what is named in it. Here each entry is known by name and kind, and each text in a program by its place; all else is refused.
+torch's own loader trusts a file: it unpickles objects, evaluates expressions and conditions, and imports modules that the file
+names. This loader checks the name and kind of each entry, and each string in a program by its key, and refuses all others.
 """
 
 import ast
@@ -34,12 +34,12 @@ from lrpfx.ir.node import attribute_of
 from lrpfx.operators.table import aten_names
 from lrpfx.support.torch_internals import OpOverload, load_archive, pytree
 
-#: torch notes in a variable of the process what it reads.
+#: torch's deserializer keeps its state in a global variable.
 _DESERIALIZING = threading.Lock()
 
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
-_ORIGIN = "lrpfx"  # the note of a node that says which operation it is of
+_ORIGIN = "lrpfx"  # the key of the note with a node's origin
 
 
 class Exported(Backend):
@@ -71,11 +71,11 @@ class Exported(Backend):
         for config in _CONFIGS:
             _check_config(entries, config)
         _check_program(entries[_MODEL])
-        with _DESERIALIZING, torch.device("cpu"):  # torch's reader is made for one thread, and for tensors without a mode
+        with _DESERIALIZING, torch.device("cpu"):  # torch's reader supports one thread, and no modes
             exported = program_of(entries)
             for name, tensor in {**exported.state_dict, **exported.constants}.items():
                 if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() < tensor.nbytes:
-                    raise RefusedError(f"{name} is larger than what the file has of it")
+                    raise RefusedError(f"{name} is larger than its data in the file")
             program = exported.module()
             fold_constants(program)
         function: Function = program
@@ -83,9 +83,9 @@ class Exported(Backend):
 
 
 def plain_entries(content: bytes) -> Entries:
-    """The entries of an archive that torch.export.save wrote, without what a program does not need.
+    """The entries of an archive that torch.export.save wrote, without parts that a program does not need.
 
-    Those are stack traces, with paths of the machine that it was made on, and conditions on sizes, which runners check.
+    These are stack traces, which contain paths of this machine, and conditions on sizes, which runners check.
     """
     entries = read_archive(content)
     program = json.loads(entries[_MODEL])
@@ -98,13 +98,13 @@ def plain_entries(content: bytes) -> Entries:
 
 
 def program_of(entries: Mapping[str, bytes]) -> ExportedProgram:
-    """The program of an archive that was checked. torch.export.load would go on with an older form, which is pickled."""
+    """The program of a checked archive. torch.export.load would fall back to an older form, which is pickled."""
     program: ExportedProgram = load_archive(io.BytesIO(archive_of(entries))).exported_programs["model"]
     return program
 
 
 def _check_config(entries: Mapping[str, bytes], name: str) -> None:
-    """What a list of tensors says of each."""
+    """Check the list of tensors in the entry `name`. Raises `RefusedError`."""
     folder = name.rpartition("/")[0]
     listed = {name}
     for tensor, payload in json.loads(entries[name])["config"].items():
@@ -116,16 +116,16 @@ def _check_config(entries: Mapping[str, bytes], name: str) -> None:
             raise RefusedError(f"{payload['path_name']} is missing")
     unknown = [entry for entry in entries if entry.startswith(f"{folder}/") and entry not in listed]
     if unknown:
-        raise RefusedError(f"it holds {unknown[0]}, which nothing in it refers to")
+        raise RefusedError(f"it holds {unknown[0]}, but does not refer to it")
 
 
-_TEXT = re.compile(r"[\w.:+/@ -]*")  # of paths in a model, devices, modes such as "bicubic"
+_TEXT = re.compile(r"[\w.:+/@ -]*")  # for paths in a model, devices, modes such as "bicubic"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _OPERATOR = re.compile(
     r"torch\.ops\.(aten|prims|torchvision)(\.\w+){2}|torch\.sym_(float|int|ite|max|min|not|sqrt)|math\.(trunc|ceil|floor)"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"
 )
-#: Operators of programs that are neither torch's core ones nor in the operator table: those that torch takes others apart into.
+#: Operators of programs that are neither core ones of torch nor in the operator table. Decompositions produce them.
 _OPERATORS = frozenset(
     {"_unsafe_view", "new_full", "new_ones", "new_zeros", "new_empty", "ones_like", "zeros_like", "full_like"}
 )
@@ -156,7 +156,7 @@ def _check_program(content: bytes) -> None:
 
 
 def _check_texts(value: Any, key: str) -> None:
-    """All texts of a program, by the key that each stands under."""
+    """Check all strings of a program by their keys. Raises `RefusedError`."""
     if isinstance(value, dict):
         for name, inner in value.items():
             _check_text(name, "")
@@ -177,7 +177,7 @@ def _check_text(text: str, key: str) -> None:
 
 
 def _check_metadata(value: Any) -> None:
-    """Where a node comes from, as `lower` notes it."""
+    """Check the metadata of a node: it may only hold the origin that `lower` records. Raises `RefusedError`."""
     if not isinstance(value, dict) or not set(value) <= {"custom"}:
         raise RefusedError("its program has notes that lrpfx does not make")
     notes = json.loads(value.get("custom", "{}"))
@@ -186,7 +186,7 @@ def _check_metadata(value: Any) -> None:
 
 
 def _is_operator(text: str) -> bool:
-    """Whether a node may call it: a pure function of tensors that checks its arguments, as programs of `lower` have them."""
+    """Whether `text` names an operator that a node may call: a pure function of tensors that checks its arguments."""
     if not _OPERATOR.fullmatch(text):
         return False
     if not text.startswith("torch.ops."):
@@ -200,13 +200,13 @@ def _is_operator(text: str) -> bool:
 
 
 def _has_tensor(operator: OpOverload) -> bool:
-    """Whether it takes or returns a tensor: others are those of TorchScript, and settings of the process."""
+    """Whether an operator takes or returns a tensor. Others belong to TorchScript or change settings of the process."""
     values = (*operator._schema.arguments, *operator._schema.returns)
     return any("Tensor" in str(value.type) for value in values)
 
 
 def _is_expression(text: str) -> bool:
-    """Whether it is short arithmetic of sizes, which torch has sympy evaluate as Python: larger ones could take years."""
+    """Whether `text` is short arithmetic of sizes. torch evaluates it as Python with sympy; longer ones could take years."""
     if len(text) > _LONGEST_EXPRESSION:
         return False
     nodes = list(ast.walk(ast.parse(text, mode="eval")))
@@ -227,13 +227,13 @@ def _is_expression(text: str) -> bool:
     return all(
         len(power.args) == 2
         and re.fullmatch(r"(Integer\()?-?\d\)?", ast.unparse(power.args[1]))
-        and "Pow" not in ast.unparse(power.args[0])  # a power of powers has no end
+        and "Pow" not in ast.unparse(power.args[0])  # nested powers grow without bound
         for power in powers
     )
 
 
 def _is_structure(text: str) -> bool:
-    """Whether it says which containers the arguments and results are in."""
+    """Whether `text` describes the containers of arguments and results."""
 
     def types_of(tree: Any) -> Iterator[Any]:
         yield tree["type"], tree["context"]
@@ -247,7 +247,7 @@ def _is_structure(text: str) -> bool:
     )
 
 
-#: key -> what is true of the texts that stand under it; of all others, that they are a `_TEXT`
+#: key -> the test for strings with this key; all others must match `_TEXT`
 _KINDS_OF_TEXT: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("name", "as_name", "forward_arg_names"), _IDENTIFIER.fullmatch),
     "target": _is_operator,
@@ -268,16 +268,16 @@ def _without_values(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
-#: How many times the size of a program's tensors `fold_constants` computes at most, and these bytes.
+#: `fold_constants` computes at most this many times the size of the program's tensors, plus this many bytes.
 MOST_FOLDED = 32, 2**28
-#: Bytes that a single result may have, where it is larger than twice what it is made of.
+#: The largest single result in bytes, unless it is at most twice as large as its largest operand.
 MOST_MADE = 2**26
 
 
 def fold_constants(module: fx.GraphModule) -> None:
-    """Compute once what `module` computes from its tensors alone, which `derive_weights` leaves to that.
+    """Compute values that depend only on the tensors of `module` once. `derive_weights` relies on this.
 
-    It computes little, and nothing that is large: a file may hold any program, and a small one is to take little memory.
+    Sizes are limited: a file may hold any program, and a small file must not use much memory.
     """
     values: dict[fx.Node, Any] = {node: attribute_of(node, module) for node in module.graph.find_nodes(op="get_attr")}
     left = MOST_FOLDED[0] * sum(map(_bytes_of, values.values())) + MOST_FOLDED[1]
@@ -288,7 +288,7 @@ def fold_constants(module: fx.GraphModule) -> None:
             shapes = fx.map_arg((node.args, node.kwargs), lambda one: pytree.tree_map(_without_values, values[one]))
             try:
                 size = sum(map(_bytes_of, pytree.tree_leaves(node.target(*shapes[0], **shapes[1]))))
-            except Exception:  # an operator that torch cannot do without values is left to each call
+            except Exception:  # torch cannot run the operator without values: each call runs it
                 continue
             left -= size
             largest = max(_bytes_of(leaf) for one in node.all_input_nodes for leaf in pytree.tree_leaves(values[one]))

@@ -1,6 +1,6 @@
-"""Programs in the operators of ONNX: .onnx files for ONNX Runtime and its like.
+"""Programs in ONNX operators: .onnx files for ONNX Runtime and similar runtimes.
 
-Such a file is an ONNX model. Its metadata has the manifest, the self-test and, last of all, the hash of all bytes before it.
+Such a file is an ONNX model. Its metadata holds the manifest, the self-test and, at the end, the hash of all bytes before it.
 """
 
 import base64
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 OPSET = 20
 
-#: Bytes of parameters from which on an .onnx file keeps them in a second one; a file of its own may have 2 GiB at most.
+#: If the parameters have more bytes than this, a second file holds them: an .onnx file must not exceed 2 GiB.
 EXTERNAL_DATA_FROM = 3 * 2**29
 
-#: Bytes of the smallest parameter that goes there.
+#: Parameters with fewer bytes stay in the .onnx file.
 SMALLEST_MOVED = 1024
 
 
 class Onnx(Backend):
-    """A model of ONNX. Parameters of more than 1.5 GiB stand in a second file beside it."""
+    """An ONNX model. A second file beside it holds parameters of more than 1.5 GiB."""
 
     kind = "onnx"
     suffix = ".onnx"
@@ -70,7 +70,7 @@ class Onnx(Backend):
 
     def read(self, path: Path, content: bytes) -> Stored:
         try:
-            import onnxruntime  # noqa: F401  what loads it
+            import onnxruntime  # noqa: F401  loads the model
 
             manifest, self_test = _read(content)
         except ImportError as error:
@@ -85,7 +85,7 @@ class Onnx(Backend):
         data = path.parent / manifest["data"]["file"] if "data" in manifest else None
         if data is not None:
             if data.is_symlink() or not data.is_file():
-                raise RefusedError(f"the file of its parameters, {data.name}, is not there")
+                raise RefusedError(f"the file of its parameters, {data.name}, is missing")
             if hash_of_file(data) != manifest["data"]["sha256"]:
                 raise RefusedError(f"it is damaged: {data.name} has another hash")
         try:
@@ -105,12 +105,12 @@ class Onnx(Backend):
 
 
 def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequence[str]) -> Any:
-    """A legalized program as an `onnx.ModelProto`, its inputs and outputs called `arguments` and `results`.
+    """A legalized program as an `onnx.ModelProto` with inputs named `arguments` and outputs named `results`.
 
-    Errors: `LoweringError` that names the operators which ONNX does not have, with the nodes and rules they come from.
+    Errors: `LoweringError`, which names operators that ONNX lacks with the nodes and rules that they come from.
     """
     try:
-        import onnxscript  # noqa: F401  what torch.onnx translates with
+        import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as error:
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
     try:
@@ -119,13 +119,13 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no value inside has
+            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no inner value has
             output_names=[f"lrpfx.result.{name}" for name in results],
         )
     except Exception as error:
         cause = error
         while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
-            cause = cause.__cause__  # torch.onnx wraps it in advice
+            cause = cause.__cause__  # torch.onnx wraps the error in advice
         raise LoweringError(_missing_operators(program) or f"torch.onnx cannot translate the program: {cause}") from error
     if exported is None:
         raise LoweringError("torch.onnx returned no program")
@@ -136,28 +136,28 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
 
 
 def origin_of(node: Node) -> str:
-    """Name and rule of the node of the explainable module that an operation comes from, or nothing."""
+    """The name and rule of the explainable module's node that an operation comes from, or an empty string."""
     return str(node.meta.get("custom", {}).get(ORIGIN, ""))
 
 
 def _missing_operators(program: ExportedProgram) -> str:
-    """What the operators without a translation are and where they come from; nothing where there are none."""
+    """A message about operators without a translation and their origins; empty if all have one."""
     try:
         nodes = untranslated(program, OPSET)
-    except Exception:  # then this is what torch.onnx could not do
+    except Exception:  # the failure of torch.onnx has another cause
         return ""
     lines = [f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node in nodes]
     if not lines:
         return ""
     return (
-        "ONNX has no form of these operators:\n"
+        "ONNX has no equivalent of these operators:\n"
         + "\n".join(dict.fromkeys(lines))
-        + "\nGive the layers another rule or replace them; .pt2 files and lrpfx.package take the program as it is."
+        + "\nGive the layers another rule or replace them, or use a .pt2 file or lrpfx.package, which support these operators."
     )
 
 
 def _rename(graph: Any, names: Sequence[str]) -> None:
-    """Give arguments and results their names; values inside that have them already get others."""
+    """Give arguments and results their names. Inner values that already have these names are renamed."""
     taken = {name: f"{name}.inside" for name in names}
 
     def renamed(name: str) -> str:
@@ -174,7 +174,7 @@ def _rename(graph: Any, names: Sequence[str]) -> None:
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:
-    """Call the batch dimension so, and note of each operation only the node and the rule that it comes from."""
+    """Name the batch dimension "batch", and reduce the notes of each operation to its node and rule of origin."""
     values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
     batches = {value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input}
     for value in values:
@@ -198,7 +198,7 @@ def _tidy(model: Any, origins: Mapping[str, str]) -> None:
 
 
 def _data_of(path: Path) -> Path | None:
-    """The file with parameters that an .onnx file of lrpfx keeps beside it, if there is one."""
+    """The parameter file that belongs to an .onnx file of lrpfx, or None."""
     try:
         manifest = _read(path.read_bytes())[0]
     except (OSError, LrpfxError, RefusedError):
@@ -207,7 +207,7 @@ def _data_of(path: Path) -> Path | None:
 
 
 def _is_named(data: Path, path: Path) -> bool:
-    """Whether a file of parameters may belong to another .onnx file than `path`, by its name or by what stands in that file."""
+    """Whether a parameter file may belong to an .onnx file other than `path`, judged by its name or that file's content."""
     if not data.name.startswith(f"{path.name}."):
         return True
     name = os.fsencode(data.name)
@@ -221,7 +221,7 @@ def _is_named(data: Path, path: Path) -> bool:
 
 
 def _trailer(body: bytes) -> bytes:
-    """One more entry of the metadata, as protobuf writes it, so that the whole is an ONNX model again."""
+    """A metadata entry with the hash of `body`, as protobuf writes it. `body` followed by it is an ONNX model again."""
     key, value = b"lrpfx_sha256", hashlib.sha256(body).hexdigest().encode()
     entry = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([len(value)]) + value
     return b"\x72" + bytes([len(entry)]) + entry
@@ -230,7 +230,7 @@ def _trailer(body: bytes) -> bytes:
 def _move_parameters(model: Any, path: Path) -> tuple[Path | None, dict[str, str]]:
     """Move the parameters of `model` to a file beside `path`, named by its hash.
 
-    The file, unless there was one already, and what the manifest says of it.
+    Returns the file, or None if it existed before, and its entry in the manifest.
     """
     from onnx import external_data_helper
 
@@ -251,7 +251,7 @@ def _move_parameters(model: Any, path: Path) -> tuple[Path | None, dict[str, str
 
 
 def _read(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """The manifest of an ONNX file and its self-test, its hash verified. It reads no file but the one in the manifest."""
+    """The manifest and self-test of an ONNX file. Verifies its hash, and that it refers only to the file in the manifest."""
     import onnx
 
     length = len(_trailer(b""))
@@ -263,7 +263,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], bytes]:
     model = onnx.ModelProto.FromString(content)
     keys = sorted(entry.key for entry in model.metadata_props)
     if keys != ["lrpfx", "lrpfx_self_test", "lrpfx_sha256"]:
-        raise RefusedError(f"its metadata is {', '.join(keys)}, not that of lrpfx")
+        raise RefusedError(f"its metadata has the keys {', '.join(keys)}, not those of lrpfx")
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     manifest = manifest_of(metadata["lrpfx"])
     data = manifest.get("data", {})
@@ -276,7 +276,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _files_read(message: Any) -> Iterator[str]:
-    """The files that tensors anywhere in a message of protobuf are read from."""
+    """The files from which tensors anywhere in a protobuf message are read."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
