@@ -494,6 +494,7 @@ class AbsoluteRatio(_SharingRule):
     """For sums and means: R_a = |a| R / st(Σ |a|) for each term a. The magnitude of R_a never exceeds that of R."""
 
     shown = ("stabilizer",)
+    proportional = True
 
     def __init__(self, stabilizer: Stabilization = 1e-6) -> None:
         super().__init__()
@@ -514,10 +515,6 @@ class AbsoluteRatio(_SharingRule):
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         return len(inputs) == 1 and _adds_up(operation)
-
-    @property
-    def is_proportional(self) -> bool:
-        return True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         sizes = self._sizes(call)
@@ -593,9 +590,7 @@ class UniformEpsilon(_ProductRule):
     https://arxiv.org/abs/2402.05602, eq. 14). If only one factor depends on the input, this is Epsilon.
     """
 
-    @property
-    def is_proportional(self) -> bool:
-        return True
+    proportional = True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ratio = relevance / self.epsilon(len(call.inputs) * call.own_output())
@@ -613,9 +608,7 @@ class ValueOnly(_ProductRule):
     section 3.1).
     """
 
-    @property
-    def is_proportional(self) -> bool:
-        return True
+    proportional = True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients = call.pull_back(relevance / self.epsilon(call.own_output()))
@@ -635,6 +628,8 @@ class SoftmaxTaylor(Hook):
     2024, https://arxiv.org/abs/2402.05602, eq. 10).
     """
 
+    proportional = True
+
     @property
     def saves_output(self) -> bool:
         return True
@@ -643,10 +638,6 @@ class SoftmaxTaylor(Hook):
         super().check(layer)
         if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax) or layer.operation.operator is None:
             raise RuleError("it is only for softmax")
-
-    @property
-    def is_proportional(self) -> bool:
-        return True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, output, dimension = _scores(call), call.own_output(), _softmax_dimension(call)
@@ -693,6 +684,8 @@ class NormalizationEpsilon(_EpsilonRule):
     https://proceedings.mlr.press/v162/ali22a.html, section 3.2; here with the bias and the mean in the denominator).
     """
 
+    proportional = True
+
     def check(self, layer: Layer) -> None:
         super().check(layer)
         operator = layer.operation.operator
@@ -703,10 +696,6 @@ class NormalizationEpsilon(_EpsilonRule):
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
         if len(inputs) != 1:
             raise RuleError(f"it is for a layer with one input, but this one has {len(inputs)}")
-
-    @property
-    def is_proportional(self) -> bool:
-        return True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]

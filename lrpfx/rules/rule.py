@@ -16,8 +16,8 @@ Absorbed = dict[str, Any]  # destination of relevance that no input receives -> 
 class Rule:
     """A propagation rule: its formula, the relevance it absorbs, the layers it fits, and its shortcuts.
 
-    The base class propagates the ordinary gradient. A subclass that overrides `propagate` does not inherit the attributes that
-    describe the formula: they fall back to the defaults below unless it sets them. No subclass inherits a shortcut.
+    The base class propagates the ordinary gradient. No subclass inherits a shortcut or a fact about the formula, because it may
+    change the formula: facts fall back to the defaults below unless the subclass states them.
     """
 
     #: Names of the attributes that `repr` shows, in order.
@@ -33,16 +33,17 @@ class Rule:
     #: Whether inputs, or the output, may be recomputed rather than saved where that is cheap.
     recomputes_inputs: ClassVar[bool] = False
     recomputes_output: ClassVar[bool] = False
+    #: Whether the relevance of an input has the input as a factor, and so is 0 where the input is 0.
+    proportional: ClassVar[bool] = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         own = vars(cls)
         if "shortcut" not in own:
-            cls.shortcut = Rule.shortcut  # type: ignore[method-assign]  # even if nothing else differs
-        if "propagate" in own:
-            for fact in _FACTS:
-                if fact not in own:
-                    setattr(cls, fact, vars(Rule)[fact])
+            cls.shortcut = Rule.shortcut  # type: ignore[method-assign]
+        for fact in _FACTS:
+            if fact not in own:
+                setattr(cls, fact, getattr(Rule, fact))
 
     @property
     def title(self) -> str:
@@ -56,8 +57,8 @@ class Rule:
 
     @property
     def is_proportional(self) -> bool:
-        """Whether the relevance of an input has the input as a factor, and so is 0 where the input is 0."""
-        return False
+        """The fact `proportional`, or what a template finds out about its parts."""
+        return self.proportional
 
     @property
     def parameter_modifiers(self) -> tuple[ParamMod, ...]:
@@ -102,4 +103,4 @@ class Rule:
         return f"{self.title}({shown})"
 
 
-_FACTS = ("saves_inputs", "passes_all", "reads_positive_output", "recomputes_inputs", "recomputes_output", "is_proportional")
+_FACTS = ("saves_inputs", "passes_all", "reads_positive_output", "recomputes_inputs", "recomputes_output", "proportional")

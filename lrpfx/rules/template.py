@@ -85,7 +85,8 @@ class BasicHook(Hook):
 
     @property
     def is_proportional(self) -> bool:
-        return not self.has_code and type(self.reducer) is WeightedProducts and all(map(_keeps_zero, self.input_modifiers))
+        as_written = type(self).propagate is BasicHook.propagate and not self.has_code
+        return as_written and type(self.reducer) is WeightedProducts and all(map(_keeps_zero, self.input_modifiers))
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
