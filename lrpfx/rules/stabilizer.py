@@ -59,7 +59,7 @@ class Stabilizer:
     def of_sign(self, input: torch.Tensor, positive: bool) -> torch.Tensor:
         """Stabilize values that are known to be >= 0 if `positive`, and <= 0 otherwise.
 
-        Works in place unless gradients are enabled. Values of the other sign are rounding errors and count as zero.
+        May overwrite `input` unless gradients are enabled. Values of the other sign are rounding errors and count as zero.
         """
         if self.clip or self.norm_scale:
             return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))
