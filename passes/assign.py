@@ -1,4 +1,4 @@
-"""ASSIGN: the composite chooses a rule for each layer; metadata only, no node is edited."""
+"""ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
@@ -11,7 +11,7 @@ from lrpfx.rules.mapping import MappingContext, RuleMapping
 
 
 class Assign(GraphPass):
-    """Ask the composite about every layer in the order of execution. Entries that matched nothing become a warning."""
+    """Ask the composite for a rule for every layer, in execution order. Warn about entries that match no layer."""
 
     name = "assign"
     stage = "assign"

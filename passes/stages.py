@@ -1,4 +1,4 @@
-"""The compiler's stages in order: which passes a transform runs. Whoever runs some of them takes them from here."""
+"""The compiler's stages in order, and the passes of each stage. Code that runs a stage takes its passes from here."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ from lrpfx.passes.validate import Validate
 from lrpfx.rules.mapping import RuleMapping
 from lrpfx.runtime.explain_module import ExplainModule
 
-OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
+OUTPUT, LOGITS = "output", "logits"  # values of `Settings.explain`: the output to explain
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What passes need to know of how the compiler was called; see `lrpfx.transform`."""
+    """The options of `lrpfx.transform` that passes depend on."""
 
     composite: RuleMapping | None = None
-    canonizers: Sequence[GraphPass] = ()  # the passes that the composite's canonizers ask for
+    canonizers: Sequence[GraphPass] = ()  # passes requested by the composite's canonizers
     constants: Collection[str] = ()
     input_range: InputRange = None
     keep_gradient: bool = False
@@ -47,7 +47,7 @@ class Settings:
     optimize: bool = True
 
 
-#: Stage -> its passes, in the order in which they run.
+#: The passes of each stage, in execution order.
 STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "normalize": lambda settings: (
         NormalizeOperators(settings.constants),
@@ -77,10 +77,10 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
 
 
 def lowering_of(module: ExplainModule) -> list[GraphPass]:
-    """The passes over the trace of an explainable module, in order. A backend has more, over the exported program."""
+    """The passes over the trace of an explainable module, in order. A backend may run more passes on the exported program."""
     return [DropDetach(), OutOfPlace(), NameTensors(module), DeriveWeights(module)]
 
 
 def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:
-    """The passes of these stages, in order."""
+    """The passes of the given stages, in order."""
     return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]

@@ -1,4 +1,4 @@
-"""Write a lowered program in operators that ONNX has a form of."""
+"""Express a lowered program in operators that ONNX supports."""
 
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -9,7 +9,7 @@ from lrpfx.support.torch_internals import decompositions_of_backwards
 
 
 class LegalizeForOnnx(GraphPass):
-    """Replace operators that stand for the backward of others. `LoweringError` where torch cannot."""
+    """Replace operators that ONNX lacks, mainly backward operators. `LoweringError` if torch cannot replace them."""
 
     name = "legalize_for_onnx"
     stage = "lower"
@@ -24,7 +24,7 @@ class LegalizeForOnnx(GraphPass):
             program.exported = program.exported.run_decompositions(known)
         except Exception as error:
             raise LoweringError(
-                f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}"
+                f"the program cannot be expressed in ONNX operators: {type(error).__name__}: {error}"
             ) from error
         program.root, program.graph = program.exported.graph_module, program.exported.graph
         return PassResult(matches)

@@ -13,7 +13,7 @@ from lrpfx.runtime.module_tree import set_derived_buffer
 
 
 class NameTensors(GraphPass):
-    """Put the tensors of a trace where the explainable module has them, and its other constants into `constants`."""
+    """Name the tensors of a trace as in the explainable module, and other constants `constants.<name>`."""
 
     name = "name_tensors"
     stage = "lower"

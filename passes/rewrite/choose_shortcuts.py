@@ -1,4 +1,4 @@
-"""Choose for each layer the cheapest form of its rule."""
+"""Choose the cheapest form of each layer's rule."""
 
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import SUPPORTED, VALIDATED
@@ -10,7 +10,7 @@ from lrpfx.layers.layer import Layer, layer_of_node
 
 
 class ChooseShortcuts(GraphPass):
-    """Ask each rule for a shortcut, given the signs of the inputs and where the output has relevance."""
+    """Ask each rule for a shortcut, given the signs of the inputs and the support of the output's relevance."""
 
     name = "choose_shortcuts"
     stage = "rewrite"

@@ -1,4 +1,4 @@
-"""Let no gradient flow to inputs that were declared constant."""
+"""Stop gradients to inputs that the user declared constant."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from lrpfx.operators.functions import without_gradient
 
 
 class CutConstants(GraphPass):
-    """Detach declared constants where they enter: operations that only move values have no rule to stop relevance."""
+    """Detach declared constants at the input: operations that only move values have no rule that could stop relevance."""
 
     name = "cut_constants"
     stage = "rewrite"
