@@ -1,7 +1,7 @@
-"""The compiler's stages, one graph pass per file.
+"""The compiler's graph passes, and the driver that runs them.
 
-A pass has a name, a stage and a result that says how many places it matched and why it left the others alone. It edits the
-graph of a `Program` and nothing else: the driver lints, records the history, verifies and dumps.
+A pass has a name and a stage. Its result holds the number of matches, and the reason for each candidate that it left alone. A
+pass only edits a `Program`; the driver lints and verifies the graph, records the history and writes dumps.
 """
 
 from lrpfx.passes.analyze.infer_signs import AnalyzeSigns

@@ -1,17 +1,16 @@
-"""ASSIGN: the composite chooses a rule for each layer; metadata only, no node is edited."""
-
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
+"""ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
 from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import data_calls, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 
 
 class Assign(GraphPass):
-    """Ask the composite about every layer in the order of execution. Entries that matched nothing become a warning."""
+    """Ask the composite for a rule for every layer, in execution order. Warn about entries that match no layer."""
 
     name = "assign"
     stage = "assign"

@@ -1,4 +1,4 @@
-"""The driver: runs a pass, checks what it left, and records it."""
+"""The driver: runs passes, checks the graph after each pass, and records the history."""
 
 import dataclasses
 import os
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from torch import fx, nn
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
+from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.support.torch_internals import pytree
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
 NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
 
-#: By how much an output may differ: relative to itself, and to the largest value of its tensor.
+#: Tolerances for outputs by dtype: relative to the value itself, and relative to the largest value of its tensor.
 _PRECISION = {
     torch.float64: (1e-9, 1e-9),
     torch.complex128: (1e-9, 1e-9),
@@ -26,15 +26,16 @@ _PRECISION = {
     torch.bfloat16: (0.0, 5e-2),
 }
 _SINGLE_PRECISION = (1e-3, 1e-4)
-#: Outputs below 1 may be small beside what they are computed from: up to this share, they may differ as if they were 1.
+#: Outputs below 1 may be differences of larger terms. They have the absolute tolerance of outputs of size 1, but at most this
+#: share of the largest output.
 _CANCELLATION = 0.02
 
 
 class Verification:
-    """The source model's answer on some inputs, to hold the graph against after every change."""
+    """The source model's outputs on some inputs, for comparison with the graph's outputs after every change."""
 
     def __init__(self, args: tuple[Any, ...], expected: Any, records: bool = True) -> None:
-        """`records`: whether shapes and dtypes of the values are facts to keep, and not those of a guess."""
+        """`records`: whether to record the shapes and dtypes of values; False for guessed inputs."""
         self.records = records
         self.args = fresh(args)
         self.expected = _leaves(fresh(expected))
@@ -42,9 +43,9 @@ class Verification:
         self.largest = max(map(_largest, tensors), default=0.0) or 1.0
 
     def check(self, program: Program, name: str, overwrites: bool = False) -> None:
-        """`VerificationError` if the graph computes something else than the source model. Records shapes and dtypes.
+        """Raise `VerificationError` if the graph's outputs differ from the source model's. Record shapes and dtypes.
 
-        `overwrites`: whether the graph may have in-place operations on parameters and buffers, which stay as they are.
+        `overwrites`: whether the graph may overwrite parameters and buffers. It then runs on copies of them.
         """
         interpreter = _Interpreter(program, self.records, overwrites)
         try:
@@ -54,24 +55,24 @@ class Verification:
             raise
         except Exception as error:
             raise VerificationError(
-                f"after {name} the graph of {program.title} raises {type(error).__name__}, where the model does not: {error}"
+                f"after {name} the graph of {program.title} raises {type(error).__name__}, but the model does not: {error}"
             ) from error
         try:
             self._compare(actual)
         except AssertionError as error:
             self._refuse_random(program)
             raise VerificationError(
-                f"after {name} the graph of {program.title} computes something else than the model: {error}. "
-                "A Python branch on the type or the shape of a tensor is the usual cause: tracing took another branch."
+                f"after {name} the graph of {program.title} does not compute the same as the model: {error}. "
+                "The usual cause is a Python branch on the type or shape of a tensor: tracing took another branch."
             ) from error
 
     def expect_outputs_of(self, program: Program) -> None:
-        """Hold later changes against what the graph returns now, since a pass has given it other outputs on purpose."""
+        """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
         with torch.no_grad():
             self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
 
     def _refuse_random(self, program: Program) -> None:
-        """`CaptureError` that names an operation whose result differs between two runs, if there is one: what draws, if any."""
+        """Raise `CaptureError` if a result differs between two runs; prefer to name an operation that draws randomly."""
         runs = []
         for _ in range(2):
             interpreter = fx.Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
@@ -88,7 +89,7 @@ class Verification:
             raise random_error(node_info(node).name, node_info(node).source) from None
 
     def _compare(self, actual: list[Any]) -> None:
-        """`AssertionError` unless the outputs are those expected: their number, dtypes, shapes and values."""
+        """Raise `AssertionError` unless the number, dtypes, shapes and values of the outputs are as expected."""
         if len(actual) != len(self.expected):
             raise AssertionError(f"it returns {len(actual)} values instead of {len(self.expected)}")
         for found, expected in zip(actual, self.expected, strict=True):
@@ -105,18 +106,18 @@ class Verification:
 
 
 def fresh(values: Any) -> Any:
-    """Values whose tensors are copies, so that a model may write into them."""
+    """The values with copied tensors, which a model may overwrite."""
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite magnitude of a tensor; 0 for one of integers or truth values."""
+    """The largest finite magnitude in a tensor; 0 for integer and boolean tensors."""
     finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor[:0]
     return float(finite.max()) if finite.numel() else 0.0
 
 
 def _leaves(value: Any) -> list[Any]:
-    """The tensors, numbers and texts in a result, in order: in tuples, lists, dicts and dataclasses."""
+    """The tensors, numbers and strings in a result, in order; a result may nest tuples, lists, dicts and dataclasses."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, item.name) for item in dataclasses.fields(value)]
     if isinstance(value, dict):
@@ -127,7 +128,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph; notes shapes and dtypes, and hands out copies of parameters and buffers, where asked to."""
+    """Runs a graph. Optionally records shapes and dtypes, and passes copies of parameters and buffers."""
 
     def __init__(self, program: Program, records: bool, copies: bool) -> None:
         super().__init__(program.root, graph=program.graph)
@@ -141,7 +142,7 @@ class _Interpreter(fx.Interpreter):
 
 
 def random_arguments(program: Program) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Random inputs that may fit a model for which there is no example: those for its first layer with a weight."""
+    """Random inputs for a model without example inputs, in shapes that fit its first dense layer or convolution."""
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     weight = _first_weight(program.graph, program.root)
     if len(placeholders) != 1 or weight is None:
@@ -159,7 +160,7 @@ _SIZES = (32, 28, 64, 96, 128, 224, 256, 299, 384, 16, 8)
 
 
 def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
-    """The weight of the first dense layer or convolution, with its groups and the number of dimensions that it moves over."""
+    """The weight of the first dense layer or convolution, its number of groups and its number of spatial dimensions."""
     for node in data_calls(graph):
         operator = node_info(node).operator
         if operator is None or not operator.weighs_channels:
@@ -173,10 +174,10 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
 
 
 def run_pass(program: Program, step: GraphPass, verification: Verification | None = None) -> PassResult:
-    """Run `step` on `program`, then lint and record; where it changed the graph, verify, or record that nothing could be."""
+    """Run `step` on `program`. Lint, record and verify a changed graph; without a verification, record that fact."""
     missing = [need for need in step.requires if need not in program.properties]
     if missing:
-        raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass made it so")
+        raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass ensures this")
     if step.changes_outputs and verification is not None and program.unverified:
         _verify(program, verification)
     before = _structure(program)
@@ -187,7 +188,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
         raise
     changed = _structure(program) != before
     if changed and not step.edits:
-        raise PassError(f"the pass {step.name} is not to edit anything, but it changed the graph of {program.title}")
+        raise PassError(f"the pass {step.name} must not edit anything, but it changed the graph of {program.title}")
     program.properties += [new for new in step.ensures if new not in program.properties]
     _check_properties(program, step)
     record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "", changed)
@@ -201,7 +202,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
 
 
 def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> list[str]:
-    """Run those of the passes that apply, in order; what the user should know."""
+    """Run the passes that apply, in order. Return their warnings."""
     warnings = []
     for step in steps:
         if step.applies(program):
@@ -214,19 +215,19 @@ def _check_properties(program: Program, step: GraphPass) -> None:
         violations = held.violations(program.graph)
         if violations:
             raise PassError(
-                f"after the pass {step.name} the graph of {program.title} is not {held}, which it was or should be: see "
+                f"after the pass {step.name} the graph of {program.title} should be {held}, but is not: see "
                 + ", ".join(map(str, violations[:3]))
             )
 
 
 def _verify(program: Program, verification: Verification) -> None:
-    """Verify what was changed since the last time."""
+    """Verify all changes since the last verification."""
     verification.check(program, " and ".join(program.unverified))
     program.unverified.clear()
 
 
 def _structure(program: Program) -> list[Any]:
-    """What a pass can change of what a program computes, to be compared: equal only where nothing was changed."""
+    """The parts of a program that determine its outputs. Two results are equal only if no part has changed."""
     nodes = [(node, node.op, _identity(node.target), _identities((node.args, node.kwargs))) for node in program.graph.nodes]
     named = [
         *program.root.named_parameters(remove_duplicate=False),
@@ -241,17 +242,17 @@ def _identities(arguments: Any) -> Any:
 
 
 def _identity(value: Any) -> tuple[int, Any]:
-    """Equal for the same object only, which it keeps alive, so that its number is not given away."""
+    """A key that is equal only for the same object. It keeps the object alive: Python reuses the ids of dead objects."""
     return id(value), value
 
 
 def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "", changed: bool = True) -> None:
-    """Lint a graph that changed, add the step to the history, and dump it where the environment asks for it."""
+    """Lint the graph if it changed, add the step to the history, and dump it if LRPFX_DUMP_DIR is set."""
     if changed or not program.history:
         try:
             program.graph.lint()
         except Exception as error:
-            raise PassError(f"the pass {name} left a graph of {program.title} that is not well formed: {error}") from error
+            raise PassError(f"the pass {name} left a malformed graph of {program.title}: {error}") from error
         code = readable_code(program.graph)
     else:
         code = program.history[-1].code
@@ -263,7 +264,7 @@ def record(program: Program, stage: str, name: str, result: PassResult, unverifi
 
 
 def verified_after_all(program: Program, first: int = 0) -> None:
-    """Note that what the graph computes was verified, all changes from stage number `first` on together."""
+    """Record that all changes were verified together, from entry number `first` of the history on."""
     program.unverified.clear()
     program.history[first:] = [dataclasses.replace(stage, unverified="") for stage in program.history[first:]]
 
@@ -275,7 +276,7 @@ def readable_code(graph: fx.Graph) -> str:
 
 
 def dump(stage: PassRecord, number: int, directory: Path) -> Path:
-    """Write a stage to `directory` as `003_canonize_merge_batch_norm.py`."""
+    """Write a record to `directory`, for example as `003_canonize_merge_batch_norm.py`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{number:03d}_{stage.stage.lower()}_{stage.name}.py"
     path.write_text(str(stage) + "\n")

@@ -1,34 +1,34 @@
-"""What passes work on, and what a pass is."""
+"""The data that passes work on, and the base class of passes."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from lrpfx.passes.properties import NAMED, Property
 from torch import fx, nn
 from torch.export import ExportedProgram
 
 from lrpfx.errors import CaptureError, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
+from lrpfx.passes.properties import NAMED, Property
 from lrpfx.support.torch_internals import OpOverload
 
-#: Key of an exported program's metadata under which the stages stand that it was made in.
+#: Key in an exported program's metadata for its compilation history.
 HISTORY = "lrpfx_history"
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One step of the compilation: what a pass did, and the graph after it as Python code."""
+    """One step of the compilation: the result of a pass, and the graph after it as Python code."""
 
     stage: str
     name: str
     matches: int
-    details: tuple[tuple[str, str], ...]  # (qualified name, what was done there)
+    details: tuple[tuple[str, str], ...]  # (qualified name, change at this place)
     reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
     code: str
-    unverified: str = ""  # why what the pass changed was not held against the model, if so
+    unverified: str = ""  # why a change was not verified, if it was not
 
     def __str__(self) -> str:
         lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
@@ -40,9 +40,9 @@ class PassRecord:
 
 @dataclass
 class Program:
-    """A graph on its way through the compiler, with the modules that its nodes refer to.
+    """A graph during compilation, with the modules that its nodes refer to.
 
-    `root` is private to the compiler: a copy of the user's model, and from the rewrite on the tree of rule modules.
+    `root` is private to the compiler: a copy of the user's model, and after the rewrite the tree of rule modules.
     """
 
     root: nn.Module
@@ -50,13 +50,13 @@ class Program:
     title: str
     history: list[PassRecord] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
-    frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers whose values the graph holds as numbers, by name
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
-    guards: list[Guard] = field(default_factory=list)  # what was fixed in the arguments
-    fixed_dimensions: bool = False  # whether a pass relied on the number of dimensions that an example input has
+    guards: list[Guard] = field(default_factory=list)  # facts about the arguments that the graph relies on
+    fixed_dimensions: bool = False  # whether a pass relied on an example input's number of dimensions
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
-    exported: ExportedProgram | None = None  # the graph as torch.export has it, once it is lowered
+    exported: ExportedProgram | None = None  # the exported program, once the graph is lowered
 
     def program(self) -> ExportedProgram:
         """The exported program. `PassError` before there is one."""
@@ -67,7 +67,7 @@ class Program:
 
 @dataclass
 class PassResult:
-    """How many places a pass matched, what it did where, what it left alone and why, and what the user should know."""
+    """The result of a pass: number of matches, changes, reasons for candidates left alone, and warnings for the user."""
 
     matches: int = 0
     details: list[tuple[str, str]] = field(default_factory=list)
@@ -76,23 +76,23 @@ class PassResult:
 
 
 class GraphPass(ABC):
-    """A step of the compilation."""
+    """A pass over the graph: one step of the compilation."""
 
     name: ClassVar[str]
     stage: ClassVar[str]
-    #: What must be true of the program before the pass, and what it makes true. The driver checks both.
+    #: Properties that the program must have before and after the pass. The driver checks both.
     requires: ClassVar[tuple[Property, ...]] = ()
     ensures: ClassVar[tuple[Property, ...]] = ()
-    #: Whether the pass may change the graph. The driver finds out whether it did.
+    #: Whether the pass may change the graph. The driver checks whether it did.
     edits: ClassVar[bool] = True
-    #: Whether the next pass completes what this one begins; the graph is then verified after that.
+    #: Whether the next pass completes this change. The graph is then verified only after the next pass.
     unfinished: bool = False
 
-    #: Whether the pass gives the graph other outputs on purpose: later changes are held against those.
+    #: Whether the pass changes the graph's outputs on purpose. Later changes are compared with the new outputs.
     changes_outputs: ClassVar[bool] = False
 
     def applies(self, program: Program) -> bool:
-        """Whether there is anything for the pass to do; where not, it is left out of the history."""
+        """Whether the pass applies to the program. If not, it does not run and is not in the history."""
         return True
 
     @abstractmethod
@@ -108,7 +108,7 @@ def insert_call(
     info: NodeInfo,
     kwargs: dict[str, Any] | None = None,
 ) -> fx.Node:
-    """A new function call in front of `before`, named after `info`."""
+    """Insert a function call before the node `before`, named after `info`."""
     with graph.inserting_before(before):
         node = graph.create_node("call_function", target, args, kwargs, name=info.name.replace(".", "_"))
     set_info(node, info)
@@ -116,20 +116,20 @@ def insert_call(
 
 
 def refuse_state(tensor: fx.Node, name: str) -> None:
-    """`CaptureError` if the output depends on a tensor of the model that forward itself overwrites."""
+    """Raise `CaptureError` if the output depends on `tensor`, a tensor of the model that forward overwrites."""
     if _reaches_output(tensor):
         raise CaptureError(
-            f"forward overwrites {name!r}, on which its output depends: each call would compute something else than the "
-            "one before. Change it outside of forward, or keep its value in an input."
+            f"forward overwrites {name!r}, and its output depends on it, so each call would return a different result. "
+            "Change it outside of forward, or pass its value as an input."
         )
 
 
-#: Functions of torch.nn.functional that draw random numbers with other operators.
+#: Functions of torch.nn.functional that draw random numbers through operators of other names.
 _RANDOM = ("gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d")
 
 
 def draws_random_numbers(node: fx.Node) -> bool:
-    """What torch says of the operator of this name."""
+    """Whether a call draws random numbers, according to torch's tags of the operator with its name."""
     if node.op not in ("call_function", "call_method"):
         return False
     overload: Any = node.target
@@ -143,16 +143,16 @@ def draws_random_numbers(node: fx.Node) -> bool:
 
 
 def refuse_random(value: fx.Node, name: str, source: str) -> None:
-    """`CaptureError` if the output depends on a value that is drawn at random."""
+    """Raise `CaptureError` if the output depends on `value`, which is drawn at random."""
     if _reaches_output(value):
         raise random_error(name, source)
 
 
 def random_error(name: str, source: str) -> CaptureError:
-    """What is wrong with a model whose output is not determined by its inputs."""
+    """The error for a model whose output differs between calls with the same inputs."""
     return CaptureError(
-        f"{name} ({source or 'source unknown'}) draws random numbers, so that the model has another output at each call. "
-        "Call model.eval(), or take them out of forward."
+        f"{name} ({source or 'source unknown'}) draws random numbers, so the model's output differs between calls. "
+        "Call model.eval(), or remove the random numbers from forward."
     )
 
 

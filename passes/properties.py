@@ -1,22 +1,22 @@
-"""What a pass may rely on, and what it leaves true: properties of a program, each with a check of its graph."""
+"""Properties of a program that passes require and ensure, with checks of the graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from torch import fx
 
 from lrpfx.ir.node import INPLACE, data_calls, has_info, node_info
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.types import Dropout
 
 
 @dataclass(frozen=True)
 class Property:
-    """Something that is true of a program from one pass on."""
+    """A property that a program has from a certain pass on."""
 
     name: str
-    violations: Callable[[fx.Graph], list[fx.Node]] = lambda graph: []  # the nodes that contradict it
+    violations: Callable[[fx.Graph], list[fx.Node]] = lambda graph: []  # the nodes that violate it
 
     def __str__(self) -> str:
         return self.name
@@ -53,7 +53,7 @@ def _not_rewritten(graph: fx.Graph) -> list[fx.Node]:
 
 
 def identities(graph: fx.Graph) -> list[fx.Node]:
-    """Operations of a lowered program that return their argument."""
+    """Operations of a lowered program that return their argument unchanged."""
     return [node for node in graph.nodes if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)]
 
 
@@ -65,38 +65,38 @@ def _backwards(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target in FORWARD_FORMS]
 
 
-#: Each node says what it is, and has a name.
+#: Each node has a `NodeInfo` with its name.
 NAMED = Property("named", _without_name)
-#: Each operation is a function; those of the table have their arguments in canonical order.
+#: The graph has no method calls, and calls of listed operators have their arguments in canonical order.
 CANONICAL = Property("canonical", _methods)
 #: No operation overwrites its argument.
 OUT_OF_PLACE = Property("out of place", _inplace)
-#: No dropout.
+#: The graph has no dropout.
 DETERMINISTIC = Property("deterministic", _dropouts)
-#: Operations that consist of others are replaced by these.
+#: Fused operations are replaced by the operations that they consist of.
 DECOMPOSED = Property("decomposed")
-#: Each result is read.
+#: Each result is used.
 LIVE = Property("live", _unread)
-#: Products that scale a signal are told from others.
+#: Gating products are distinguished from ordinary ones.
 GATED = Property("gated")
-#: The composite was asked about each layer.
+#: The composite was asked for a rule for each layer.
 ASSIGNED = Property("assigned")
 #: Each operation has a rule, needs none, or keeps its gradient.
 VALIDATED = Property("validated", _undecided)
-#: Signs of the values are known, as far as they are.
+#: The signs of values are inferred.
 SIGNED = Property("signed")
-#: It is known for which values relevance is zero where they are.
+#: Values whose relevance is zero wherever they are not positive are marked.
 SUPPORTED = Property("supported")
-#: Each rule stands in the graph as a module.
+#: Each layer with a rule is a call of a rule module.
 REWRITTEN = Property("rewritten", _not_rewritten)
 
 # Of lowered programs:
 
-#: No operation returns its argument.
+#: The graph has no `detach` or `alias`.
 NO_DETACH = Property("without detach", identities)
 #: Parameters and constants have names.
 TENSORS_NAMED = Property("with named tensors", _nameless)
 #: An exported program.
 EXPORTED = Property("exported")
-#: No operation that ONNX does not have and lrpfx can write otherwise.
-ONNX_OPERATORS = Property("of operators of ONNX", _backwards)
+#: Operators in `FORWARD_FORMS` are replaced.
+ONNX_OPERATORS = Property("made of ONNX operators", _backwards)

@@ -1,4 +1,4 @@
-"""The compiler's stages in order: which passes a transform runs. Whoever runs some of them takes them from here."""
+"""The compiler's stages in order, and the passes of each stage. Code that runs a stage takes its passes from here."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -26,19 +26,18 @@ from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
-
 from lrpfx.rules.mapping import RuleMapping
 from lrpfx.runtime.explain_module import ExplainModule
 
-OUTPUT, LOGITS = "output", "logits"  # what an explainable module returns
+OUTPUT, LOGITS = "output", "logits"  # values of `Settings.explain`: the output to explain
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What passes need to know of how the compiler was called; see `lrpfx.transform`."""
+    """The options of `lrpfx.transform` that passes depend on."""
 
     composite: RuleMapping | None = None
-    canonizers: Sequence[GraphPass] = ()  # the passes that the composite's canonizers ask for
+    canonizers: Sequence[GraphPass] = ()  # passes requested by the composite's canonizers
     constants: Collection[str] = ()
     input_range: InputRange = None
     keep_gradient: bool = False
@@ -49,7 +48,7 @@ class Settings:
     legalize: Sequence[type[GraphPass]] = ()  # passes that write a lowered program in the operators of a backend
 
 
-#: Stage -> its passes, in the order in which they run.
+#: The passes of each stage, in execution order.
 STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "normalize": lambda settings: (
         NormalizeOperators(settings.constants),
@@ -83,5 +82,5 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
 
 
 def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:
-    """The passes of these stages, in order."""
+    """The passes of the given stages, in order."""
     return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]

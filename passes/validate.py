@@ -1,17 +1,17 @@
-"""VALIDATE: every node has a rule, is neutral, or was allowed to keep its gradient; all problems in one error."""
+"""VALIDATE: check that every node has a rule, needs none, or may keep its gradient. One error lists all problems."""
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from torch import fx
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.layers.layer import bound_arguments, layer_of_node
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from lrpfx.rules.hook import Hook
 
 
 class Validate(GraphPass):
-    """Check every assignment. `UnsupportedOperationError` lists all operations without a rule, `RuleError` all misfits."""
+    """Check every assignment. `UnsupportedOperationError` lists operations without a rule, `RuleError` unsuitable rules."""
 
     name = "validate"
     stage = "validate"
@@ -36,7 +36,7 @@ class Validate(GraphPass):
                 result.matches += 1
             elif self.keep_gradient:
                 update_info(node, keeps_gradient=True)
-                result.reasons.append((info.name, "without a rule: keeps its gradient, as allowed"))
+                result.reasons.append((info.name, "has no rule and keeps its gradient, as allowed"))
             else:
                 missing.append(complaint(node))
         if missing:
@@ -52,7 +52,7 @@ class Validate(GraphPass):
 
 
 def misfit(program: Program, node: fx.Node) -> str | None:
-    """Why the rule of `node` does not fit its layer, or None."""
+    """The reason why the rule of `node` does not fit its layer, or None."""
     info = node_info(node)
     layer = layer_of_node(node, program.root)
     for name, value in layer.parameters.items():
@@ -64,8 +64,8 @@ def misfit(program: Program, node: fx.Node) -> str | None:
         for name, value in bound_arguments(node, operator).items():
             if name not in known and any(map(is_data, nodes_in(value))):
                 return (
-                    f"  {info.name} ({info.source}): its argument {name!r} depends on the model's input, and no rule says how "
-                    "much relevance it gets; write the call with operations on both, such as torch.maximum for a bound"
+                    f"  {info.name} ({info.source}): its argument {name!r} depends on the model's input, but no rule assigns "
+                    "relevance to it; use an operation that takes both as operands, such as torch.maximum for a bound"
                 )
     try:
         _check_code(info.rule)
@@ -79,14 +79,14 @@ def misfit(program: Program, node: fx.Node) -> str | None:
 
 
 def _check_code(rule: Hook) -> None:
-    """`RuleError` if a rule has code that runs only where modules are called."""
+    """Raise `RuleError` if a rule overrides methods that run only in module mode."""
     for name in ("pre_forward", "post_forward"):
         if getattr(type(rule), name) is not getattr(Hook, name):
-            raise RuleError(f"it overrides {name}, which has no place in a graph; register it on the module instead")
+            raise RuleError(f"it overrides {name}, which does not run in a graph; register the rule on the module instead")
 
 
 def complaint(node: fx.Node) -> str:
-    """Which operation has no rule, where, and what to do about it."""
+    """The message for an operation without a rule: its name, its source line and the remedies."""
     info = node_info(node)
     if node.op == "call_module":
         what = f"{info.description} as a whole (lrpfx.types.{info.kind_name})"

@@ -1,1 +1,1 @@
-"""What the compiler knows of operators, of a graph's nodes, and of the arguments that a graph was made for."""
+"""The compiler's knowledge about operators, the nodes of a graph, and the arguments that a graph accepts."""

@@ -1,6 +1,6 @@
-"""What the compiler fixed in the arguments of a model, to be held against the arguments of every call.
+"""Guards: facts about a model's arguments that a graph relies on, checked at every call.
 
-A guard is plain data that can be pickled. It is cheap, and torch.compile can follow it.
+A guard is plain data and can be pickled. Its check is cheap, and torch.compile can trace it.
 """
 
 import ast
@@ -20,7 +20,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Place:
-    """A value in the arguments of a call: the name of the argument, and the keys that lead to the value in it."""
+    """The place of a value in the arguments of a call: the name of the argument, and the keys that lead to the value in it."""
 
     argument: str
     keys: tuple[Any, ...] = ()
@@ -29,7 +29,7 @@ class Place:
         return self.argument + "".join(f"[{key!r}]" for key in self.keys)
 
     def value_in(self, arguments: Mapping[str, Any]) -> Any:
-        """The value that stands here; `_ABSENT` where there is none."""
+        """The value at this place, or `_ABSENT`."""
         value = arguments.get(self.argument, _ABSENT)
         for key in self.keys:
             try:
@@ -40,40 +40,40 @@ class Place:
 
 
 def place_of(argument: str, path: Sequence[Any]) -> Place:
-    """The place that torch's description of a path leads to."""
+    """The place that a key path of torch's pytrees leads to."""
     return Place(argument, tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path))
 
 
 def is_constant(value: Any) -> bool:
-    """Whether an example of an argument is a constant of the graph, and not an input."""
+    """Whether an argument with this example value is a constant of the graph and not an input."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 class Guard(ABC):
-    """One fact that the graph relies on."""
+    """A fact about the arguments that the graph relies on."""
 
     @abstractmethod
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with the arguments of a call, by name; None where they are as the graph was made for."""
+        """The error message for arguments, given by name, that violate the guard; None if they satisfy it."""
 
 
 @dataclass(frozen=True)
 class FixedValue(Guard):
-    """An argument that is a constant of the graph: a flag, a number, a text or None."""
+    """An argument that is a constant of the graph: a flag, a number, a string or None."""
 
     place: Place
     value: Any
-    default: bool = False  # whether it is fixed at the default of forward, since the example inputs did not give it
+    default: bool = False  # whether it is forward's default, because the example inputs lack it
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         given = self.place.value_in(arguments)
         if given is _ABSENT or _same(given, self.value):
             return None
-        why = "its default, since example_inputs do not give it" if self.default else "the value in example_inputs"
+        why = "its default, because example_inputs do not include it" if self.default else "the value in example_inputs"
         shown = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
         return (
             f"the argument {str(self.place)!r} is {shown}, but the graph was made with {self.value!r}, {why}; for another "
-            "value transform the model with it among the example_inputs"
+            "value, transform the model with this value in example_inputs"
         )
 
 
@@ -85,7 +85,7 @@ def _same(given: Any, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class FixedKind(Guard):
-    """A tensor that is a signal, of floating-point numbers, or one of integers or truth values, which are no signal."""
+    """A tensor that is a signal (floating-point or complex numbers) or is not a signal (integers or booleans)."""
 
     place: Place
     signal: bool
@@ -96,19 +96,19 @@ class FixedKind(Guard):
             return None
         if self.signal:
             return (
-                f"the input {str(self.place)!r} has dtype {given.dtype}, which carries no relevance, but the compiler took it "
-                "for a signal. Pass a floating-point tensor, or transform the model with such example_inputs, or with "
+                f"the input {str(self.place)!r} has dtype {given.dtype}, which carries no relevance, but the compiler "
+                "assumed a signal. Pass a floating-point tensor, or transform the model with such example_inputs, or with "
                 f"constants=({self.place.argument!r},)"
             )
         return (
-            f"the input {str(self.place)!r} has dtype {given.dtype}, but the compiler took it for integers or truth values, "
-            "which are constants to relevance. Transform the model with example_inputs of this dtype"
+            f"the input {str(self.place)!r} has dtype {given.dtype}, but the compiler assumed integers or booleans, "
+            "which carry no relevance. Transform the model with example_inputs of this dtype"
         )
 
 
 @dataclass(frozen=True)
 class FixedSizes(Guard):
-    """A tensor with this many dimensions, of these sizes; None for a size that may vary."""
+    """A tensor with a fixed number of dimensions and these sizes; None for a size that may vary."""
 
     place: Place
     sizes: tuple[int | None, ...]
@@ -136,7 +136,7 @@ class FixedSizes(Guard):
 
 @dataclass(frozen=True)
 class FloatingPoint(Guard):
-    """A tensor of floating-point numbers, where forward asks for that."""
+    """A floating-point tensor, because forward checks for one."""
 
     place: Place
 
@@ -147,7 +147,7 @@ class FloatingPoint(Guard):
         return f"the input {str(self.place)!r} has dtype {given.dtype}, but the graph was made for floating-point numbers"
 
 
-#: What an expression may name besides sizes: what torch.export writes conditions with.
+#: Names that an expression may use besides `sizes`: the functions in the conditions of torch.export.
 _NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf}
 _ARITHMETIC = (
     *(ast.Expression, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.BinOp, ast.operator),
@@ -156,7 +156,7 @@ _ARITHMETIC = (
 
 
 def _is_arithmetic(node: ast.AST) -> bool:
-    """Whether a part of an expression can do nothing but compute: it may come from a file."""
+    """Whether a part of an expression is plain arithmetic. The expression may come from an untrusted file."""
     if isinstance(node, ast.Name):
         return node.id == "sizes" or (node.id in _NAMES and not node.id.startswith("_"))
     if isinstance(node, ast.Attribute):
@@ -167,16 +167,16 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 @dataclass(frozen=True)
 class SizeCondition(Guard):
-    """A condition on sizes, under which the graph was made: on the other side of it the model may compute something else.
+    """A condition on sizes that the graph relies on. For other sizes, the model may not compute the same as the graph.
 
-    `expression` is Python, in which `sizes[0]`, `sizes[1]`, ... stand for the sizes in `of`: places and dimensions.
+    `expression` is a Python expression in which `sizes[0]`, `sizes[1]`, ... are the sizes in `of`, as (place, dimension).
     """
 
     expression: str
     of: tuple[tuple[Place, int], ...]
     holds: Callable[[Sequence[int]], Any] = field(init=False, repr=False, compare=False)
     readable: str = field(init=False, repr=False, compare=False)
-    names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of the sizes
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)  # names of the sizes in messages
 
     def __post_init__(self) -> None:
         tree = ast.parse(self.expression, mode="eval")
@@ -201,12 +201,12 @@ class SizeCondition(Guard):
         for place, dimension in self.of:
             value = place.value_in(arguments)
             if not isinstance(value, torch.Tensor) or value.ndim <= dimension:
-                return None  # which another guard says
+                return None  # another guard reports this
             sizes.append(value.shape[dimension])
         if self.holds(sizes):
             return None
         found = "; ".join([f"{name} has size {size}" for name, size in zip(self.names, sizes, strict=True)])
         return (
-            f"{found}, but the graph was made under the condition {self.readable}: forward branches on it, or needs it. "
-            "Transform the model with example_inputs on this side of it"
+            f"{found}, but the graph is valid only for {self.readable}: forward branches on this condition or needs it. "
+            "Transform the model with example_inputs of these sizes"
         )

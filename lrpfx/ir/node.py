@@ -1,4 +1,4 @@
-"""What the compiler knows about a node of a graph, kept in `node.meta`."""
+"""The compiler's knowledge about the nodes of a graph, stored in `node.meta`."""
 
 import dataclasses
 import enum
@@ -23,15 +23,15 @@ class Role(enum.Enum):
     """What a node's value depends on."""
 
     DATA = "data"  # the values of the model's inputs: relevance flows through it
-    DISCRETE = "discrete"  # inputs of integers or truth values: constant to relevance, but embeddings look them up
-    CONSTANT = "constant"  # inputs that the user declared constant, and steps of the data, such as x > 0
-    PARAMETER = "parameter"  # parameters, buffers and constants alone: it can be folded
-    METADATA = "metadata"  # shapes, dtypes and devices of the inputs: a host value, or a tensor made from such
+    DISCRETE = "discrete"  # inputs of integers or booleans: constant to relevance, but embeddings take them as indices
+    CONSTANT = "constant"  # inputs that the user declared constant, and step functions of the data, such as x > 0
+    PARAMETER = "parameter"  # only parameters, buffers and constants: it can be folded
+    METADATA = "metadata"  # only shapes, dtypes and devices of the inputs: a Python value, or a tensor made from such values
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the compiler knows of one call of a layer."""
+    """The compiler's knowledge about one call of a layer, from which its rule chooses a shortcut."""
 
     signs: tuple[Sign, ...] = ()  # of the inputs
     relevant_where_positive: bool = False  # the output's relevance is zero wherever the output is not positive
@@ -39,33 +39,33 @@ class Facts:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """The compiler's knowledge of one node. Immutable, so that copies of a graph can share it."""
+    """The compiler's knowledge about one node. It is immutable, so copies of a graph can share it."""
 
     name: str  # qualified name, unique in the graph
-    module_path: str | None = None  # the module whose call this node is, if it stands for one
-    source: str = ""  # file:line of the user's code that made the node
+    module_path: str | None = None  # the module that the node calls, if it represents a module call
+    source: str = ""  # file:line of the user's code that created the node
     operator: Operator | None = None  # row of the operator table
-    unlisted: type[types.Kind] | None = None  # the kind of a call that no row lists
+    unlisted: type[types.Kind] | None = None  # the kind of a call without a row
     role: Role = Role.DATA
     description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
-    shape: tuple[int, ...] | None = None  # of the value, where example inputs were given
-    dtype: torch.dtype | None = None  # of the value, likewise
+    shape: tuple[int, ...] | None = None  # of the value, if example inputs were given
+    dtype: torch.dtype | None = None  # of the value, if example inputs were given
     sign: Sign = Sign.UNKNOWN
     relevant_where_positive: bool = False  # the value's relevance is zero wherever the value is not positive
-    value_range: tuple[float, float] | None = None  # of an input, where the user gave it
+    value_range: tuple[float, float] | None = None  # of an input, if the user gave it
     merged: tuple[str, ...] = ()  # names of the layers that were merged into this one
-    rule: Any = None  # the rule (a Hook), until the rewrite; afterwards its text
+    rule: Any = None  # the rule (a Hook); after the rewrite, its repr
     chosen_by: str = ""  # which entry of the composite chose the rule
-    keeps_gradient: bool = False  # without a rule, and allowed to be
+    keeps_gradient: bool = False  # it has no rule and may keep its plain gradient
 
     @property
     def kind(self) -> type[types.Kind] | None:
-        """What a call computes; None for inputs, parameters, and what depends on shapes alone."""
+        """The kind of a call; None for inputs, parameters, and values that depend only on shapes."""
         return self.unlisted if self.operator is None else self.operator.kind
 
     @property
     def kind_name(self) -> str:
-        """The name of the kind, "" where there is none."""
+        """The name of the kind, or "" if there is none."""
         return "" if self.kind is None else self.kind.__name__
 
     @property
@@ -90,7 +90,7 @@ def node_info(node: fx.Node) -> NodeInfo:
 
 
 def support_label(info: NodeInfo) -> str:
-    """Where a value has relevance: "> 0" for only where it is positive, or nothing."""
+    """The label "> 0" of a value whose relevance is zero wherever it is not positive; "" for other values."""
     return "> 0" if info.relevant_where_positive else ""
 
 
@@ -104,12 +104,12 @@ def set_info(node: fx.Node, info: NodeInfo) -> None:
 
 
 def update_info(node: fx.Node, **changes: Any) -> None:
-    """Replace single facts about `node`."""
+    """Replace some facts about `node`."""
     set_info(node, replace(node_info(node), **changes))
 
 
 def like(sequence: Any, items: list[Any]) -> Any:
-    """`items` as a list, or as a tuple of the class of `sequence`: a named one keeps its names."""
+    """`items` as a list, or as a tuple of the class of `sequence`, which may be a named tuple or a result type of torch."""
     if not isinstance(sequence, tuple):
         return items
     if hasattr(sequence, "_fields"):
@@ -118,7 +118,7 @@ def like(sequence: Any, items: list[Any]) -> Any:
 
 
 def map_arguments(arguments: Any, change: Callable[[Any], Any]) -> Any:
-    """A structure of call arguments (tuples, lists, dicts, slices) with every leaf changed by a function."""
+    """Apply a function to every leaf of nested call arguments (tuples, lists, dicts, slices)."""
     if isinstance(arguments, (tuple, list)):
         items = [map_arguments(item, change) for item in arguments]
         return like(arguments, items)
@@ -130,7 +130,7 @@ def map_arguments(arguments: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def nodes_in(arguments: Any) -> list[fx.Node]:
-    """The nodes in a structure of arguments, in order and as often as they occur."""
+    """The nodes in nested arguments, in order and with repetitions."""
     found: list[fx.Node] = []
     map_arguments(arguments, lambda leaf: found.append(leaf) if isinstance(leaf, fx.Node) else None)
     return found
@@ -142,7 +142,7 @@ def is_data(argument: Any) -> bool:
 
 
 def role_from(arguments: Iterable[Any]) -> Role:
-    """What the value of a call depends on, from what its arguments depend on."""
+    """The role of a call, from the roles of its arguments."""
     roles = {node_info(argument).role for argument in arguments if isinstance(argument, fx.Node)}
     for role in (Role.DATA, Role.DISCRETE, Role.CONSTANT):
         if role in roles:
@@ -163,12 +163,12 @@ def attribute_of(node: fx.Node, root: nn.Module) -> Any:
 
 
 def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a floating-point tensor, which a gradient or relevance can belong to."""
+    """Whether a value is a floating-point tensor, which can have a gradient and relevance."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def floating_tensors(value: Any) -> list[torch.Tensor]:
-    """The floating-point tensors in a result, in order: in tuples, lists, dicts and dataclasses."""
+    """The floating-point tensors in a result, in order; a result may nest tuples, lists, dicts and dataclasses."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, item.name) for item in dataclasses.fields(value)]
     if isinstance(value, dict):

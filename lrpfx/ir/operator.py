@@ -1,6 +1,6 @@
-"""A row of the operator table: everything that the compiler knows of one operator.
+"""A row of the operator table: everything that the compiler knows about one operator.
 
-A fact that a row does not state is not assumed. The rows themselves stand in `lrpfx.operators`.
+The compiler assumes no fact that a row does not state. The rows are in `lrpfx.operators`.
 """
 
 import enum
@@ -17,7 +17,7 @@ from lrpfx.errors import PassError
 
 
 class Sign(enum.Enum):
-    """What is known of the sign of all values of a tensor."""
+    """The known sign of all values of a tensor."""
 
     UNKNOWN = ""
     NONNEGATIVE = "≥ 0"
@@ -25,7 +25,7 @@ class Sign(enum.Enum):
 
 
 class WeightLayout(enum.Enum):
-    """How the argument `weight` of a linear operator is laid out; its `bias` has an entry for each output channel."""
+    """The layout of the argument `weight` of a linear operator. Its `bias` has one entry per output channel."""
 
     DENSE = "(out, in), for the last dimension of the input"
     CONVOLUTION = "(out, in / groups, ...), channels being the second dimension of the input"
@@ -33,7 +33,7 @@ class WeightLayout(enum.Enum):
 
 
 class Probability(enum.Enum):
-    """What a probability, or its logarithm, is computed from."""
+    """The logits from which a probability, or its logarithm, is computed."""
 
     OF_ONE_LOGIT = "sigmoid"
     OF_ALL_LOGITS = "softmax"
@@ -41,9 +41,9 @@ class Probability(enum.Enum):
 
 @dataclass(frozen=True)
 class Channels:
-    """Where the channels of a value are: they are dimension 1 of so many, None where that is not known.
+    """The position of a value's channels: dimension 1 of `dimensions`, which is None if unknown.
 
-    `flat`: a channel is as many entries of that dimension in a row as the dimension has for each.
+    `flat`: the channels are flattened into features. Each channel is an equal number of consecutive entries of dimension 1.
     """
 
     dimensions: int | None
@@ -51,11 +51,11 @@ class Channels:
 
 
 class NotAffineError(Exception):
-    """Why a map x -> scale * x + shift per channel does not pass through a call; "" where there is nothing to add."""
+    """The reason why a call does not commute with a map x -> scale * x + shift per channel; "" if it is obvious."""
 
 
 class Builder(ABC):
-    """Replaces a call of an operator by other calls, which it makes in front of it."""
+    """Decomposes a call of an operator into other calls, which it inserts before the call."""
 
     node: fx.Node  # the call
     arguments: dict[str, Any]  # its arguments by name, defaults included
@@ -65,20 +65,20 @@ class Builder(ABC):
 
     @abstractmethod
     def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, **options: Any) -> fx.Node:
-        """A call of a listed operator, or of `target` for one that leaves the choice of a function."""
+        """Insert a call of a listed operator. `target`: the function, for a row without a canonical one."""
 
     @abstractmethod
     def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
-        """Whether a value depends on parameters alone and has one of these numbers of dimensions."""
+        """Whether a value depends only on parameters and has one of these numbers of dimensions."""
 
     @abstractmethod
     def is_boolean(self, value: fx.Node) -> bool:
-        """Whether a value is known to be of truth values."""
+        """Whether a value is known to be boolean."""
 
     @abstractmethod
     def dtype_of(self, value: fx.Node) -> fx.Node: ...
 
-    # What attention reads from shapes.
+    # Values that attention computes from shapes.
 
     @abstractmethod
     def attention_scale(self, query: fx.Node) -> fx.Node: ...
@@ -97,18 +97,18 @@ ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.T
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
 Decomposition = Callable[[Builder], fx.Node | None]
-#: Where a dimension of the result was in the first argument, None if it was added; from its place in the result, the other
-#: arguments and the result's rank.
+#: (dimension of the result, other arguments, rank of the result) -> the same dimension in the first argument, None if the call
+#: added it.
 DimensionBefore = Callable[[int, Sequence[Any], int], int | None]
 
-#: The default of an argument that has none.
+#: Stands for the missing default of a required argument.
 REQUIRED = object()
 
 
 class Order(NamedTuple):
-    """The names of a spelling's positional arguments, in their order, and whether it overwrites the first.
+    """The names of a spelling's positional arguments, in order, and whether it overwrites the first argument.
 
-    It may name more arguments than the row does: settings of a kernel, which change nothing, and options that must stay None.
+    It may name arguments that the row lacks: kernel settings without effect on the result, and options that must be None.
     """
 
     arguments: tuple[str, ...]
@@ -117,14 +117,14 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A call of an operator, for the tests that hold for all rows: its arguments by name.
+    """A call of an operator, as arguments by name, for tests that run for all rows.
 
-    Options have values other than their defaults, so that an option that gets lost changes the result.
+    Options differ from their defaults, so a lost option changes the result.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
-    function: Function | None = None  # of all signals among the arguments, for rows whose arguments have no names
-    loses: str = ""  # where relevance goes that the inputs do not get: columns of the ledger
+    function: Function | None = None  # takes all signals in `arguments`, for rows without named arguments
+    loses: str = ""  # columns of the ledger for relevance that does not reach the inputs
     batch: bool = True  # whether the first dimension of inputs and output is a batch
 
 
@@ -135,82 +135,82 @@ class Operator:
     name: str
     kind: type[types.Kind]
 
-    # How it is written.
+    # Spellings.
     function: Function | None = None  # the canonical spelling; None: every spelling keeps its own function
-    arguments: Bound = field(default_factory=dict)  # names in order -> default, `REQUIRED` where there is none
+    arguments: Bound = field(default_factory=dict)  # names in order -> default, or `REQUIRED`
     data: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()  # learned; parameter modifiers apply to them
     buffers: tuple[str, ...] = ()  # statistics; no modifier applies to them
     modules: tuple[type, ...] = ()  # torch.nn classes that are spellings of this operator
-    functions: dict[Function, Order] = field(default_factory=dict)  # functions and ATen's operators, the canonical one included
-    methods: dict[str, Order] = field(default_factory=dict)  # of tensors
-    foreign: dict[str, Order] = field(default_factory=dict)  # functions of libraries that need not be installed, by their path
+    functions: dict[Function, Order] = field(default_factory=dict)  # functions and ATen operators, including the canonical one
+    methods: dict[str, Order] = field(default_factory=dict)  # tensor methods
+    foreign: dict[str, Order] = field(default_factory=dict)  # functions of optional libraries, by dotted path
     aliases: dict[str, str] = field(default_factory=dict)  # other names of arguments
     reflected: str = ""  # the row for a call whose first argument is a number: 1 - x is rsub(x, 1)
-    like: dict[str, tuple[str, ...]] = field(default_factory=dict)  # spellings that read a second tensor for these facts alone
-    whole: dict[str, tuple[Function, ...]] = field(default_factory=dict)  # what torch.export takes apart: schema -> functions
-    decomposition: Decomposition | None = None  # the calls that it consists of; the function answers None to leave a call alone
+    like: dict[str, tuple[str, ...]] = field(default_factory=dict)  # spellings that read only these facts of a second tensor
+    whole: dict[str, tuple[Function, ...]] = field(default_factory=dict)  # functions that torch.export would split, by schema
+    decomposition: Decomposition | None = None  # inserts the calls that it consists of, or returns None to keep it
 
-    # What its arguments are.
-    indices: tuple[str, ...] = ()  # tensors of integers or truth values, by name or place
-    controls: tuple[str, ...] = ()  # may depend on the inputs, and take no relevance: they steer the result
+    # Arguments.
+    indices: tuple[str, ...] = ()  # integer or boolean tensors, by name or position
+    controls: tuple[str, ...] = ()  # may depend on the inputs but take no relevance, such as a sampling grid
 
-    # What its result is.
+    # Result.
     sign: SignOf | None = None  # None: unknown
     moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
-    converts: bool = False  # every entry of the result is one of the first argument, possibly in another dtype
-    elementwise: bool = False  # an entry of the result is made of the entries of the data at its place, broadcast
-    adds_up: bool = False  # an entry of the result is a sum of entries of its one input, none with a negative weight
-    multiplies_up: bool = False  # an entry of the result is a product of entries of its one input
+    converts: bool = False  # every entry of the result is an entry of the first argument, possibly in another dtype
+    elementwise: bool = False  # an entry of the result depends only on the data at its position, after broadcasting
+    adds_up: bool = False  # an entry of the result is a sum of entries of the only input, with nonnegative weights
+    multiplies_up: bool = False  # an entry of the result is a product of entries of the only input
     positive_part: bool = False  # it is max(input, 0)
-    keeps_nonpositive: bool = False  # an entry of the result is positive only where the input is
-    negates: bool = False  # it is an operator of the same kind of the input with its sign turned
+    keeps_nonpositive: bool = False  # an entry of the result is positive only where the input is positive
+    negates: bool = False  # it is an operator of the same kind, applied to -input
     logarithm: bool = False  # it is the natural logarithm
-    probability: Probability | None = None  # it gives probabilities, or their logarithms
-    scales: int | Callable[[Bound], int] = 0  # how surely the result is what scales a signal, and not the signal itself
+    probability: Probability | None = None  # it returns probabilities or their logarithms
+    scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
     scaled: str = ""  # the row for a call in which one of two operands scales the other
 
-    # Results that are no signal, and several of them.
-    discrete: bool = False  # the result is of integers or truth values, or constant piece by piece
-    discrete_with: str = ""  # the argument with which it is constant piece by piece
-    results: tuple[str, ...] = ()  # names of the results, where there are several
-    discrete_results: tuple[int, ...] = ()  # those of several results that are of integers or constant piece by piece
+    # Results that are not a signal, and multiple results.
+    discrete: bool = False  # the result is integer, boolean or piecewise constant
+    discrete_with: str = ""  # the argument that makes the result piecewise constant
+    results: tuple[str, ...] = ()  # names of the results, if there are several
+    discrete_results: tuple[int, ...] = ()  # indices of the results that are integer or piecewise constant
     parts: bool = False  # the results are parts of the first argument
-    result_per_argument: bool = False  # result number i is made of argument number i alone
-    picks: bool = False  # the second argument says which of several results, or which entries of a tensor
+    result_per_argument: bool = False  # result number i depends only on argument number i
+    picks: bool = False  # the second argument selects one of several results, or entries of a tensor
 
     # Memory.
     view: bool = False  # the result may share memory with the first argument
     always_view: bool = False  # the result, or each of several, is a view of the first argument and never a copy
-    copying: dict[Function, Function] = field(default_factory=dict)  # functions that need strides that fit -> ones that copy
+    copying: dict[Function, Function] = field(default_factory=dict)  # need matching strides -> can copy
 
-    # What rules need of it besides the forward.
-    adjoint: Adjoint | None = None  # the transposed map, where the operator is linear in its data
-    constant_response: ConstantResponse | None = None  # its output for an input that is the same everywhere, likewise
-    detached: Detached | None = None  # the operator with its scale held constant, where it normalizes
+    # For rules, besides the forward.
+    adjoint: Adjoint | None = None  # the transposed map, if the operator is linear in its data
+    constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
+    detached: Detached | None = None  # the operator with its scale held constant, if it normalizes
 
-    # Affine maps: what can be merged into what.
-    weight_layout: WeightLayout | None = None  # where a map of its channels can be merged into its weight and bias
-    spatial: int = 0  # how many dimensions it convolves or pools over; its data has two more, the channels being the second
+    # Merging of affine maps.
+    weight_layout: WeightLayout | None = None  # set if a map of its channels can be merged into its weight and bias
+    spatial: int = 0  # dimensions that it convolves or pools over; batch and channels precede them in its data
     with_bias_map: str = ""  # the row of the convolution whose bias depends on the position
-    affine_in: tuple[str, ...] = ()  # the data in which it is affine while the other operand is constant
-    coefficients: Callable[[Any], tuple[Any, Any]] | None = None  # what `alpha` makes of the two operands of a sum
-    channels: Callable[[Channels, Bound], Channels] | None = None  # it commutes with an affine map per channel: where they go
+    affine_in: tuple[str, ...] = ()  # the data arguments in which it is affine if the other operand is constant
+    coefficients: Callable[[Any], tuple[Any, Any]] | None = None  # `alpha` -> factors of the two operands of a sum
+    channels: Callable[[Channels, Bound], Channels] | None = None  # set if it commutes with a map per channel
 
-    scales_features: bool = False  # at the end it multiplies the last dimensions with its weight, and adds its bias
+    scales_features: bool = False  # as its last step, it multiplies the last dimensions by its weight and adds its bias
 
     # Dimensions.
-    rank: Callable[[Bound], int | None] | None = None  # how many dimensions its result always has
-    rank_of: dict[type, int] = field(default_factory=dict)  # how many its input and result have as one of these modules
+    rank: Callable[[Bound], int | None] | None = None  # the fixed number of dimensions of its result, or None
+    rank_of: dict[type, int] = field(default_factory=dict)  # the number of dimensions of its input and result, by module class
     keeps_rank: bool = False  # the result has as many dimensions as the first argument
-    broadcasts: bool = True  # ... unless another tensor, with which that is broadcast, has more
-    squeezes: bool = False  # how many dimensions the result has may depend on their sizes
-    keeps_last_dimension: Callable[[Sequence[Any], int], bool] | None = None  # from its other arguments and the input's rank
+    broadcasts: bool = True  # ... unless it is broadcast with a tensor of more dimensions
+    squeezes: bool = False  # the number of dimensions of the result may depend on sizes
+    keeps_last_dimension: Callable[[Sequence[Any], int], bool] | None = None  # from other arguments, input's rank
     dimension_before: DimensionBefore | None = None
 
     # For tests.
     sample: Sample | None = None
-    without_sample: str = ""  # why there is none
+    without_sample: str = ""  # why there is no sample
 
     def __str__(self) -> str:
         return self.name
@@ -227,17 +227,17 @@ class Operator:
 
     @property
     def neutral(self) -> bool:
-        """Whether the operator needs no rule: it moves values, the winner takes all, or relevance is reported behind it."""
+        """Whether the operator needs no rule: it moves values, selects maxima, or has its relevance reported at its output."""
         return issubclass(self.kind, (types.Neutral, types.MaxPool, types.Embedding))
 
     @property
     def shares_with_constants(self) -> bool:
-        """Whether a parameter or constant among the data takes its share of the relevance, as in x + position."""
+        """Whether a parameter or constant among the data takes a share of the relevance, as in x + position."""
         return not issubclass(self.kind, (types.Product, types.MatMul))
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the arguments that are tensors; they lead the canonical argument list, in its order."""
+        """Names of the tensor arguments, which come first in the canonical argument list."""
         return self.data + self.parameters + self.buffers
 
     @property
@@ -247,7 +247,7 @@ class Operator:
 
     @property
     def rank_of_batch(self) -> int:
-        """How many dimensions the data of a dense layer, convolution or pooling has, when the second are its channels."""
+        """The number of dimensions of a dense layer's, convolution's or pooling's data, if channels are its second."""
         return self.spatial + 2
 
 

@@ -1,1 +1,1 @@
-"""The layer, as rules and composites see it."""
+"""Layers: calls as rules and composites see them."""

@@ -1,6 +1,7 @@
-"""The layer: what rules and composites see, whether it stands for a node of a graph or for a module alone.
+"""Layers as rules and composites see them, made from nodes of a graph or from modules.
 
-A `Layer` describes (kind, class, name, inputs, parameters); an `Operation` computes: it is a pure function of tensors.
+A `Layer` holds the description: kind, class, name, inputs and parameters. An `Operation` computes: it is a pure function of
+tensors.
 """
 
 import itertools
@@ -21,15 +22,15 @@ from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of the value number `index` in an operation's arguments."""
+    """Placeholder for value number `index` in an operation's arguments."""
 
     index: int
 
 
 class Operation:
-    """A pure function of values: a callable with constant arguments, and slots for what varies.
+    """A pure function of values: a callable with constant arguments, and slots for the values.
 
-    Values come in the order data inputs, then parameters, then whatever else the arguments hold (buffers, sizes).
+    The values are the data inputs, then the parameters, then all other values (buffers, sizes).
     """
 
     def __init__(
@@ -43,9 +44,9 @@ class Operation:
         row: Operator | None = None,
         kind: type[types.Kind] = types.Unknown,
     ) -> None:
-        """`operator`: the row of the table that the function and its arguments spell.
+        """`operator`: the row of the table, if the function and its arguments are in canonical form.
 
-        `row`: the row whose facts hold, by default the operator; `kind`: what the operation is where there is no row.
+        `row`: the row whose facts hold, if `operator` is None. `kind`: the kind of an operation without a row.
         """
         self.function = function
         self.args = args
@@ -106,8 +107,8 @@ class Operation:
 class Layer:
     """One call of an operation as rules and composites see it, or a module before any call.
 
-    `isinstance(layer, X)` holds for the kinds of `lrpfx.types` and for the torch.nn class that the call stands for, so that
-    maps written for modules also work on graphs: the call `F.relu(x)` is a `torch.nn.ReLU` and an `Activation`.
+    `isinstance(layer, X)` works with the kinds of `lrpfx.types` and with the torch.nn class that corresponds to the call. Maps
+    written for modules therefore work on graphs: the call `F.relu(x)` is a `torch.nn.ReLU` and an `Activation`.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Layer:
         module_path: str | None = None,
         description: str = "",
     ) -> None:
-        """`inputs`: None for a module whose inputs are not known before it is called."""
+        """`inputs`: None for a module whose number of inputs is unknown before it is called."""
         self.name = name
         self.operation = operation
         self.inputs = tuple(inputs or ())
@@ -134,12 +135,12 @@ class Layer:
 
     @property
     def kind(self) -> type[types.Kind]:
-        """What the layer computes."""
+        """The kind of the layer."""
         return self.operation.kind
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The torch.nn class that the layer stands for, otherwise its kind: what `isinstance` looks at."""
+        """The class for `isinstance`: the module class that corresponds to the layer, otherwise its kind."""
         operator = self.operation.operator
         if self.module is not None and (operator is None or isinstance(self.module, operator.modules)):
             return type(self.module)
@@ -152,9 +153,9 @@ class Layer:
 
 
 class FunctionalModule:
-    """A module as a pure function of its parameters and buffers, called with them by name.
+    """A module as a pure function of its inputs, parameters and buffers.
 
-    It holds a copy of the module whose own tensors are never read (they live on the meta device).
+    A call gets the tensors by name and never reads the module's own. After the rewrite, these are on the meta device.
     """
 
     def __init__(self, module: nn.Module, tensors: Sequence[str]) -> None:
@@ -172,12 +173,12 @@ def _with_slots(arguments: Any, slots: dict[fx.Node, int]) -> Any:
 
 
 def _distinct_nodes(node: fx.Node) -> list[fx.Node]:
-    """The nodes that `node` reads, in order, each once."""
+    """The distinct nodes that `node` reads, in order."""
     return list(dict.fromkeys(nodes_in((node.args, node.kwargs))))
 
 
 def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
-    """The arguments of a normalized call by name, without those left at their defaults."""
+    """The arguments of a normalized call by name, without omitted ones."""
     bound = dict(zip(operator.arguments, node.args, strict=False))
     bound.update(node.kwargs)
     return bound
@@ -189,7 +190,7 @@ def carries_relevance(argument: Any) -> bool:
 
 
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
-    """The layer that `node`, of a normalized graph over the modules of `root`, stands for."""
+    """The layer of `node` in a normalized graph over the modules of `root`."""
     info = node_info(node)
     operator = info.operator
     if node.op == "call_module":
@@ -209,7 +210,7 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     for index, value in enumerate([*inputs, *present, *extras]):
         slots.setdefault(value, index)
     args, kwargs = _with_slots((node.args, node.kwargs), slots)
-    if len(set(inputs)) < len(inputs):  # x + x: two data inputs although it is one node
+    if len(set(inputs)) < len(inputs):  # x + x: one node gives two data inputs
         if by_name:
             args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
         else:
@@ -232,12 +233,12 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
 
 
 def rows_of(module: nn.Module) -> tuple[Operator, ...]:
-    """The rows of the table that the class of a module spells."""
+    """The rows of the table that list a module's class."""
     return rows_of_class(type(module))  # type: ignore[arg-type]  # classes can be hashed
 
 
 def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:
-    """The rows that say what `forward` of a module computes: none where somebody has given it a forward of its own."""
+    """The rows that describe `forward` of a module; none if a subclass or the instance overrides it."""
     return tuple(row for row in rows_of(module) if any(getattr(cls, "forward", None) is forward for cls in row.modules))
 
 
@@ -248,7 +249,7 @@ def kind_of(module: nn.Module) -> type[types.Kind]:
 
 
 def layer_of_module(module: nn.Module) -> Layer:
-    """The layer that a module stands for before it is called. Its inputs are known by number at most."""
+    """The layer of a module before it is called. At most the number of its inputs is known."""
     rows = () if "forward" in vars(module) else spelled_rows(module, type(module).forward)
     counts = {len(row.data) for row in rows}
     parameters = own_tensors(module)
@@ -260,13 +261,13 @@ def layer_of_module(module: nn.Module) -> Layer:
 
 
 def own_tensors(module: nn.Module) -> dict[str, Any]:
-    """A module's own parameters, None where it has none of a name, and the tensors that are set as its attributes."""
+    """A module's own parameters, None for missing ones, and its tensors that are plain attributes."""
     attributes = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
     return {**module._parameters, **attributes}
 
 
 def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
-    """The layer that a module kept as a whole stands for. Its parameters and buffers are given by their names."""
+    """The layer of a call of an opaque module. Its parameters and buffers are given by name."""
     info = node_info(node)
     assert isinstance(node.target, str)
     module = root.get_submodule(node.target)

@@ -1,4 +1,4 @@
-"""The layer that one call of a module stands for."""
+"""The layer of one call of a module, for module mode."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Forward = Callable[..., Any]
 
 
 def layer_of_call(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layer:
-    """The layer of a call of `module` that computes `forward`: its inputs, parameters and extras are the tensors themselves."""
+    """The layer of a call of `module` that computes `forward`. Its inputs, parameters and extras are tensors, not nodes."""
     inputs = tensors_in((args, kwargs))
     operator = _operator_of(module, forward)
     if operator is not None and len(inputs) == 1 and len(args) + len(kwargs) == 1:
@@ -31,7 +31,7 @@ def layer_of_call(module: nn.Module, forward: Forward, args: tuple[Any, ...], kw
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """The floating-point tensors in a structure, such as the (args, kwargs) of a call, also within lists and dicts."""
+    """The floating-point tensors in nested values, such as the (args, kwargs) of a call."""
     found: list[torch.Tensor] = []
     map_arguments(values, lambda leaf: found.append(leaf) if is_floating(leaf) else None)
     return found
@@ -42,7 +42,7 @@ def _spelled_rows(module: nn.Module, forward: Forward) -> tuple[Operator, ...]:
 
 
 def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
-    """The row that a layer of torch.nn spells, where rules need to know more of it than its forward."""
+    """The row of a torch.nn layer, if rules need more facts than its forward."""
     if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "track_running_stats", False):
         return None
     return next((row for row in _spelled_rows(module, forward) if _is_needed(row)), None)
@@ -54,7 +54,7 @@ def _is_needed(row: Operator) -> bool:
 
 
 def _operator_call(operator: Operator, module: nn.Module, names: Sequence[str]) -> Operation:
-    """The operator with the settings of `module`: its attributes go by the names of the operator's arguments."""
+    """The operator with the settings of `module`, whose attributes have the names of the operator's arguments."""
     options = {
         name: getattr(module, name) for name in operator.arguments if name not in operator.tensors and hasattr(module, name)
     }
@@ -71,7 +71,7 @@ def _module_call(
     buffers: Sequence[str],
     shadowed: set[str],
 ) -> Operation:
-    """The module's forward as a function of its tensors; `shadowed` are those that stand in the instance's own attributes."""
+    """The module's forward as a function of its tensors; `shadowed`: names of those that are plain attributes."""
     count = 0
 
     def slot(leaf: Any) -> Any:
@@ -86,7 +86,7 @@ def _module_call(
     body = _Body(module, forward)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any], values: tuple[Any, ...]) -> Any:
-        # Copies, since the module may overwrite its inputs, which its rule reads later.
+        # Copies: the module may overwrite its inputs, but its rule reads them later.
         args, kwargs = map_arguments((args, kwargs), lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
         given = dict(zip(names, values, strict=True))
         before = {name: vars(module)[name] for name in shadowed}
@@ -97,7 +97,7 @@ def _module_call(
         finally:
             vars(module).update(before)
 
-    # Modified parameters stand between the module's own and the buffers; the operation is only ever given one set of them.
+    # A call gets one set of parameters, either the module's own or modified ones, and then the buffers.
     values = tuple(Slot(count + place) for place in range(len(names)))
     row = next((row for row in _spelled_rows(module, forward) if len(row.data) == count), None)
     arguments = (slotted_args, slotted_kwargs, values)
@@ -105,7 +105,7 @@ def _module_call(
 
 
 class _Body(nn.Module):
-    """The forward of a module, with the module as a child whose tensors can be replaced for a call."""
+    """The forward of a module. The module is a child, so `functional_call` can replace its tensors."""
 
     def __init__(self, module: nn.Module, forward: Forward) -> None:
         super().__init__()

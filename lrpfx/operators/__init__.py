@@ -1,1 +1,1 @@
-"""The operator table."""
+"""The operator table: one row of facts per operator."""

@@ -25,12 +25,12 @@ def _activation(
 
 
 def _bounded(bound: Bound) -> int:
-    """How surely a clamped value scales another: where it has both bounds."""
+    """The certainty that a clamped value scales another: 1 if it has both bounds, otherwise 0."""
     return int(bound.get("min") is not None and bound.get("max") is not None)
 
 
 def _bounded_by_data(build: Builder) -> fx.Node | None:
-    """A bound that depends on the input takes the relevance of the entries that it replaces."""
+    """Use maximum and minimum if a bound depends on the input: it takes the relevance of the entries that it replaces."""
     result: fx.Node = build["input"]
     bounds = {"min": "maximum", "max": "minimum"}
     given = [name for name in bounds if build.arguments.get(name) is not None]
@@ -64,7 +64,7 @@ def _of_torch(
     further_aten: str = "",
     **facts: Any,
 ) -> Operator:
-    """A row for a function without options, which torch has in all its forms under one name."""
+    """A row for a function without options that torch offers under one name in all its forms."""
     return _activation(
         name,
         getattr(torch, name),
@@ -436,6 +436,6 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.ReLU],
         buffers="scale shift",
         broadcasts=False,
-        without_sample="the compiler alone makes it",
+        without_sample="only the compiler inserts it",
     ),
 )

@@ -22,13 +22,13 @@ def _of_the_negative(build: Builder) -> fx.Node:
 
 
 def _attention(build: Builder) -> fx.Node:
-    """Two products of matrices and a softmax, with mask, scale, causality and grouped queries."""
+    """Two matrix products and a softmax, with mask, scale, causality and grouped queries."""
     query, key, value, mask = build["query"], build["key"], build["value"], build["attn_mask"]
     if build["dropout_p"]:
         info = node_info(build.node)
         raise CaptureError(
             f"{info.name} ({info.source}) is attention with dropout. Call model.eval() before lrpfx.transform, and "
-            "give no dropout_p to functional.scaled_dot_product_attention in evaluation mode."
+            "pass dropout_p=0.0 to functional.scaled_dot_product_attention in evaluation mode."
         )
     scale = build.attention_scale(query) if build["scale"] is None else build["scale"]
     if build["enable_gqa"]:
@@ -57,7 +57,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "softmax",
         types.Softmax,
-        functional.softmax,  # which, unlike torch.softmax, takes no dimension for the one that it always took
+        functional.softmax,  # unlike torch.softmax, it accepts dim=None and then chooses the dimension
         "input dim=None dtype=None",
         modules=[nn.Softmax, nn.Softmax2d],
         functions=[torch.softmax],
@@ -114,9 +114,9 @@ ROWS: tuple[Operator, ...] = (
             enable_gqa=True,
         ),
     ),
-    neutral("attention_bias", [attention_bias], methods="", without_sample="the compiler alone makes it"),
-    neutral("padding_bias", [padding_bias], methods="", without_sample="the compiler alone makes it"),
-    neutral("head_bias", [head_bias], methods="", without_sample="the compiler alone makes it"),
+    neutral("attention_bias", [attention_bias], methods="", without_sample="only the compiler inserts it"),
+    neutral("padding_bias", [padding_bias], methods="", without_sample="only the compiler inserts it"),
+    neutral("head_bias", [head_bias], methods="", without_sample="only the compiler inserts it"),
     row(
         "log_softmax",
         types.Activation,

@@ -1,14 +1,14 @@
-"""What the operators have in common through which an affine map per channel passes."""
+"""Shared checks for operators that commute with an affine map per channel."""
 
 from typing import Any
 
 from lrpfx.ir.operator import Channels, NotAffineError
 
-UNKNOWN_RANK = "how many dimensions the value has is not known; pass example_inputs"
+UNKNOWN_RANK = "the number of dimensions is unknown; pass example_inputs"
 
 
 def not_flat(channels: Channels) -> None:
-    """`NotAffineError` where channels are flattened into features."""
+    """Raise `NotAffineError` if the channels are flattened into features."""
     if channels.flat:
         raise NotAffineError("its channels are flattened")
 

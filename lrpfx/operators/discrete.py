@@ -1,4 +1,4 @@
-"""Results that are integers, truth values, or constant piece by piece: to relevance they are constants."""
+"""Operators with integer, boolean or piecewise constant results, which are constants to relevance."""
 
 import builtins
 import math
@@ -17,7 +17,7 @@ from lrpfx.operators.samples import mask
 
 
 def _all_overloads(packet: str) -> str:
-    """All overloads of an ATen operator that return what they compute."""
+    """The names of all overloads of an ATen operator that return their result."""
     known = getattr(torch.ops.aten, packet).overloads() if hasattr(torch.ops.aten, packet) else []
     return " ".join(f"{packet}.{name}" for name in known if "out" not in name and name not in ("int", "str", "dimname"))
 
@@ -31,7 +31,7 @@ def _constant(
     aten: str = "",
     **facts: Any,
 ) -> Operator:
-    """A row for a function of torch that has a method of the same name, and further spellings."""
+    """A row for a torch function, the tensor method of the same name, and further spellings."""
     own_inplace = f"{name}_" if hasattr(torch.Tensor, f"{name}_") else ""
     return neutral(
         name,
@@ -51,7 +51,7 @@ def _comparison(name: str) -> Operator:
 
 
 def _of_bits(name: str, symbol: str, function: Function, inplace: Function, sample: Sample) -> Operator:
-    """A row for an operator on integers and truth values that Python has a symbol for."""
+    """A row for a bitwise operator, which has a Python symbol."""
     return _constant(
         f"bitwise_{name}",
         sample,

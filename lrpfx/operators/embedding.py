@@ -1,4 +1,4 @@
-"""Look-up of vectors."""
+"""Embeddings: lookup of vectors."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""What operators compute where torch has no function of that name."""
+"""Implementations of operators that have no suitable function in torch."""
 
 from typing import Any
 
@@ -25,9 +25,10 @@ conv3d_with_bias_map = _with_bias_map(torch.conv3d)
 
 
 def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The input where scale * input + shift > 0, and otherwise the value at which that is zero.
+    """The input where scale * input + shift > 0, otherwise the input at which this term is zero.
 
-    scale * thresholded_relu(x) + shift is relu(scale * x + shift); channels are dimension 1. A scale of 0 gives 0.
+    scale * thresholded_relu(x) + shift equals relu(scale * x + shift) where scale is not 0. Where it is 0, the result is 0.
+    Channels are dimension 1.
     """
     shape = (1, -1, *[1] * (input.ndim - 2))
     factor, offset = scale.reshape(shape), shift.reshape(shape)
@@ -84,19 +85,19 @@ def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of attention as what is added to the scores: -inf where a boolean mask is False."""
+    """An attention mask as a bias on the scores: -inf where a boolean mask is False."""
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
-    return torch.where(mask == -torch.inf, mask.detach(), mask)  # where it is -inf, it takes no relevance
+    return torch.where(mask == -torch.inf, mask.detach(), mask)  # entries of -inf take no relevance
 
 
 def padding_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask (batch, keys), True where forbidden, as what is added to the scores."""
+    """A mask of shape (batch, keys), True for masked keys, as a bias on the scores."""
     return _forbidding(mask, dtype)[:, None, None, :]
 
 
 def head_bias(mask: torch.Tensor, dtype: torch.dtype, heads: int) -> torch.Tensor:
-    """A mask (queries, keys) or (batch * heads, queries, keys), True where forbidden, as what is added to the scores."""
+    """A mask of shape (queries, keys) or (batch * heads, queries, keys), True for masked keys, as a bias on the scores."""
     bias = _forbidding(mask, dtype)
     return torch.unflatten(bias, 0, (-1, heads)) if bias.ndim == 3 else bias
 
@@ -111,7 +112,7 @@ def copied(input: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 
 
 def scattered(input: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> torch.Tensor:
-    """`input` with entries replaced by those of a tensor, or by a number."""
+    """`input` with the entries at `index` replaced by entries of a tensor, or by a number."""
     return torch.scatter(input, dim, index, source)
 
 
@@ -121,17 +122,17 @@ def pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def scatter_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """`input` with the entries of `source` added to those that `index` names."""
+    """`input` with the entries of `source` added at `index`."""
     return torch.scatter_add(input, dim, index, source)
 
 
 def index_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, alpha: float = 1) -> torch.Tensor:
-    """`input` with `alpha` times the slices of `source` added to those that `index` names."""
+    """`input` with `alpha` times the slices of `source` added at `index`."""
     return torch.index_add(input, dim, index, source, alpha=alpha)
 
 
 def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: Any) -> torch.Tensor:
-    """`input` with `values` added to the entries that `indices` name."""
+    """`input` with `values` added at `indices`."""
     result: torch.Tensor = torch.ops.aten.index_put.default(input, indices, values, True)
     return result
 
@@ -143,7 +144,7 @@ def grid_sampled(
     padding_mode: str | int = "zeros",
     align_corners: bool | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.grid_sample`, which takes the numbers that ATen uses for the modes as well."""
+    """`torch.nn.functional.grid_sample`, with modes given by name or by ATen's numbers."""
     named = ("bilinear", "nearest", "bicubic")[mode] if isinstance(mode, int) else mode
     padding = ("zeros", "border", "reflection")[padding_mode] if isinstance(padding_mode, int) else padding_mode
     return torch.nn.functional.grid_sample(input, grid, named, padding, bool(align_corners))
@@ -162,7 +163,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.embedding_bag`, which takes the numbers that ATen uses for the modes as well."""
+    """`torch.nn.functional.embedding_bag`, with the mode given by name or by ATen's number."""
     named = ("sum", "mean", "max")[mode] if isinstance(mode, int) else mode
     return torch.nn.functional.embedding_bag(
         input,
@@ -180,17 +181,17 @@ def embedding_bag(
 
 
 def require_matrix(input: torch.Tensor) -> torch.Tensor:
-    """`input`, which must have two dimensions: where the compiler could not prove what it relied on."""
+    """Return `input`. `InputError` unless it has two dimensions, which the compiler could not prove."""
     if input.ndim != 2:
         raise InputError(
             f"a batch norm was merged into a dense layer on the assumption that its input has shape (batch, features), but it "
-            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform, so that the compiler knows the shapes."
+            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes."
         )
     return input
 
 
 def require_dimensions(input: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """`input`, which must have so many dimensions: where the compiler could not prove what it relied on."""
+    """Return `input`. `InputError` unless it has `dimensions` dimensions, which the compiler could not prove."""
     if input.ndim != dimensions:
         raise InputError(
             f"a batch norm was merged into a convolution on the assumption that its input has {dimensions} dimensions, the "
@@ -200,20 +201,20 @@ def require_dimensions(input: torch.Tensor, dimensions: int) -> torch.Tensor:
 
 
 def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tensor:
-    """`input`, which must have so many dimensions, the batch first: where the trace did not know whether there is a batch."""
+    """Return `input`. `InputError` unless it is a batch with `dimensions` dimensions, which the trace did not show."""
     if input.ndim != dimensions:
         raise InputError(
             f"an input of {name} has {input.ndim} dimensions, but without example_inputs the graph is made for a batch, which "
-            f"has {dimensions}. Pass example_inputs of the form that is to be explained to lrpfx.transform."
+            f"has {dimensions}. Pass example_inputs with the shapes of your inputs to lrpfx.transform."
         )
     return input
 
 
 def detached(value: Any) -> Any:
-    """A tensor without its history; anything else as it is."""
+    """A detached tensor; other values unchanged."""
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def without_gradient(value: Any) -> Any:
-    """The same tensors, in whatever containers, through which no gradient flows."""
+    """The value, with all tensors in nested containers detached."""
     return pytree.tree_map(detached, value)

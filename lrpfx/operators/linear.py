@@ -35,7 +35,7 @@ def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
             kernel, dilation = arguments["weight"].shape[2:], _per_dimension(arguments["dilation"], dimensions)
             total = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
             if any(amount % 2 for amount in total):
-                return None  # uneven padding: the general route differentiates the forward
+                return None  # uneven padding: the caller differentiates the forward instead
             padding = [amount // 2 for amount in total]
         batched = input.ndim == dimensions + 2
         result = torch.ops.aten.convolution_backward(
@@ -56,7 +56,7 @@ def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
     return adjoint
 
 
-# --- outputs for an input that is the same everywhere -----------------------------------------------------------------------
+# --- outputs for an input that is constant per channel ----------------------------------------------------------------------
 
 
 def _linear_response(shape: Sequence[int], values: torch.Tensor | None, arguments: Bound) -> torch.Tensor:
@@ -66,7 +66,7 @@ def _linear_response(shape: Sequence[int], values: torch.Tensor | None, argument
 
 
 def _convolution_response(dimensions: int, transposed: bool, function: Function) -> ConstantResponse:
-    """Since all channels are alike, their kernels are added up, and one channel of ones is convolved."""
+    """All entries of a channel are equal, so the kernels of a group are added and applied to one channel of ones."""
 
     def response(shape: Sequence[int], values: torch.Tensor | None, arguments: Bound) -> torch.Tensor:
         weight, groups = arguments["weight"], arguments["groups"]
@@ -90,7 +90,7 @@ def _convolution_response(dimensions: int, transposed: bool, function: Function)
 
 
 def _without_parameters(build: Builder) -> fx.Node | None:
-    """A dense layer whose weight depends on the input is a product of matrices."""
+    """A matrix product that replaces a dense layer whose weight depends on the input."""
     weight, bias = build["weight"], build["bias"]
     if node_info(weight).role is not Role.DATA:
         return None

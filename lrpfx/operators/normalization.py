@@ -1,4 +1,4 @@
-"""Normalization: with running statistics, and with those of the sample itself."""
+"""Normalization with running statistics, or with the statistics of the sample itself."""
 
 import torch
 from torch import nn

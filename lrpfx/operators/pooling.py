@@ -17,7 +17,7 @@ from lrpfx.operators.samples import IMAGE, call, of, signal
 
 
 def _averaged(channels: Channels, bound: Bound) -> Channels:
-    """The channels behind a mean over dimensions."""
+    """The channels after a mean over dimensions."""
     not_flat(channels)
     dims = bound.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
@@ -34,7 +34,7 @@ def _averaged(channels: Channels, bound: Bound) -> Channels:
 
 
 def _pooled(spatial: int) -> Callable[[Channels, Bound], Channels]:
-    """The channels behind a mean over windows with so many dimensions."""
+    """The channels after average pooling over `spatial` dimensions."""
 
     def behind(channels: Channels, bound: Bound) -> Channels:
         not_flat(channels)
@@ -43,9 +43,9 @@ def _pooled(spatial: int) -> Callable[[Channels, Bound], Channels]:
         if channels.dimensions != spatial + 2:
             raise NotAffineError(f"it pools over the channels of a value with {channels.dimensions} dimensions")
         if bound.get("divisor_override") is not None:
-            raise NotAffineError("with a divisor of its own it is not a mean, so that it scales the shift")
+            raise NotAffineError("with divisor_override it is not a mean and scales the shift")
         if pads(bound.get("padding", 0)) and bound.get("count_include_pad", True) is not False:
-            raise NotAffineError("it counts zeros of its padding, which the shift does not reach")
+            raise NotAffineError("it averages over zeros of its padding, which have no shift")
         return channels
 
     return behind
@@ -102,7 +102,7 @@ def _maximum_pool(name: str, function: Function | None = None, arguments: str = 
 
 
 def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tuple[Operator, ...]:
-    """Both forms, and those that return the places of the maxima too."""
+    """Both forms, each with and without the indices of the maxima."""
     name, adaptive = f"max_pool{dimensions}d", f"adaptive_max_pool{dimensions}d"
     function, adaptive_function = getattr(functional, name), getattr(functional, adaptive)
     x = signal(2, 3, *[7] * dimensions)

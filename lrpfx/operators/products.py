@@ -1,4 +1,4 @@
-"""Products and quotients of entries, and products of matrices."""
+"""Element-wise products and quotients, and matrix products."""
 
 import operator
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from lrpfx.operators.functions import divided_by, gate, quotient
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, weight
 
-# --- what they consist of ---------------------------------------------------------------------------------------------------
+# --- decompositions ---------------------------------------------------------------------------------------------------------
 
 
 def _dense(build: Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:
-    """A dense layer in place of a product with the matrix `weight`."""
+    """A dense layer that replaces a product with the matrix `weight`."""
     transposed = build.call("transpose", weight, 0, 1, target=torch.transpose)
     return build.call("linear", data, transposed, *bias)
 
 
 def _dense_or_not(build: Builder) -> fx.Node | None:
-    """A product with a matrix of parameters is a dense layer."""
+    """A dense layer that replaces a product with a matrix of parameters; None for other products."""
     data, weight = build["input"], build["other"]
     return _dense(build, data, weight) if build.is_parameter(weight, (2,)) else None
 
@@ -36,7 +36,7 @@ def _scaled(build: Builder, value: Any, factor: Any) -> Any:
 
 
 def _sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
-    """Beta * input + alpha * first @ second."""
+    """Decompose beta * input + alpha * first @ second."""
 
     def decompose(build: Builder) -> fx.Node:
         bias, weight = build["input"], build[second]
@@ -52,7 +52,7 @@ def _sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
 
 
 def _sum_and(combined: str) -> Callable[[Builder], fx.Node]:
-    """Input + value * tensor1 * tensor2, or the quotient of the two."""
+    """Decompose input + value * tensor1 * tensor2, or the same with tensor1 / tensor2."""
 
     def decompose(build: Builder) -> fx.Node:
         product = _scaled(build, build.call(combined, build["tensor1"], build["tensor2"]), build["value"])
@@ -62,7 +62,7 @@ def _sum_and(combined: str) -> Callable[[Builder], fx.Node]:
 
 
 def _cosine(build: Builder) -> fx.Node:
-    """The sum of the products of two normalized vectors."""
+    """The dot product of two normalized vectors."""
     dimension, eps = build["dim"], build["eps"]
     first, second = (build.call("normalize", build[name], 2.0, dimension, eps) for name in ("x1", "x2"))
     return build.call("sum", build.call("mul", first, second), dimension)
@@ -80,7 +80,7 @@ def _columns_times_rows(build: Builder) -> fx.Node:
 
 
 def _bilinear_form(build: Builder) -> fx.Node:
-    """Bilinear forms of two inputs: one matrix for each output."""
+    """A bilinear form of two inputs, with one matrix per output."""
     equation = "...i,oij,...j->...o"
     product = build.call("einsum", equation, build["input1"], build["weight"], build["input2"], target=torch.einsum)
     return product if build["bias"] is None else build.call("add", product, build["bias"])

@@ -1,4 +1,4 @@
-"""Resizing, and sampling of images at other places."""
+"""Resizing, and sampling of images on a grid."""
 
 import torch
 from torch import nn

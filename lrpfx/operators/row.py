@@ -1,4 +1,4 @@
-"""The short form in which the families write their rows."""
+"""A short form for writing rows of the operator table."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -37,10 +37,10 @@ def row(
     discrete_results: Sequence[int] = (),
     **facts: Any,
 ) -> Operator:
-    """A row, from names in texts: "input bias=None" are two arguments, the second with its default.
+    """A row, with names as strings: "input bias=None" declares two arguments, the second with a default.
 
-    The `reordered` spellings take positional arguments in another order, and None among them is an operator that came with a
-    newer torch. `facts` are further fields of `Operator`.
+    `reordered` spellings take positional arguments in another order. None among them stands for an operator that the installed
+    torch lacks. `facts` are further fields of `Operator`.
     """
     parsed = _parse_arguments(arguments)
     order = Order(tuple(parsed))
@@ -76,7 +76,7 @@ def row(
 
 
 def neutral(name: str, functions: Iterable[Function] = (), *, methods: str | None = None, **facts: Any) -> Operator:
-    """A row for an operator that needs no rule; a method of tensors has its name, by default."""
+    """A row for an operator that needs no rule. By default, the tensor method of the same name is a spelling."""
     return row(name, types.Neutral, functions=functions, methods=name if methods is None else methods, **facts)
 
 

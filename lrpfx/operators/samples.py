@@ -1,4 +1,4 @@
-"""The words that samples of rows are written in: tensors of random values, and calls with them."""
+"""Building blocks for samples of rows: random tensors, and calls with them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class Weight(Signal):
 
 @dataclass(frozen=True)
 class Fixed:
-    """A tensor of integers or truth values that is an input of the network."""
+    """An integer or boolean tensor that is an input of the network."""
 
     values: Any
 
@@ -49,13 +49,13 @@ def call(loses: str = "", batch: bool = True, **arguments: Any) -> Sample:
 
 
 def of(function: Function, *shapes: tuple[int, ...], loses: str = "", batch: bool = True) -> Sample:
-    """A function of signals of these shapes, by default of one matrix."""
+    """A call of a function with signals of these shapes, by default with one matrix."""
     signals = {f"x{place}": Signal(shape) for place, shape in enumerate(shapes or [(2, 4)])}
     return Sample(signals, function, loses, batch)
 
 
 def mask(function: Function, *shapes: tuple[int, ...], batch: bool = True) -> Sample:
-    """A function whose result is no signal, multiplied with one."""
+    """A call of a function whose result is not a signal, multiplied by a signal."""
     return of(lambda x, *others: x * function(x, *others).to(x.dtype), *shapes, batch=batch)
 
 

@@ -1,4 +1,4 @@
-"""Operations that put entries of several tensors together, overwrite some of them, or choose among them."""
+"""Operations that combine entries of several tensors, overwrite entries, or choose among them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
 
 def _padded(channels: Channels, bound: Bound) -> Channels:
-    """The channels behind a padding with entries of the value itself; constants are not scaled and shifted."""
+    """The channels after padding with entries of the value itself. Constant padding does not commute with a map."""
     not_flat(channels)
     if bound.get("mode", "constant") == "constant":
         raise NotAffineError("")
@@ -30,19 +30,19 @@ def _padded(channels: Channels, bound: Bound) -> Channels:
 
 
 def _accumulated(build: Builder) -> fx.Node | None:
-    """What is accumulated has a row of its own, among the sums."""
+    """With accumulate=True, the call is a sum, which has its own row."""
     if not build["accumulate"]:
         return None
     return build.call("index_put_accumulated", build["input"], build["values"], build["indices"])
 
 
 def _combining(name: str, functions: Iterable[Function], **facts: Any) -> Operator:
-    """A row for an operator that puts the tensors of a list together."""
+    """A row for an operator that combines the tensors of a list."""
     return neutral(name, functions, methods="", sign=signs.of_tensors, moves=True, **facts)
 
 
 def _of_two(name: str, other_name: str) -> Operator:
-    """The winner takes all: its gradient is its relevance."""
+    """A row for the larger or smaller of two operands. It takes all relevance, as it takes all of the gradient."""
     return row(
         name,
         types.Neutral,
@@ -58,7 +58,7 @@ def _of_two(name: str, other_name: str) -> Operator:
 
 
 def _with_places(name: str, sample: Sample, further_aten: str = "") -> Operator:
-    """A row for an operator that returns values, and where they stood."""
+    """A row for an operator that returns values and their indices."""
     return neutral(
         name,
         [getattr(torch, name)],
@@ -276,6 +276,6 @@ ROWS: tuple[Operator, ...] = (
     _with_places("sort", of(lambda x: x.sort(1)[0]), "sort.stable"),
     _with_places("cummax", of(lambda x: x.cummax(1)[0])),
     _with_places("cummin", of(lambda x: x.cummin(1)[0])),
-    # The soft maximum: its gradient is shares of one.
+    # A soft maximum: its gradient consists of shares that add up to 1.
     neutral("logsumexp", [torch.logsumexp], aten="logsumexp.default", sample=of(lambda x: x.logsumexp(1))),
 )

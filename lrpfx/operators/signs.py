@@ -1,7 +1,7 @@
 """The sign of an operator's result, from the signs of its arguments.
 
-Each function takes the arguments of a call by name and answers for all of the result's entries. What is not known is `UNKNOWN`:
-a row of the operator table that names none of these functions claims nothing.
+Each function takes the arguments of a call by name, and returns the sign of all entries of the result, or `UNKNOWN`. The sign
+is also unknown for a row of the operator table without such a function.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from lrpfx.ir.operator import Bound, Sign
 _POSITIVE, _NEGATIVE, _UNKNOWN = Sign.NONNEGATIVE, Sign.NONPOSITIVE, Sign.UNKNOWN
 
 
-# --- what is known of arguments ------------------------------------------------------------------------------------------
+# --- signs of arguments --------------------------------------------------------------------------------------------------
 
 
 def sign_of(argument: Any) -> Sign:
-    """The sign of an argument: a number's own, or what was found for the value of a node."""
+    """The sign of an argument: of a number, or the inferred sign of a node."""
     if isinstance(argument, fx.Node):
         info = node_info(argument)
         return info.sign if info.role in (Role.DATA, Role.DISCRETE, Role.CONSTANT) else _UNKNOWN
@@ -33,7 +33,7 @@ def _is_zero(argument: Any) -> bool:
 
 
 def _joined(arguments: Sequence[Any]) -> Sign:
-    """What holds of all arguments; the number 0 has either sign."""
+    """The common sign of all arguments; the number 0 fits both signs."""
     signs = {sign_of(argument) for argument in arguments if not _is_zero(argument)}
     return signs.pop() if len(signs) == 1 else _UNKNOWN
 
@@ -48,16 +48,16 @@ def _product(first: Sign, second: Sign) -> Sign:
     return _POSITIVE if first is second else _NEGATIVE
 
 
-# --- what operators do to signs ----------------------------------------------------------------------------------------------
+# --- signs of results --------------------------------------------------------------------------------------------------------
 
 
 def never_negative(bound: Bound) -> Sign:
-    """For results that are 0 or positive whatever the arguments are."""
+    """For results that are never negative, for any arguments."""
     return _POSITIVE
 
 
 def never_positive(bound: Bound) -> Sign:
-    """For results that are 0 or negative whatever the arguments are."""
+    """For results that are never positive, for any arguments."""
     return _NEGATIVE
 
 
@@ -67,13 +67,13 @@ def of_input(bound: Bound) -> Sign:
 
 
 def of_tensors(bound: Bound) -> Sign:
-    """For operators that put the tensors of a list together."""
+    """For operators that combine the tensors of a list."""
     tensors = bound["input"]
     return _joined(list(tensors)) if isinstance(tensors, (list, tuple)) else sign_of(tensors)
 
 
 def of_both(bound: Bound) -> Sign:
-    """For results each entry of which is an entry of `input` or of `other`."""
+    """For results whose entries are entries of `input` or of `other`."""
     return _joined([bound["input"], bound["other"]])
 
 
@@ -85,7 +85,7 @@ def of_clamp(bound: Bound, low: str = "min", high: str = "max") -> Sign:
     minimum, maximum = bound.get(low), bound.get(high)
     if isinstance(minimum, (int, float)) and minimum >= 0 and (maximum is None or sign_of(maximum) is _POSITIVE):
         return _POSITIVE
-    if isinstance(maximum, (int, float)) and maximum <= 0:  # torch takes the maximum where it is below the minimum
+    if isinstance(maximum, (int, float)) and maximum <= 0:  # torch uses the maximum if it is below the minimum
         return _NEGATIVE
     within = (minimum is None or _is_zero(minimum) or sign_of(minimum) is _NEGATIVE) and (
         maximum is None or _is_zero(maximum) or sign_of(maximum) is _POSITIVE
@@ -107,12 +107,12 @@ def of_elu(bound: Bound) -> Sign:
 
 
 def of_prelu(bound: Bound) -> Sign:
-    """The slope of negative inputs is a parameter."""
+    """For negative inputs, the slope is a parameter, so the sign is unknown."""
     return _POSITIVE if sign_of(bound["input"]) is _POSITIVE else _UNKNOWN
 
 
 def of_softplus(bound: Bound) -> Sign:
-    """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold, which a negative threshold reaches below 0."""
+    """The sign of log(1 + exp(beta x)) / beta. Above a negative threshold, the result is x itself and may be negative."""
     if sign_of(bound["threshold"]) is not _POSITIVE:
         return _UNKNOWN
     return sign_of(bound["beta"])
@@ -135,7 +135,7 @@ def of_exponential(bound: Bound) -> Sign:
 
 
 def _of_sum(bound: Bound, negated: tuple[bool, bool]) -> Sign:
-    """`input` + `alpha` * `other`, with either negated."""
+    """The sign of `input` + `alpha` * `other`, where `negated` tells which operands are negated."""
     alpha = bound.get("alpha", 1)
     if not isinstance(alpha, (int, float)):
         return _UNKNOWN
@@ -178,12 +178,12 @@ def of_quotient(bound: Bound) -> Sign:
 
 
 def of_pooling(bound: Bound) -> Sign:
-    """The mean of a window, unless a divisor of the user's takes the place of the number of entries."""
+    """The sign of a mean over windows; unknown if the user overrides its divisor."""
     return sign_of(bound["input"]) if bound.get("divisor_override") is None else _UNKNOWN
 
 
 def of_interpolation(bound: Bound) -> Sign:
-    """Bicubic weights are negative in places."""
+    """The sign of the input, but unknown for bicubic weights, of which some are negative."""
     return _UNKNOWN if bound.get("mode") == "bicubic" else sign_of(bound["input"])
 
 

@@ -17,34 +17,34 @@ from lrpfx.support.torch_internals import OpOverload
 
 
 def _distance(build: Builder) -> fx.Node:
-    """The norm of the difference of two vectors, each entry moved by eps."""
+    """The norm of the difference of two vectors, with eps added to each entry."""
     difference = build.call("add", build.call("sub", build["x1"], build["x2"]), build["eps"])
     return build.call("norm", difference, build["p"], -1, build["keepdim"], target=torch.norm)
 
 
 def _distances(build: Builder) -> fx.Node:
-    """The norm of the difference of every vector of one set and every vector of another."""
+    """The norms of the differences between all vectors of one set and all vectors of another."""
     first = build.call("unsqueeze", build["x1"], -2, target=torch.unsqueeze)
     second = build.call("unsqueeze", build["x2"], -3, target=torch.unsqueeze)
     return build.call("norm", build.call("sub", first, second), build["p"], -1, target=torch.norm)
 
 
 def _deviation_of(function: Any) -> Any:
-    """The form of the standard deviation that takes the arguments of a form of the variance."""
+    """The standard deviation function that takes the same arguments as a given variance function."""
     if isinstance(function, OpOverload):
         return getattr(torch.ops.aten.std, function._overloadname)
     return torch.Tensor.std if function is torch.Tensor.var else torch.std
 
 
 def _variance(build: Builder) -> fx.Node:
-    """The square of the standard deviation, which is what it is compared with: relevance would be twice as much otherwise."""
+    """The square of the standard deviation. A rule on the variance itself, which is quadratic, would double relevance."""
     node = build.node
     deviation = build.call("std", *node.args, target=_deviation_of(node.target), **node.kwargs)
     return build.call("square", deviation)
 
 
 def _with_mean(squared: bool) -> Callable[[Builder], fx.Node]:
-    """The standard deviation or its square, the variance, and the mean, each by itself."""
+    """The standard deviation, or the variance as its square, and the mean, as separate calls."""
 
     def decompose(build: Builder) -> fx.Node:
         data, *positional = build.node.args

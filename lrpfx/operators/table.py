@@ -1,6 +1,6 @@
-"""The operator table: what every callable that a front end can emit means.
+"""The operator table: find the row of a function, method, module class or operator name.
 
-The rows stand in the other files of this folder, a file for each family; here they are found by their spellings.
+The rows are in the other files of this folder, one file per family.
 """
 
 import copyreg
@@ -37,7 +37,7 @@ FAMILIES = (
     *(views, selection, discrete),
 )
 
-#: Names that numpy and ATen use for arguments: each stands for what follows, where the row has such an argument.
+#: Argument names of numpy and ATen -> canonical names, used if the row has such an argument.
 ALIASES = {
     "self": ("input",),
     "x": ("input",),
@@ -52,10 +52,10 @@ ALIASES = {
     "src": ("source",),
     "train": ("training",),
 }
-#: Settings of kernels and of warnings, which change no result.
+#: Settings of kernels and of warnings, which do not change results.
 WITHOUT_EFFECT = frozenset({"cudnn_enabled", "cudnn_enable", "_stacklevel"})
 
-#: Results that are host values or depend on shapes alone, never on the values of a tensor.
+#: Calls whose results are Python values or depend only on shapes, never on the values of a tensor.
 METADATA_METHODS = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_contiguous", "get_device"}
     | {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
@@ -80,7 +80,7 @@ _foreign: dict[str, Spelling] = {}
 
 
 def add(row: Operator) -> None:
-    """Let a row join the table: from now on its spellings mean the operator, and its modules are of its kind."""
+    """Add a row to the table. Its spellings then refer to the operator, and its modules are of its kind."""
     _operators[row.name] = row
     row.kind.include(row.modules)
     _functions.update({function: Spelling(row, *order) for function, order in row.functions.items()})
@@ -91,10 +91,10 @@ def add(row: Operator) -> None:
 
 
 def lookup(function: Function) -> Spelling | None:
-    """The spelling behind a callable, or None if the table does not list it."""
+    """The spelling of a callable, or None if the table does not list it."""
     try:
         spelling = _functions.get(function)
-    except TypeError:  # unhashable callables are nobody's spelling
+    except TypeError:  # the table lists no unhashable callables
         return None
     if isinstance(function, type) and (dataclasses.is_dataclass(function) or hasattr(function, "_fields")):
         return Spelling(operator_named("container"), ())
@@ -105,7 +105,7 @@ def lookup(function: Function) -> Spelling | None:
 
 
 def lookup_method(name: str) -> Spelling | None:
-    """The spelling behind a tensor method, or None if the table does not list it."""
+    """The spelling of a tensor method, or None if the table does not list it."""
     return _methods.get(name)
 
 
@@ -115,16 +115,16 @@ def operator_named(name: str) -> Operator:
 
 
 def spelling_of(node: fx.Node) -> Spelling | None:
-    """The spelling that a call is, or None if the table does not list it."""
+    """The spelling of a call, or None if the table does not list it."""
     if node.op == "call_method":
         return lookup_method(str(node.target))
     return lookup(node.target) if node.op == "call_function" and callable(node.target) else None
 
 
 def writes_in_place(node: fx.Node) -> bool:
-    """Whether a call overwrites its first argument: what the table says of its spelling, and otherwise its name.
+    """Whether a call overwrites its first argument, according to the table or, for an unlisted call, to its name.
 
-    Underscores at the end mark in-place operations throughout torch, listed in the table or not.
+    In torch, a trailing underscore marks an in-place operation.
     """
     spelling = spelling_of(node)
     if spelling is not None:
@@ -140,18 +140,18 @@ def all_operators() -> tuple[Operator, ...]:
 
 @functools.cache
 def aten_names() -> frozenset[str]:
-    """Names of ATen's operators that rows list, without their overloads."""
+    """Names of the ATen operators in the table, without overload names."""
     return frozenset(function.overloadpacket.__name__ for function in _functions if isinstance(function, OpOverload))
 
 
 def module_classes() -> tuple[type, ...]:
-    """All torch.nn classes that are spellings of some operator."""
+    """All module classes in the table."""
     return tuple({module for row in _operators.values() for module in row.modules})
 
 
 @functools.lru_cache(maxsize=1024)
 def rows_of_class(module_class: type) -> tuple[Operator, ...]:
-    """The rows that a class of modules spells."""
+    """The rows that list a module class or one of its base classes."""
     return tuple(row for row in _operators.values() if issubclass(module_class, row.modules))
 
 
@@ -159,5 +159,5 @@ for _family in FAMILIES:
     for _row in _family.ROWS:
         add(_row)
 
-# Copies of a row are the row itself, also those that a pickle holds.
+# Copying or unpickling a row returns the row in the table.
 copyreg.pickle(Operator, lambda row: (operator_named, (row.name,)))

@@ -1,4 +1,4 @@
-"""Operations whose results are entries of their argument: views, selections and permutations."""
+"""Operations whose results consist of entries of their argument: views, selections and permutations."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def _flattened(channels: Channels, bound: Bound) -> Channels:
     if known is not None and isinstance(start, int) and isinstance(end, int):
         start, end = start % known, end % known - known
     if start != 1 or end != -1:
-        raise NotAffineError("it does not keep the batch and flatten all else")
+        raise NotAffineError("it does not flatten all dimensions but the batch")
     return replace(channels, dimensions=2, flat=channels.flat or known != 2)
 
 
@@ -89,7 +89,7 @@ def _index_keeps_last(given: Sequence[Any], rank: int) -> bool:
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
-_MADE_BY_THE_COMPILER = "the compiler alone makes it"
+_MADE_BY_THE_COMPILER = "only the compiler inserts it"
 
 
 ROWS: tuple[Operator, ...] = (

@@ -1,1 +1,1 @@
-"""ANALYZE: facts that make rules cheaper."""
+"""ANALYZE: infer facts that make rules cheaper."""

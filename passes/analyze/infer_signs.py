@@ -1,28 +1,28 @@
-"""ANALYZE: the sign of every value, by abstract interpretation over the operators.
+"""ANALYZE: infer the sign of every value by abstract interpretation over the operators.
 
-Facts follow from the rows of operators, from numbers and from what the user says of the inputs, never from the values of
-parameters, which may change. Where nothing is known a value is of unknown sign.
+Signs follow from the rows of operators, from numbers and from the input ranges that the user gives. They never depend on the
+values of parameters, which may change. All other signs are unknown.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, SIGNED
 from torch import fx
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, calls, node_info, update_info
 from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import bound_arguments
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, SIGNED
 
 InputRange = tuple[float, float] | Mapping[str, tuple[float, float]] | None
 
 
 class AnalyzeSigns(GraphPass):
-    """Write into the metadata which values are known not to be negative, or not to be positive.
+    """Record in the metadata which values are known to be nonnegative or nonpositive.
 
-    `input_range`: the lowest and the highest value of the inputs, for all or by name. `InputError` where it is not that.
+    `input_range`: the pair (lowest, highest) of all inputs, or a dict of pairs by input name. `InputError` if it is invalid.
     """
 
     name = "analyze_signs"
@@ -58,7 +58,7 @@ class AnalyzeSigns(GraphPass):
 
 
 def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple[float, float]]:
-    """Ranges of inputs by name, under None for all; `InputError` where they are none."""
+    """Ranges of inputs by name; the key None stands for all inputs. `InputError` if a name or range is invalid."""
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     ranges: dict[str | None, Any] = {}
     if isinstance(input_range, Mapping):

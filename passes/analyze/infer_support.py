@@ -1,22 +1,23 @@
-"""ANALYZE: where relevance is provably zero because the value is not positive.
+"""ANALYZE: find values whose relevance is provably zero wherever they are not positive.
 
-It runs against the flow. Rules that give an input its value times something give nothing where the value is 0; behind a ReLU
-that is wherever the value before it was not positive. The claim holds for relevance that enters at the model's output.
+The pass visits nodes in reverse order. If a rule's relevance is the input's value times a factor, it is zero where the value is
+0. After a ReLU, the value is 0 wherever the ReLU's input is not positive. The result holds for relevance that enters at the
+model's output.
 """
 
-from lrpfx.passes.program import GraphPass as GraphPass
-from lrpfx.passes.program import PassResult, Program
-from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from torch import fx
 
 from lrpfx.ir.node import Role, node_info, update_info
 from lrpfx.ir.operator import Sign
 from lrpfx.operators.signs import of_input
+from lrpfx.passes.program import GraphPass as GraphPass
+from lrpfx.passes.program import PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
 from lrpfx.types import Activation
 
 
 class AnalyzeSupport(GraphPass):
-    """Write into the metadata for which values relevance is zero wherever the value is not positive. Needs rules and signs."""
+    """Mark values whose relevance is zero wherever they are not positive. Needs rules and signs."""
 
     name = "analyze_support"
     stage = "analyze"
@@ -41,11 +42,11 @@ class AnalyzeSupport(GraphPass):
 
 
 def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
-    """Whether what `node` gets from one of its users is zero wherever the value of `node` is not positive."""
+    """Whether the relevance that `node` gets from `user` is zero wherever the value of `node` is not positive."""
     if user.op == "output":
         return False
     info = node_info(user)
-    if info.role is not Role.DATA:  # sizes
+    if info.role is not Role.DATA:  # it passes no relevance on
         return True
     operator = info.operator
     if info.rule is not None and not info.rule.passes_all:

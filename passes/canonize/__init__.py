@@ -1,1 +1,1 @@
-"""CANONIZE: the same function, better to explain."""
+"""CANONIZE: bring the network into a form that is easier to explain."""

@@ -1,19 +1,19 @@
-"""CANONIZE: logits in the place of the probabilities that a network ends in.
+"""CANONIZE: explain the logits of a network that returns probabilities.
 
-A softmax passes on next to nothing of a class that it is sure of: what the class had above the others is gone from p near 1.
+A softmax saturates: near p = 1, the probability of a class barely depends on its lead over the other classes.
 """
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, LIVE
 from torch import fx
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info, nodes_in, update_info
 from lrpfx.ir.operator import Probability
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, LIVE
 
 
 class ExplainLogits(GraphPass):
-    """Let the network return what goes into its final softmax or sigmoid. `InputError` where it ends in neither."""
+    """Let the network return the input of its final softmax or sigmoid. `InputError` if it ends in neither."""
 
     name = "explain_logits"
     stage = "canonize"
@@ -29,7 +29,7 @@ class ExplainLogits(GraphPass):
         (output,) = graph.find_nodes(op="output")
         replaced: dict[fx.Node, fx.Node] = {}
         left: set[fx.Node] = set()
-        copies: dict[fx.Node, fx.Node] = {}  # of what moves entries behind the probabilities
+        copies: dict[fx.Node, fx.Node] = {}  # of nodes that move entries of the probabilities
         for leaf in dict.fromkeys(nodes_in(output.args)):
             path = _path_to_probabilities(leaf)
             if not path or _is_read_inside(path):
@@ -43,11 +43,11 @@ class ExplainLogits(GraphPass):
             replaced[leaf] = value
             left.update(path)
             result.matches += 1
-            result.details.append((node_info(probabilities).name, "taken off: its input is the output"))
+            result.details.append((node_info(probabilities).name, "removed: its input is the output"))
         if not replaced:
             ends = [f"{node_info(leaf).name} ({node_info(leaf).operator})" for leaf in nodes_in(output.args)]
             raise InputError(
-                f'explain="logits" is for a model that ends in a softmax or a sigmoid, but {program.title} ends in '
+                f'explain="logits" needs a model that ends in a softmax or a sigmoid, but {program.title} ends in '
                 + ", ".join(ends)
             )
         output.args = fx.node.map_arg(output.args, lambda leaf: replaced.get(leaf, leaf))
@@ -62,7 +62,7 @@ class ExplainLogits(GraphPass):
 
 
 def final_softmax(leaf: fx.Node) -> fx.Node | None:
-    """The softmax of which an output of the network is the result, or the logarithm; None where it is not of one."""
+    """The softmax whose result, or its logarithm, is the output `leaf` of the network; None if there is none."""
     path = _path_to_probabilities(leaf)
     if not path or _is_read_inside(path):
         return None
@@ -71,7 +71,7 @@ def final_softmax(leaf: fx.Node) -> fx.Node | None:
 
 
 def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:
-    """The nodes from an output back to the softmax or sigmoid that it is the result of; none where it is not."""
+    """The nodes from an output back to the softmax or sigmoid that computes it; empty if there is none."""
     path: list[fx.Node] = []
     node = leaf
     while node.op in ("call_function", "call_module"):
@@ -89,18 +89,18 @@ def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:
 
 
 def _data_of(node: fx.Node) -> list[fx.Node]:
-    """What a node reads that depends on the input."""
+    """The arguments of a node that depend on the input."""
     read = dict.fromkeys(nodes_in((node.args, node.kwargs)))
     return [source for source in read if node_info(source).role is Role.DATA]
 
 
 def _copy_that_reads(value: fx.Node, node: fx.Node, path: list[fx.Node]) -> fx.Node:
-    """A copy of a node of the path that reads `value` in the place of what precedes it there."""
+    """A copy of a node of the path that reads `value` instead of its predecessor on the path."""
     return node.graph.node_copy(node, lambda source: value if source in path else source)
 
 
 def _is_read_inside(path: list[fx.Node]) -> bool:
-    """Whether the network computes with the probabilities, as with those of attention."""
+    """Whether the network computes with the probabilities, as attention does."""
     pending = [user for node in path for user in node.users if user not in path]
     seen: set[fx.Node] = set()
     while pending:

@@ -1,14 +1,12 @@
-"""CANONIZE: batch norm merged into the layer before it, as arithmetic on parameters.
+"""CANONIZE: merge batch norm into the layer before it, as arithmetic on parameters.
 
-With a = gamma / sqrt(var + eps): W' = a W along the output channels and b' = a (b - mean) + beta. The merge is valid where the
-batch norm alone reads the layer's output, so that nobody sees that it changed.
+With a = gamma / sqrt(var + eps): W' = a W along the output channels and b' = a (b - mean) + beta. The merge changes the layer's
+output. It is valid only if the batch norm is the only reader of this output.
 """
 
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, row_of, update_info
@@ -16,11 +14,13 @@ from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import BatchNorm
 
 
 def batch_norm_scale(running_var: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Factor of each channel. Shape (channels,)."""
+    """The factor of each channel. Shape (channels,)."""
     scale = torch.rsqrt(running_var + eps)
     return scale if weight is None else weight * scale
 
@@ -40,19 +40,19 @@ def scale_output_channels_transposed(weight: torch.Tensor, scale: torch.Tensor, 
 def merged_bias(
     bias: torch.Tensor | None, running_mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None
 ) -> torch.Tensor:
-    """The bias of layer and batch norm together. Shape (channels,)."""
+    """The bias of the merged layer. Shape (channels,)."""
     centred = -running_mean if bias is None else bias - running_mean
     return centred * scale if shift is None else centred * scale + shift
 
 
 def has_batch_norm(program: Program) -> bool:
-    """Whether the model has one, also where it was merged."""
+    """Whether the model has a batch norm, merged or not."""
     infos = map(node_info, data_calls(program.graph))
     return any(info.kind is BatchNorm or info.merged for info in infos)
 
 
 class MergeBatchNormLeft(GraphPass):
-    """Merge each batch norm into the convolution, transposed convolution or dense layer whose output it alone reads."""
+    """Merge each batch norm into the convolution, transposed convolution or dense layer before it, if it is the only reader."""
 
     name = "merge_batch_norm"
     stage = "canonize"
@@ -77,10 +77,10 @@ class MergeBatchNormLeft(GraphPass):
 
 
 def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
-    """Why a batch norm cannot be merged into its producer, or None if it can."""
+    """The reason why a batch norm cannot be merged into its producer, or None if it can."""
     producer = batch_norm.args[0]
     if not isinstance(producer, fx.Node) or producer.op != "call_function":
-        return "its input is an input of the model"
+        return "its input is an input of the model or comes from an opaque module"
     info = node_info(producer)
     operator = info.operator
     if operator is None or operator.weight_layout is None:
@@ -94,7 +94,7 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
         return "a weight or statistic depends on the model's input"
     dimensions, expected = dimensions_of(program, batch_norm), operator.rank_of_batch
     if dimensions is not None and operator.weight_layout is WeightLayout.DENSE and dimensions != 2:
-        where = "its channels are the last, but batch norm acts on the second"
+        where = "its channels are the last dimension, but batch norm acts on the second"
         return f"the output of {info.name} has {dimensions} dimensions: {where}"
     if dimensions is not None and dimensions != expected:
         return (
@@ -104,7 +104,7 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
 
 
 def dimensions_of(program: Program, value: Any) -> int | None:
-    """How many dimensions a value has: proven by the operations that made it, or as on the example inputs; None if unknown."""
+    """The number of dimensions of a value, proven from its operations or known from example inputs; None if unknown."""
     node = value
     while isinstance(node, fx.Node):
         operator = node_info(node).operator
@@ -122,7 +122,7 @@ def dimensions_of(program: Program, value: Any) -> int | None:
 
 
 def _made_with(program: Program, node: fx.Node, operator: Operator) -> int | None:
-    """How many dimensions the result of an operation always has."""
+    """The fixed number of dimensions of an operation's result; None if it varies or is unknown."""
     if operator.rank is not None:
         return operator.rank(bound_arguments(node, operator))
     path = node_info(node).module_path
@@ -138,7 +138,7 @@ def _keeps_dimensions(node: fx.Node, operator: Operator) -> bool:
 
 
 def _depends_on_sizes(value: fx.Node) -> bool:
-    """Whether a value is computed from the result of `squeeze`, which has more dimensions for some sizes than for others."""
+    """Whether a value depends on a `squeeze` whose number of dimensions may depend on the sizes of its argument."""
     pending, seen = [value], {value}
     while pending:
         node = pending.pop()
@@ -152,7 +152,7 @@ def _depends_on_sizes(value: fx.Node) -> bool:
 
 
 def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
-    """Whether the dimension that `squeeze` removes was added by `unsqueeze`, so that it always has the size 1."""
+    """Whether `squeeze` removes a dimension that `unsqueeze` has added and that therefore always has size 1."""
     node: Any = squeeze.args[0]
     place: Any = squeeze.kwargs.get("dim", squeeze.args[-1])
     while isinstance(node, fx.Node) and isinstance(place, int):
@@ -169,7 +169,7 @@ def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
 
 
 def _merge(program: Program, batch_norm: fx.Node) -> str:
-    """Merge `batch_norm` into its producer; the producer's name."""
+    """Merge `batch_norm` into its producer. Return the producer's name."""
     graph = program.graph
     linear = batch_norm.args[0]
     assert isinstance(linear, fx.Node)
@@ -183,7 +183,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
         derived = NodeInfo(f"{info.name}.{what}", source=node_info(batch_norm).source, role=Role.PARAMETER)
         return insert_call(graph, linear, function, args, derived)
 
-    # The statistics may be read after the layer in the graph; they depend on nothing, so they can move up.
+    # The statistics may come after the layer in the graph. They depend only on parameters, so they can move up.
     for value in batch_norm.args[1:]:
         if isinstance(value, fx.Node):
             move_up(value, linear)
@@ -205,7 +205,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
 
 
 def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
-    """Let the call fail for inputs whose channels are not the second dimension, on which batch norm acts."""
+    """Insert a check that the second dimension of the input holds the channels, as batch norm assumes."""
     info = node_info(linear)
     dense = operator.weight_layout is WeightLayout.DENSE
     function = require_matrix if dense else require_dimensions
@@ -215,7 +215,7 @@ def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
 
 
 def move_up(value: fx.Node, target: fx.Node) -> None:
-    """Move a parameter's node, and what it is computed from, in front of `target` if they stand behind it."""
+    """Move a parameter's node and its arguments before `target` if they come after it."""
     if value < target:
         return
     for argument in value.all_input_nodes:

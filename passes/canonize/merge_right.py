@@ -1,9 +1,9 @@
-"""CANONIZE: affine maps merged into the linear layers behind them, as arithmetic on parameters.
+"""CANONIZE: merge affine maps into the linear layers after them, as arithmetic on parameters.
 
-A map x -> scale * x + shift per channel in front of a linear layer becomes W' = W * scale along the input channels and
-b' = b + W shift. Where the layer pads with zeros, which the shift does not reach, the bias depends on the position: it is what
-the layer makes of the shift alone. Between the two there may be operations that commute with an affine map per channel. A
-`_Layout` follows where the channels are, and what it cannot prove is left alone with the reason.
+A map x -> scale * x + shift per channel before a linear layer becomes W' = W * scale along the input channels and
+b' = b + W shift. If the layer pads with zeros, the shift does not apply to the padding. The bias then depends on the position:
+it is the layer's output for the shift alone. Operations between the two must commute with an affine map per channel. A
+`_Layout` tracks the position of the channels. If the merge is not provably correct, the map stays, and the pass says why.
 """
 
 from abc import ABC, abstractmethod
@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm, move_up
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx, nn
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, row_of, update_info
@@ -23,19 +20,22 @@ from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.functions import thresholded_relu
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm, move_up
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import BatchNorm
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------
 
 
 def batch_norm_shift(running_mean: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """What a batch norm adds to each channel after scaling it. Shape (channels,)."""
+    """The value that a batch norm adds to each channel after scaling it. Shape (channels,)."""
     shift = -running_mean * scale
     return shift if bias is None else bias + shift
 
 
 def shift_behind_threshold(scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The shift that goes with a thresholded ReLU; a channel that is scaled by 0 is the constant relu(shift)."""
+    """The shift after a thresholded ReLU. A channel with scale 0 is the constant relu(shift)."""
     return torch.where(scale == 0, shift.relu(), shift)
 
 
@@ -46,7 +46,7 @@ def scale_input_channels(weight: torch.Tensor, scale: torch.Tensor, groups: int)
 
 
 def scale_features(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A dense weight (out, in) with each input feature scaled; flattened, a channel is several features in a row."""
+    """A dense weight (out, in) with each input feature scaled; a flattened channel is several consecutive features."""
     return weight * scale.repeat_interleave(weight.shape[1] // scale.shape[0])
 
 
@@ -69,7 +69,7 @@ def bias_map(
     bias: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """What a convolution makes of the shift alone on an input of this size: zeros in its padding stay zeros.
+    """The output of a convolution for the shift alone, on an input of this size; its padding stays zero.
 
     Shape (1, channels, ...).
     """
@@ -79,7 +79,7 @@ def bias_map(
 
 
 def as_channels(value: torch.Tensor, channels: int) -> torch.Tensor:
-    """A constant per channel, of a shape like (channels, 1, 1), or a single one. Shape (channels,)."""
+    """A constant per channel, of a shape such as (channels, 1, 1), or a single constant, in the shape (channels,)."""
     return value.reshape(-1).expand(channels) if value.numel() == 1 else value.reshape(channels)
 
 
@@ -87,12 +87,12 @@ def as_channels(value: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 class _ObstacleError(Exception):
-    """Why a map cannot be merged."""
+    """The reason why a map cannot be merged."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A linear layer that reads the shifted values."""
+    """A linear layer that reads the scaled and shifted values."""
 
     node: fx.Node
     operator: Operator
@@ -103,21 +103,21 @@ class _Place:
 
 
 class _Layout(ABC):
-    """Where the entries of a value are that a map scales and shifts together."""
+    """The position of the entries of a value that have the same scale and shift."""
 
     @abstractmethod
     def behind(self, node: fx.Node, operator: Operator) -> "_Layout":
-        """The layout of what an operation makes of the value; `_ObstacleError` where the map does not pass through."""
+        """The layout of an operation's result; `_ObstacleError` if the operation does not commute with the map."""
 
     @abstractmethod
     def check_reader(self, place: _Place) -> None:
-        """`_ObstacleError` unless the linear layer takes those entries for its input channels or features."""
+        """Raise `_ObstacleError` unless these entries are the input channels or features of the linear layer."""
 
 
 def _obstacle(node: fx.Node, why: str = "") -> _ObstacleError:
     info = node_info(node)
     because = f": {why}" if why else ""
-    return _ObstacleError(f"{info.name} ({info.operator}) reads it, which an affine map does not pass through{because}")
+    return _ObstacleError(f"{info.name} ({info.operator}) reads it and does not commute with an affine map{because}")
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _Channels(_Layout):
 
 @dataclass(frozen=True)
 class _LastDimension(_Layout):
-    """The entries are those of the last dimension."""
+    """The entries lie along the last dimension."""
 
     program: Program
 
@@ -161,12 +161,12 @@ class _LastDimension(_Layout):
 
     def check_reader(self, place: _Place) -> None:
         if not place.is_dense:
-            raise _ObstacleError("not only dense layers read it")
+            raise _ObstacleError("a layer other than a dense layer reads it")
 
 
 @dataclass(frozen=True)
 class _ConvolvedChannels(_Layout):
-    """The entries are the channels of convolutions that all move over so many dimensions."""
+    """The entries are the channels of convolutions over `dimensions` dimensions."""
 
     dimensions: int
 
@@ -175,11 +175,11 @@ class _ConvolvedChannels(_Layout):
 
     def check_reader(self, place: _Place) -> None:
         if place.is_dense or place.operator.spatial != self.dimensions:
-            raise _ObstacleError(f"what reads it is not only convolutions over {self.dimensions} dimensions")
+            raise _ObstacleError(f"a layer other than a convolution over {self.dimensions} dimensions reads it")
 
 
 def _linear_readers(value: fx.Node, layout: _Layout) -> list[_Place]:
-    """The linear layers that read `value`, directly or through operations. `_ObstacleError` where others read it."""
+    """The linear layers that read `value`, directly or through other operations. `_ObstacleError` if others read it."""
     found: list[_Place] = []
     for user in value.users:
         info = node_info(user)
@@ -187,7 +187,7 @@ def _linear_readers(value: fx.Node, layout: _Layout) -> list[_Place]:
         name = info.name or "the output of the model"
         if operator is None or user.op == "output":
             raise _ObstacleError(
-                "it is an output of the model" if user.op == "output" else f"{name} reads it, which is no linear layer"
+                "it is an output of the model" if user.op == "output" else f"{name} reads it and is not a linear layer"
             )
         if operator.weighs_channels:
             bound = bound_arguments(user, operator)
@@ -264,9 +264,9 @@ class _Merger:
 
 
 class MergeBatchNormRight(GraphPass):
-    """Merge each batch norm that is left into all linear layers that read it, directly or behind a ReLU.
+    """Merge each remaining batch norm into all linear layers that read it, directly or after a ReLU.
 
-    Behind a ReLU, relu(a x + c) = a T(x) + c with the thresholded ReLU T(x) = x if a x + c > 0 else -c / a.
+    For a ReLU, relu(a x + c) = a T(x) + c with the thresholded ReLU T(x) = x if a x + c > 0 else -c / a.
     """
 
     name = "merge_batch_norm_right"
@@ -318,7 +318,7 @@ class MergeBatchNormRight(GraphPass):
             merged = (*node_info(relu).merged, info.name)
             update_info(relu, operator=operator_named("thresholded_relu"), description=description, merged=merged)
         program.graph.erase_node(node)
-        behind = "" if relu is None else f" behind the thresholded {node_info(relu).name}"
+        behind = "" if relu is None else f" after the thresholded {node_info(relu).name}"
         return ", ".join(node_info(place.node).name for place in places) + behind
 
 
@@ -395,7 +395,7 @@ def _scaled_constant(constant: Any, factor: Any) -> Any:
 
 
 def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
-    """The operations with constants that an input goes through, one after the other."""
+    """The chain of affine operations with constants that starts at an input."""
     while len(value.users) == 1:
         (user,) = value.users
         operator = node_info(user).operator
@@ -408,7 +408,7 @@ def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
 
 
 def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
-    """The operand of an operation that depends on the input, and the other one; None for both where there is no such pair."""
+    """The operand that depends on the input, and the constant one; None for both if the operation has no such pair."""
     operator = row_of(node)
     for place, name in enumerate(operator.data):
         value, other = node.args[place], node.args[1 - place]
@@ -419,7 +419,7 @@ def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
 
 
 def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[_Place]:
-    """The convolutions that read a normalized input; `_ObstacleError` unless its constants are ones of their channels."""
+    """The convolutions that read a normalized input. `_ObstacleError` unless the constants fit their input channels."""
     first = next((node_info(user).operator for user in chain[-1].users), None)
     dimensions = 0 if first is None or first.weight_layout is not WeightLayout.CONVOLUTION else first.spatial
     places = _linear_readers(chain[-1], _ConvolvedChannels(dimensions))
@@ -432,7 +432,7 @@ def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node])
     if info.dtype is not None and not info.dtype.is_floating_point:
         raise _ObstacleError(f"the input has dtype {info.dtype}, which a convolution does not take")
     if info.shape is not None and info.shape[-1 - dimensions] != channels:
-        raise _ObstacleError("the input has other channels before it is normalized")
+        raise _ObstacleError("the input has a different number of channels before its normalization")
     for node in chain:
         constant = _value_and_constant(node)[1]
         if isinstance(constant, fx.Node):
@@ -443,7 +443,7 @@ def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node])
 
 
 def _check_constant(node: fx.Node, shape: tuple[int, ...], per_channel: tuple[int, ...], most: int) -> None:
-    """`_ObstacleError` unless a constant of this shape is one value, or one for each channel, in at most so many dimensions."""
+    """Raise `_ObstacleError` unless a constant of this shape is one value or one per channel, in at most `most` dimensions."""
     alike = all(size == 1 for size in shape)
     fits = shape[-len(per_channel) :] == per_channel and all(size == 1 for size in shape[: -len(per_channel)])
     if not (alike or fits) or len(shape) > most:
@@ -453,7 +453,7 @@ def _check_constant(node: fx.Node, shape: tuple[int, ...], per_channel: tuple[in
 
 
 def parameter_value(root: nn.Module, node: fx.Node) -> Any:
-    """The value of a node that depends on parameters alone."""
+    """The value of a node that depends only on parameters."""
     if node.op == "get_attr":
         return attribute_of(node, root)
     assert node.op == "call_function" and callable(node.target)
@@ -465,7 +465,7 @@ def parameter_value(root: nn.Module, node: fx.Node) -> Any:
 
 
 class MergeLayerNorm(GraphPass):
-    """Merge the weight and bias of each layer norm into the dense layers that read it, so that the norm alone is left."""
+    """Merge the weight and bias of each layer norm into the dense layers that read it. Only the normalization remains."""
 
     name = "merge_layer_norm"
     stage = "canonize"
@@ -500,7 +500,7 @@ class MergeLayerNorm(GraphPass):
 
 
 def _keeps_last_dimension(node: fx.Node, operator: Operator) -> bool:
-    """Whether an operation is known to leave the last dimension as it is."""
+    """Whether an operation is known to keep the last dimension unchanged."""
     source = node.args[0]
     if not isinstance(source, fx.Node) or node_info(node).shape is None or operator.keeps_last_dimension is None:
         return False

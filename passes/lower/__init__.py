@@ -1,1 +1,1 @@
-"""Passes over lowered programs: graphs of ATen operators, from the trace of forward and relevance to what a backend takes."""
+"""LOWER: prepare the traced forward and relevance, a graph of ATen operators, for a backend."""

@@ -1,26 +1,25 @@
-"""Compute modified weights from the weights that a lowered program holds anyway, instead of holding both.
+"""Let a lowered program compute modified weights from the original weights instead of storing both.
 
-They are computed once, by whatever runs the program: ONNX Runtime and AOTInductor fold constants themselves, and so does the
-runner of an exported program.
+The runtime computes them only once: ONNX Runtime, AOTInductor and the runner of exported programs fold constants.
 """
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import TENSORS_NAMED
 from torch import fx, nn
 
 from lrpfx.ir.node import output_node
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import TENSORS_NAMED
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.torch_internals import make_fx
 
-#: Bytes of the smallest weight that is computed: the operations of smaller ones are as large.
+#: Minimum size in bytes of a weight to compute. For smaller weights, the operations take as much space.
 SMALLEST = 1024
 
 _FILLING = (torch.ops.aten.ones_like.default, torch.ops.aten.zeros_like.default, torch.ops.aten.full_like.default)
 
 
 class DeriveWeights(GraphPass):
-    """Let the graph compute the derived buffers that elementwise operations give."""
+    """Let the graph compute derived buffers that are elementwise functions of other tensors."""
 
     name = "derive_weights"
     stage = "lower"
@@ -36,7 +35,7 @@ class DeriveWeights(GraphPass):
 
 
 def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> list[str]:
-    """Let `graph`, over the tensors of `root`, compute derived buffers of `module`; the names of those that it computes."""
+    """Let `graph`, which reads tensors of `root`, compute derived buffers of `module`. Return the names of these buffers."""
     if module.fold_graph is None:
         return []
     read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
@@ -44,7 +43,7 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> l
     assert isinstance(results, tuple)
     derived = [(name, result) for name, result in zip(module.derived, results, strict=True) if name in read]
     sources = module.fold_graph.find_nodes(op="get_attr")
-    tensors = {node: str(node.target) for node in sources if node.target in read}  # whose values the program has
+    tensors = {node: str(node.target) for node in sources if node.target in read}  # tensors that the program holds
     computed = dict[str, fx.Node]()
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for name, result in derived:
@@ -76,7 +75,7 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> l
 
 
 def _formula(module: nn.Module, result: fx.Node, tensors: dict[fx.Node, str]) -> tuple[list[str], fx.GraphModule] | None:
-    """`result` of a fold graph as a function of tensors that the program has, and the names of these."""
+    """The names of tensors that the program holds, and `result` of a fold graph as a function of them; None if impossible."""
     needed, pending = set[fx.Node](), [result]
     while pending:
         node = pending.pop()
@@ -96,5 +95,5 @@ def _formula(module: nn.Module, result: fx.Node, tensors: dict[fx.Node, str]) ->
 
 def _is_elementwise(node: fx.Node) -> bool:
     if node.op != "call_function":
-        return node.op != "get_attr"  # a number that is a tensor would be one more
+        return node.op != "get_attr"  # a get_attr node is a tensor constant, which would be stored too
     return node.target in _FILLING or torch.Tag.pointwise in getattr(node.target, "tags", ())

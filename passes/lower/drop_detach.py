@@ -1,11 +1,11 @@
-"""Remove operations that return their argument, as `detach` does where nobody asks for a gradient."""
+"""Remove operations that return their argument unchanged, such as `detach` in a graph that needs no gradient."""
 
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import NO_DETACH, identities
 
 
 class DropDetach(GraphPass):
-    """Let the users of `detach` and `alias` read their argument."""
+    """Replace the results of `detach` and `alias` by their arguments."""
 
     name = "drop_detach"
     stage = "lower"

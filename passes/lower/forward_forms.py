@@ -1,7 +1,7 @@
-"""Operators without a form in ONNX, written in others: the backward of convolutions, pooling, padding and resampling.
+"""Replacements for operators that ONNX lacks, mainly the backward of convolutions, pooling, padding and resampling.
 
-All of these are linear in the gradient, so each has a form in forward operators: a transposed convolution, a product with a
-matrix for each dimension, or a scatter.
+Each backward is linear in the gradient, so forward operators can express it: a transposed convolution, a product with a matrix
+for each dimension, or a scatter.
 """
 
 import math
@@ -32,7 +32,7 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Any:
-    """The gradient of the input as a convolution, those of the parameters not at all."""
+    """The input's gradient as a convolution; `NotImplemented` if gradients of parameters are requested."""
     if output_mask[1] or output_mask[2]:
         return NotImplemented
     dimensions = len(stride)
@@ -58,7 +58,7 @@ def _convolution_backward(
 
 
 def _along_each(value: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
-    """The last dimensions of `value`, each multiplied by its matrix: rows are what there is, columns what there will be."""
+    """Multiply each of the last dimensions of `value` by its matrix of shape (input size, output size)."""
     for dimension, matrix in zip(range(-len(matrices), 0), matrices, strict=True):
         value = torch.matmul(value.transpose(dimension, -1), matrix).transpose(dimension, -1)
     return value
@@ -69,7 +69,7 @@ def _places(size: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _averages(starts: torch.Tensor, ends: torch.Tensor, size: int, lengths: torch.Tensor) -> Matrix:
-    """Windows as rows: which of `size` places each average is of, and their weight."""
+    """The weights of averages over windows. Shape (windows, size)."""
     places = _places(size, starts)
     inside = (places >= starts[:, None]) & (places < ends[:, None])
     return inside.to(starts.dtype) / lengths[:, None]
@@ -147,7 +147,7 @@ def _adaptive_max_pool(pool: Any) -> Callable[..., Any]:
 
 
 def _adaptive_members(shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
-    """Flat indices of the members of each window as rows, the last of a dimension repeated where a window is smaller."""
+    """Flat indices of each window's members. Shape (windows, members); smaller windows repeat their last index."""
     flat = torch.zeros((1, 1), dtype=torch.long, device=like.device)
     for size, windows in shapes:
         starts, ends = _adaptive_bounds(size, windows, like)
@@ -167,14 +167,14 @@ def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
 
 
 def _step(size: int, results: int, scale: float | None, corners: bool) -> float:
-    """How far apart in the input the entries of a resampled result lie."""
+    """The distance in the input between neighboring entries of a resampled result."""
     if corners:
         return (size - 1) / max(results - 1, 1)
     return 1 / scale if scale else size / results
 
 
 def _sources(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> torch.Tensor:
-    """Where in the input the entries of an upsampled result lie."""
+    """The positions in the input of the entries of an upsampled result."""
     numbers, step = _places(results, like), _step(size, results, scale, corners)
     return numbers * step if corners else (numbers + 0.5) * step - 0.5
 
@@ -205,7 +205,7 @@ def _cubic(size: int, results: int, scale: float | None, corners: bool, like: to
 
 
 def _antialiased(support: int, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Matrix]:
-    """Averages over the places within `support` places of the coarser side, weighted by their distance on it."""
+    """Averages over places within a distance of `support` steps of the coarser grid, weighted by `kernel` of the distance."""
 
     def matrix(size: int, results: int, scale: float | None, corners: bool, like: torch.Tensor) -> Matrix:
         step = _step(size, results, scale, corners)
@@ -275,7 +275,7 @@ def _diagonal_backward(gradient: torch.Tensor, input_sizes: Sequence[int], offse
 
 
 def _in_order(sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt | None) -> bool:
-    """Whether these are the strides of a contiguous tensor, where there is more than one place."""
+    """Whether the offset is 0 and the strides are those of a contiguous tensor, apart from dimensions of size 1."""
     step = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1 and stride != step:
@@ -285,7 +285,7 @@ def _in_order(sizes: Sequence[int], strides: Sequence[int], offset: int | torch.
 
 
 def _as_strided(input: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
-    """What pooling to one value makes of it, and relevance on its way back."""
+    """A reshape, if all entries stay in order, as in pooling to one value and its backward; otherwise `NotImplemented`."""
     plain = _in_order(size, stride, storage_offset) and _in_order(input.shape, input.stride(), input.storage_offset())
     return input.reshape(size) if plain and input.numel() == math.prod(size) else NotImplemented
 
@@ -317,7 +317,7 @@ def _rrelu_backward(
     return NotImplemented if training else torch.where(input > 0, gradient, gradient * ((lower + upper) / 2))
 
 
-#: Operators without a form in ONNX, in operators that have one.
+#: Operators that ONNX lacks -> functions that express them in other operators.
 FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.avg_pool2d_backward.default: _average_pool_backward,
@@ -326,7 +326,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
-    aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # which torch 2.4 does not have
+    aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # not in torch 2.4
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,

@@ -1,15 +1,14 @@
-"""Write a lowered program in operators that ONNX has a form of."""
+"""Express a lowered program in operators that ONNX supports."""
 
+from lrpfx.errors import LoweringError
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
-
-from lrpfx.errors import LoweringError
 from lrpfx.support.torch_internals import decompositions_of_backwards
 
 
 class LegalizeForOnnx(GraphPass):
-    """Replace operators that stand for the backward of others. `LoweringError` where torch cannot."""
+    """Replace operators that ONNX lacks, mainly backward operators. `LoweringError` if torch cannot replace them."""
 
     name = "legalize_for_onnx"
     stage = "legalize"
@@ -23,7 +22,7 @@ class LegalizeForOnnx(GraphPass):
             exported = program.program().run_decompositions(known)
         except Exception as error:
             raise LoweringError(
-                f"the program cannot be written in operators of ONNX: {type(error).__name__}: {error}"
+                f"the program cannot be expressed in ONNX operators: {type(error).__name__}: {error}"
             ) from error
         program.root, program.graph, program.exported = exported.graph_module, exported.graph, exported
         return PassResult(matches)

@@ -4,16 +4,16 @@ import itertools
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import TENSORS_NAMED
 from torch import nn
 
 from lrpfx.ir.node import attribute_of
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import TENSORS_NAMED
 from lrpfx.runtime.module_tree import set_derived_buffer
 
 
 class NameTensors(GraphPass):
-    """Put the tensors of a trace where the explainable module has them, and its other constants into `constants`."""
+    """Name the tensors of a trace as in the explainable module, and other constants `constants.<name>`."""
 
     name = "name_tensors"
     stage = "lower"

@@ -1,12 +1,12 @@
-"""Replace in-place operations by ordinary ones where nothing else refers to their memory."""
+"""Replace in-place operations by out-of-place ones if no other value shares their memory."""
 
 import operator
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program
 from torch import fx
 
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.support.torch_internals import OpOverload
 
 
@@ -41,14 +41,14 @@ def is_in_place(node: fx.Node) -> bool:
 
 
 def _obstacle(node: fx.Node) -> str:
-    """Why an operation must stay as it is, or nothing."""
+    """The reason why an operation must stay in place, or ""."""
     changed = node.args[0]
     if not isinstance(changed, fx.Node) or _may_share_memory(changed):
         return "its argument may share memory with another value"
     if any(_may_share_memory(user) for user in changed.users if user is not node):
         return "another value may share memory with its argument"
     if _functional(node.target) is None:
-        return "there is no operator without the effect"
+        return "the operator has no out-of-place form"
     values = (other.meta["val"] for other in node.all_input_nodes)
     if len({value.dtype for value in values if hasattr(value, "dtype")}) > 1:
         return "out of place, the result could have another dtype"
@@ -56,14 +56,14 @@ def _obstacle(node: fx.Node) -> str:
 
 
 def _functional(target: Any) -> OpOverload | None:
-    """The operator without effect on its arguments, or None."""
+    """The out-of-place form of an in-place operator, or None."""
     packet = getattr(torch.ops.aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
     found: OpOverload | None = getattr(packet, target._overloadname, None)
     return None if found is None or found._schema.is_mutable else found
 
 
 def _may_share_memory(node: fx.Node) -> bool:
-    """Whether the node's value may be memory of another node's."""
+    """Whether the node's value may share memory with another node's value."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # one of several results
         node = node.args[0]
     if not isinstance(node.target, OpOverload):

@@ -1,1 +1,1 @@
-"""NORMALIZE: one spelling for every operation."""
+"""NORMALIZE: bring every operation into one canonical form."""

@@ -1,15 +1,13 @@
-"""NORMALIZE: fused operations become the operations that they consist of, so that each has its rule.
+"""NORMALIZE: replace fused operations by the operations that they consist of, each of which can have its own rule.
 
-Attention becomes matmul, softmax and matmul with its mask, scale, causality and grouped queries; a product with a parameter
-becomes a dense layer; a gated linear unit becomes a sigmoid and a gate.
+Attention becomes matmul, softmax and matmul, with its mask, scale, causality and grouped queries. A product with a matrix of
+parameters becomes a dense layer. A gated linear unit becomes a sigmoid and a gate.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
-from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, role_from
@@ -17,26 +15,28 @@ from lrpfx.ir.operator import Builder, Operator
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import attention_bias
 from lrpfx.operators.table import operator_named, spelling_of
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 
 
 def attention_scale(query: torch.Tensor) -> float:
-    """The default scale of attention scores: one over the root of the dimension of a query."""
+    """The default scale of attention scores: 1 / sqrt(size of a query)."""
     return float(query.size(-1) ** -0.5)
 
 
 def causal_bias(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """What is added to attention scores so that a query sees no later key. Shape (queries, keys)."""
+    """The bias on attention scores that hides later keys from each query. Shape (queries, keys)."""
     allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
     return attention_bias(allowed, query.dtype)
 
 
 def queries_per_key(query: torch.Tensor, key: torch.Tensor) -> int:
-    """How many heads of queries share one head of keys."""
+    """The number of query heads that share one key head."""
     return query.size(-3) // key.size(-3)
 
 
 class Decompose(GraphPass):
-    """Replace the operations of which a row says what they consist of."""
+    """Replace operations whose row has a decomposition."""
 
     name = "decompose"
     stage = "normalize"
@@ -65,9 +65,9 @@ class Decompose(GraphPass):
 
 
 def _views_to_reshapes(graph: fx.Graph) -> None:
-    """Let what needs strides that fit copy: the results of decomposed operations need not have those of the fused ones.
+    """Replace views by reshapes, which copy if necessary: decomposed operations may return other strides than fused ones.
 
-    No value is overwritten any more, so that a copy does as well as a view.
+    At this point no operation overwrites a value, so a copy is as good as a view.
     """
     for node in calls(graph):
         spelling = spelling_of(node)
@@ -78,14 +78,14 @@ def _views_to_reshapes(graph: fx.Graph) -> None:
 
 
 def _is_dtype(argument: Any) -> bool:
-    """Whether an argument of a view says how to read the bytes, and no size."""
+    """Whether an argument of a view is a dtype and not a size."""
     if isinstance(argument, fx.Node):
         return argument.target is getattr and argument.args[1] == "dtype"
     return isinstance(argument, torch.dtype)
 
 
 class _Builder(Builder):
-    """Names what it makes below the fused call."""
+    """Inserts calls before the fused call, with names that start with its name."""
 
     def __init__(self, program: Program, node: fx.Node, operator: Operator) -> None:
         self.program = program
@@ -111,7 +111,7 @@ class _Builder(Builder):
         return self._metadata(queries_per_key, query, key)
 
     def _metadata(self, function: Callable[..., Any], *args: Any) -> fx.Node:
-        """A call whose result depends on shapes and dtypes alone."""
+        """Insert a call whose result depends only on shapes and dtypes."""
         return self._insert(function.__name__, function, args, Role.METADATA)
 
     def _insert(
@@ -141,7 +141,7 @@ class _Builder(Builder):
 
 
 def _evaluate(program: Program, node: fx.Node) -> Any:
-    """The value of a node that depends on parameters alone."""
+    """The value of a node that depends only on parameters."""
     values: dict[fx.Node, Any] = {}
     pending = [node]
     while pending:

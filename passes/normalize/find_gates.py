@@ -1,20 +1,20 @@
-"""NORMALIZE: products in which one factor scales the other are told from products of equals."""
+"""NORMALIZE: distinguish gating products, in which one factor scales the other, from ordinary ones."""
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 from torch import fx
 
 from lrpfx.ir.node import Role, calls, is_data, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 from lrpfx.types import Product, Sum
 
 
 class FindGates(GraphPass):
-    """Mark a product as a gate where one factor comes from a bounded function or a divisor: its first argument is the signal.
+    """Mark a product as a gate if one factor is a divisor or comes from a bounded function. The other factor is the signal.
 
-    A factor is followed back through views, constant factors and constant terms: 0.5 * (1 + erf(x)) scales what it is
-    multiplied with.
+    The signal becomes the first argument. The pass looks through views, constant factors and constant terms: it recognizes
+    0.5 * (1 + erf(x)) as a scale.
     """
 
     name = "find_gates"
@@ -50,7 +50,7 @@ class FindGates(GraphPass):
 
 
 def _certainty(value: fx.Node) -> int:
-    """How surely `value` scales what it is multiplied with."""
+    """How certain it is that `value` scales the other factor of a product."""
     while value.op == "call_function":
         operator = node_info(value).operator
         if operator is None:

@@ -1,12 +1,10 @@
-"""NORMALIZE: one spelling for every operation, and what each value depends on."""
+"""NORMALIZE: bring every call into canonical form, and find out what each value depends on."""
 
 import operator
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
-from lrpfx.passes.properties import CANONICAL, NAMED
 from torch import fx
 
 from lrpfx.errors import CaptureError
@@ -22,24 +20,26 @@ from lrpfx.operators.table import (
     spelling_of,
     writes_in_place,
 )
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
 
 
 class NormalizeOperators(GraphPass):
-    """Methods become functions, and arguments of listed operators take their canonical order and names.
+    """Turn methods into functions, and give the arguments of listed operators their canonical order and names.
 
-    Tensors come first and by position; options follow by name, and those left at their
-    default are dropped. In-place forms become their out-of-place forms; the mark `INPLACE` tells `RemoveInplace` of them.
-    Every node gets its role: integers, truth values and steps of the inputs are constants to relevance, and so is what is
-    computed from them alone. `constants`: names of the inputs that the user declared to be no signal.
+    Tensors come first, by position. Options follow by name, and default values are dropped. In-place forms become out-of-place
+    forms with the mark `INPLACE`, which `RemoveInplace` reads. Every node gets its role. Integers, booleans and step functions
+    of the inputs are constants to relevance, and so are values computed only from them. `constants`: names of the inputs that
+    the user declared constant.
     """
 
     name = "normalize_operators"
     stage = "normalize"
     requires = (NAMED,)
     ensures = (CANONICAL,)
-    unfinished = True  # RemoveInplace gives later readers the effect of in-place operations
+    unfinished = True  # RemoveInplace gives later readers the overwritten values
 
     def __init__(self, constants: Collection[str] = ()) -> None:
         self.constants = frozenset(constants)
@@ -65,7 +65,7 @@ class NormalizeOperators(GraphPass):
         return result
 
     def _find_roles_of_inputs(self, graph: fx.Graph) -> None:
-        """Which inputs are integers or truth values, by their dtype where it is known, or by what reads them, or declared."""
+        """Find constant inputs: declared ones, and integers or booleans by their dtype or, if it is unknown, by their users."""
         for node in graph.nodes:
             spelling = spelling_of(node)
             for argument in [] if spelling is None else _index_arguments(node, spelling):
@@ -79,12 +79,12 @@ class NormalizeOperators(GraphPass):
                 update_info(node, role=Role.DISCRETE)
 
     def _normalize(self, node: fx.Node) -> bool:
-        """Rewrite one call; whether it changed."""
+        """Rewrite one call. Return whether it changed."""
         before = (node.op, node.target, node.args, dict(node.kwargs))
         if node.kwargs.get("out") is not None:
             raise CaptureError(
                 f"{node_info(node).name} ({node_info(node).source or 'source unknown'}) writes its result into another tensor "
-                "(out=), which the compiler cannot express as an operation. Use the value that it returns."
+                "(out=), which the compiler does not support. Use the returned value instead."
             )
         spelling = spelling_of(node)
         node.meta[INPLACE] = writes_in_place(node)
@@ -106,7 +106,7 @@ class NormalizeOperators(GraphPass):
                 if node_info(node).role is Role.DATA:
                     raise CaptureError(
                         f"{node_info(node).name} ({node_info(node).source or 'source unknown'}): {misfit}. Write the call "
-                        "without it, or map the module around it to a rule as a whole, by its name or its class."
+                        "without it, or map the module around it to one rule, by its name or its class."
                     ) from None
                 update_info(node, operator=None, unlisted=Unknown)
             else:
@@ -121,15 +121,15 @@ class NormalizeOperators(GraphPass):
 
 
 def _role(node: fx.Node) -> Role:
-    """What the value of a call depends on, from what its arguments depend on and from what the operator does."""
+    """The role of a call, from the roles of its arguments and from its operator."""
     if _reads_metadata(node):
         return Role.METADATA
     role = role_from(node.all_input_nodes)
     spelling = spelling_of(node)
     if role is Role.DISCRETE and spelling is not None and issubclass(spelling.operator.kind, Embedding):
-        return Role.DATA  # relevance is reported where vectors are looked up
+        return Role.DATA  # relevance is reported at the output of an embedding
     if role is Role.DATA and (_is_discrete(node_info(node).dtype) or _makes_discrete(node, spelling)):
-        return Role.CONSTANT  # steps of the data: what is looked up by them is constant, too
+        return Role.CONSTANT  # step functions of the data; embeddings of them are constant, too
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
         several = spelling_of(node.args[0])
         if several is not None and several.operator.result_per_argument:
@@ -142,7 +142,7 @@ def _is_discrete(dtype: Any) -> bool:
 
 
 def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
-    """Whether a call is known to give integers, truth values, or values that are constant piece by piece."""
+    """Whether a call is known to return integers, booleans or piecewise constant values."""
     if spelling is None:
         return False
     row = spelling.operator
@@ -157,7 +157,7 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
 
 
 def _names_discrete_type(argument: Any) -> bool:
-    """Whether an argument is a type of tensors of integers, such as torch.LongTensor, or its name."""
+    """Whether an argument is an integer or boolean tensor type, such as torch.LongTensor, or its name."""
     text = (
         argument if isinstance(argument, str) else f"{getattr(argument, '__module__', '')}.{getattr(argument, '__name__', '')}"
     )
@@ -166,7 +166,7 @@ def _names_discrete_type(argument: Any) -> bool:
 
 
 def _is_discrete_result(value: Any, index: Any) -> bool:
-    """Whether entry `index` of the results of `value` is of integers, as the places that sorting returns are."""
+    """Whether result number `index` of `value` holds integers, such as the indices that sorting returns."""
     spelling = spelling_of(value) if isinstance(value, fx.Node) else None
     if spelling is None or not isinstance(index, int):
         return False
@@ -174,14 +174,14 @@ def _is_discrete_result(value: Any, index: Any) -> bool:
 
 
 def _index_arguments(node: fx.Node, spelling: Spelling) -> Iterator[fx.Node]:
-    """The arguments of a call that are known to be tensors of integers or truth values."""
+    """The arguments of a call that are known to be integer or boolean tensors."""
     if not spelling.operator.indices:
         return
     given: dict[str, Any] = {str(place): value for place, value in enumerate(node.args)} | node.kwargs
     if spelling.operator.arguments:
         try:
             given = _bind(node, spelling)
-        except _MisfitError:  # which is reported when the call is normalized
+        except _MisfitError:  # reported when the call is normalized
             return
     for which in spelling.operator.indices:
         value = given.get(which)
@@ -190,7 +190,7 @@ def _index_arguments(node: fx.Node, spelling: Spelling) -> Iterator[fx.Node]:
 
 
 def _moved_from(value: fx.Node) -> fx.Node:
-    """The value whose entries `value` has, in its own dtype: where views and copies began."""
+    """The origin of `value`: the value at the start of its chain of views, copies and conversions to integers."""
     while True:
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
@@ -211,7 +211,7 @@ def _reads_metadata(node: fx.Node) -> bool:
 
 
 def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
-    """Turn x.expand_as(y) into x.expand(y.shape), and so on: y itself has no part in the result."""
+    """Turn x.expand_as(y) into x.expand(y.shape), and similar calls: the values of y do not affect the result."""
     spelling = spelling_of(node)
     if spelling is None or not spelling.operator.like or len(node.args) + len(node.kwargs) != 2:
         return
@@ -232,7 +232,7 @@ def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _attribute_to_function(node: fx.Node) -> None:
-    """x.mT, x.T and x.data are operations on tensors, unlike x.shape."""
+    """Replace x.mT, x.T, x.data and named results by function calls; x.shape and similar attributes stay."""
     if node.target is not getattr or len(node.args) < 2:
         return
     value, name = node.args[:2]
@@ -246,7 +246,7 @@ def _attribute_to_function(node: fx.Node) -> None:
         node.target, node.args = operator.getitem, (value, spelling.operator.results.index(str(name)))
 
 
-#: Methods whose names the code of older torch's graphs cannot import.
+#: Methods that the graph code of older versions of torch cannot import -> functions.
 _FUNCTIONS_OF_METHODS: dict[Any, Any] = {torch.Tensor.unflatten: torch.unflatten, torch.Tensor.split: torch.split}
 
 
@@ -259,14 +259,14 @@ def _method_to_function(node: fx.Node) -> None:
 
 
 class _MisfitError(Exception):
-    """Why arguments do not fit an operator."""
+    """The reason why arguments do not fit an operator."""
 
 
 def _bind(node: fx.Node, spelling: Spelling) -> dict[str, Any]:
-    """All arguments by canonical name; `_MisfitError` where one is unknown, missing or given twice."""
+    """All arguments by canonical name; `_MisfitError` if one is unknown, missing or given twice."""
     row, names = spelling.operator, (*spelling.arguments, "inplace")
     if len(node.args) > len(names):
-        raise _MisfitError(f"{row.name} is called with {len(node.args)} arguments, and takes {len(names) - 1} at the most")
+        raise _MisfitError(f"{row.name} is called with {len(node.args)} arguments, but takes at most {len(names) - 1}")
     given = list(zip(names, node.args, strict=False))
     given += [(_canonical_name(name, node.target, spelling), value) for name, value in node.kwargs.items()]
     bound: dict[str, Any] = {}
@@ -279,12 +279,12 @@ def _bind(node: fx.Node, spelling: Spelling) -> dict[str, Any]:
             raise _MisfitError(f"the compiler does not know the argument {name!r} of {row.name}")
     missing = [name for name, default in row.arguments.items() if default is REQUIRED and name not in bound]
     if missing:
-        raise _MisfitError(f"the form of {row.name} without the argument {missing[0]!r} is not known to the compiler")
+        raise _MisfitError(f"the compiler does not know {row.name} without the argument {missing[0]!r}")
     return bound
 
 
 def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
-    """The name in the table of an argument that a call names otherwise."""
+    """The canonical name of a keyword argument."""
     row, known = spelling.operator, spelling.arguments
     if isinstance(target, OpOverload):
         places = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
@@ -298,7 +298,7 @@ def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
 
 
 def _put_first_argument_first(node: fx.Node) -> None:
-    """Give the tensor that a call names, as in torch.transpose(input=x, ...), by position, where later passes look for it."""
+    """Pass a tensor given by keyword, as in torch.transpose(input=x, ...), by position, as later passes expect."""
     if node.args:
         return
     for name in ("input", "self", "tensors"):

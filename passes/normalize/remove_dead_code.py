@@ -1,16 +1,16 @@
-"""NORMALIZE: nodes that nothing reads are gone, with the checks that tracing leaves behind."""
+"""NORMALIZE: remove unused nodes, and the assertions that tracing inserts."""
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import LIVE, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.operators.table import writes_in_place
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import LIVE, OUT_OF_PLACE
 
 
 class RemoveDeadCode(GraphPass):
-    """Remove assertions on shapes and every call whose result is not used."""
+    """Remove assertions and every call with an unused result."""
 
     name = "remove_dead_code"
     stage = "normalize"
@@ -22,7 +22,7 @@ class RemoveDeadCode(GraphPass):
         for node in list(calls(program.graph)):
             if node.target is torch._assert:
                 program.graph.erase_node(node)
-        # as Graph.eliminate_dead_code, which cannot be told in older torch what has an effect
+        # like Graph.eliminate_dead_code, which takes no test for side effects in older versions of torch
         for node in reversed(list(program.graph.nodes)):
             if not node.users and not _has_effect(node):
                 program.graph.erase_node(node)
@@ -30,7 +30,7 @@ class RemoveDeadCode(GraphPass):
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether a node does something else than compute its value: a tensor made of shapes may be written to after it is made."""
+    """Whether a node has an effect besides its value. Tensors made from shapes may still be overwritten in place."""
     if node.op in ("placeholder", "output"):
         return True
     return node.op == "call_function" and node_info(node).role is Role.METADATA and bool(node.args) and writes_in_place(node)

@@ -1,17 +1,17 @@
-"""NORMALIZE: dropout is the identity in evaluation mode; what only works in training mode is refused."""
+"""NORMALIZE: remove dropout, which is the identity in evaluation mode, and reject operations in training mode."""
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.layers.layer import bound_arguments
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from lrpfx.types import BatchNorm, Dropout
 
 
 class RemoveDropout(GraphPass):
-    """Remove dropout. `CaptureError` for dropout, randomized activations and batch norm that behave as in training."""
+    """Remove dropout. `CaptureError` for dropout, randomized activations and batch norm in training mode."""
 
     name = "remove_dropout"
     stage = "normalize"
@@ -41,7 +41,7 @@ def _complaint(node: fx.Node) -> str:
     batch_norm = info.operator is not None and issubclass(info.operator.kind, BatchNorm)
     if batch_norm and not any(isinstance(argument, fx.Node) for argument in node.args[1:3]):
         return (
-            f"{info.name} ({info.source}) normalizes with the statistics of the batch, so that one sample's explanation "
-            "would depend on the others. Use a batch norm with running statistics (track_running_stats=True)."
+            f"{info.name} ({info.source}) normalizes with the statistics of the batch, so one sample's explanation "
+            "would depend on the other samples. Use a batch norm with running statistics (track_running_stats=True)."
         )
     return f"{info.name} ({info.source}): {info.operator} is in training mode. Call model.eval() before lrpfx.transform."

@@ -1,23 +1,22 @@
-"""NORMALIZE: no value is overwritten; who read the overwritten value later reads the new one."""
+"""NORMALIZE: remove the effects of in-place operations. Later readers of an overwritten value read the new value."""
 
 from dataclasses import replace
 
-from lrpfx.passes.program import GraphPass, PassResult, Program, refuse_state
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import INPLACE, Role, calls, node_info, set_info
 from lrpfx.operators.table import spelling_of
+from lrpfx.passes.program import GraphPass, PassResult, Program, refuse_state
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
 class RemoveInplace(GraphPass):
-    """Give the effect of in-place operations to their later readers.
+    """Redirect later readers of an overwritten value to the result of the in-place operation.
 
-    `NormalizeOperators` has made every listed operation out of place. In the source model the old value was gone afterwards, so
-    later uses of it now use the result, and a view of it that is read later is taken anew, of the result. Where the operation
-    overwrites only a part of what is read later, or where a copy may have been made, the effect cannot be expressed so, and
-    the pass raises `CaptureError`.
+    `NormalizeOperators` has replaced listed in-place operations by out-of-place ones. In the source model they overwrote the
+    old value, so later uses of it now use the result, and later uses of its views use new views of the result. The pass raises
+    `CaptureError` if the operation overwrites only a part of a value that is read later, or if this value may be a copy.
     """
 
     name = "remove_inplace"
@@ -36,7 +35,7 @@ class RemoveInplace(GraphPass):
             if info.operator is None:
                 raise CaptureError(
                     f"{info.name}: the in-place operation {getattr(node.target, '__name__', node.target)} ({info.source}) is "
-                    "not in the operator table, so its effect on other readers is unknown. Use the form that is not in place."
+                    "not in the operator table, so its effect on other readers is unknown. Use the out-of-place form."
                 )
             overwritten = node.args[0]
             if not isinstance(overwritten, fx.Node):
@@ -53,7 +52,7 @@ class RemoveInplace(GraphPass):
                 if views is None:
                     raise CaptureError(
                         f"{info.name} ({info.source}) overwrites memory that {node_info(alias).name} shares and that "
-                        f"{node_info(later[0]).name} reads later. Use the form that is not in place."
+                        f"{node_info(later[0]).name} reads later. Use the out-of-place form."
                     )
                 value = node
                 for view in reversed(views):
@@ -70,7 +69,7 @@ class RemoveInplace(GraphPass):
 
 
 def _views_between(alias: fx.Node, origin: fx.Node) -> list[fx.Node] | None:
-    """The views, the last first, by which `alias` was made of `origin`; None where it was made otherwise."""
+    """The views that lead from `origin` to `alias`, last first; None if there are other operations between them."""
     views = []
     while alias is not origin:
         operator = node_info(alias).operator
@@ -85,7 +84,7 @@ def _views_between(alias: fx.Node, origin: fx.Node) -> list[fx.Node] | None:
 
 
 def _is_basic(node: fx.Node, source: fx.Node) -> bool:
-    """Whether an item is a view: one of several results, or indexed by numbers and slices alone."""
+    """Whether an item is a view: one of several results, or indexed only by integers and slices."""
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     operator = node_info(source).operator
     several = operator is not None and operator.parts
@@ -93,7 +92,7 @@ def _is_basic(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _taken_anew(graph: fx.Graph, view: fx.Node, value: fx.Node, after: fx.Node) -> fx.Node:
-    """A view like `view`, of `value`, for what comes after an operation in place."""
+    """Insert a view like `view`, of `value`, for the readers after the in-place operation `after`."""
     info = node_info(view)
     info = replace(info, name=f"{info.name}.after.{node_info(after).name}")
     with graph.inserting_after(value):
@@ -103,10 +102,10 @@ def _taken_anew(graph: fx.Graph, view: fx.Node, value: fx.Node, after: fx.Node) 
 
 
 class _Memory:
-    """Which values may share memory."""
+    """Groups of values that may share memory."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self.groups: dict[fx.Node, list[fx.Node]] = {}  # the same list for all that share
+        self.groups: dict[fx.Node, list[fx.Node]] = {}  # values that may share memory have the same list
         for node in graph.nodes:
             self.groups[node] = [node]
             for source in _may_share_with(node):
@@ -124,14 +123,14 @@ class _Memory:
 
 
 def _may_share_with(node: fx.Node) -> list[fx.Node]:
-    """The arguments whose memory the result of a call may share: those of views, and of operations that are not known."""
+    """The arguments that may share memory with the result of a call: those of views, in-place and unlisted operations."""
     if not node.op.startswith("call"):
         return []
-    spelling = spelling_of(node)  # views of tensors that are made of shapes have no row in their metadata
+    spelling = spelling_of(node)  # views of tensors made from shapes have no row in their metadata
     if node.meta.get(INPLACE):
         return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]
     if spelling is None:
-        own = node_info(node).role  # what is made of shapes alone shares nothing with the values that it reads them from
+        own = node_info(node).role  # tensors made from shapes share no memory with data
         others = [argument for argument in node.all_input_nodes if node_info(argument).role is not Role.PARAMETER]
         return [argument for argument in others if own is not Role.METADATA or node_info(argument).role is own]
     if not spelling.operator.view:

@@ -1,1 +1,1 @@
-"""REWRITE and FOLD: nodes become rule modules."""
+"""REWRITE and FOLD: replace nodes by rule modules, and compute modified parameters once."""

@@ -1,16 +1,16 @@
-"""Choose for each layer the cheapest form of its rule."""
+"""Choose the cheapest form of each layer's rule."""
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import SUPPORTED, VALIDATED
 from torch import fx
 
 from lrpfx.ir.node import Facts, data_calls, node_info, update_info
 from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer, layer_of_node
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import SUPPORTED, VALIDATED
 
 
 class ChooseShortcuts(GraphPass):
-    """Ask each rule for a shortcut, given the signs of the inputs and where the output has relevance."""
+    """Ask each rule for a shortcut, given the signs of the inputs and the support of the output's relevance."""
 
     name = "choose_shortcuts"
     stage = "rewrite"

@@ -1,16 +1,15 @@
-"""Let no gradient flow to inputs that were declared constant."""
+"""Stop gradients to inputs that the user declared constant."""
 
 from dataclasses import replace
 
+from lrpfx.ir.node import Role, node_info
+from lrpfx.operators.functions import without_gradient
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 
-from lrpfx.ir.node import Role, node_info
-from lrpfx.operators.functions import without_gradient
-
 
 class CutConstants(GraphPass):
-    """Detach declared constants where they enter: operations that only move values have no rule to stop relevance."""
+    """Detach declared constants at the input: operations that only move values have no rule that could stop relevance."""
 
     name = "cut_constants"
     stage = "rewrite"

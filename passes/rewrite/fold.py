@@ -1,16 +1,16 @@
-"""FOLD: subgraphs that depend on parameters alone become derived buffers, computed once and recomputable."""
+"""FOLD: compute subgraphs that depend only on parameters once, as derived buffers that can be recomputed."""
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import REWRITTEN
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.module_tree import free_name, set_derived_buffer
 
 
 class Fold(GraphPass):
-    """Move every computation on parameters alone into `program.fold_graph`, and read its results as buffers."""
+    """Move all computations that depend only on parameters into `program.fold_graph`, and read their results as buffers."""
 
     name = "fold"
     stage = "fold"

@@ -1,16 +1,16 @@
-"""Replace every node with a rule by a call of a rule module. The pass reads the metadata and knows no composite."""
+"""Replace every node that has a rule by a call of a rule module. The pass reads metadata and never sees the composite."""
 
 import copy
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
-from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
@@ -19,9 +19,10 @@ from lrpfx.runtime.ruled_operation import Switch, ruled_operation
 
 
 class Rewrite(GraphPass):
-    """Put a rule module at the name of each node with a rule, and replace the model by a tree that only holds its tensors.
+    """Place a rule module under the name of each node that has a rule.
 
-    The parameters of a rule's branches are arithmetic on the layer's parameters, in front of the call.
+    A tree that holds only rule modules and the model's tensors replaces the model. Nodes before a call compute the modified
+    parameters of its rule's branches.
     """
 
     name = "rewrite"
@@ -30,9 +31,9 @@ class Rewrite(GraphPass):
     ensures = (REWRITTEN,)
 
     def __init__(self, differentiable: bool = False) -> None:
-        """`differentiable`: rules that can be switched off together, for derivatives of relevance. It costs memory."""
+        """`differentiable`: make rules that can be switched off together, for derivatives of relevance. This costs memory."""
         self.switch = Switch() if differentiable else None
-        self.unfinished = not differentiable  # FOLD computes the branches' parameters, once
+        self.unfinished = not differentiable  # FOLD computes the parameters of branches
 
     def run(self, program: Program) -> PassResult:
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
@@ -41,15 +42,15 @@ class Rewrite(GraphPass):
         for node, layer in zip(ruled, layers, strict=True):
             _RewrittenCall(program.graph, tree, node, layer).rewrite(self.switch)
         for node in program.graph.nodes:
-            if node.op == "call_module" and node_info(node).keeps_gradient:  # a module as a whole that keeps its gradient
+            if node.op == "call_module" and node_info(node).keeps_gradient:  # an opaque module that keeps its gradient
                 node.target = tree.place(node_info(node).name, program.root.get_submodule(str(node.target)))
-            node.meta.pop("nn_module_stack", None)  # holds the user's classes, which a pickle must not need
+            node.meta.pop("nn_module_stack", None)  # it holds the user's classes; unpickling must not require them
         program.root = tree.root
         return PassResult(len(ruled))
 
 
 class _RewrittenCall:
-    """One call on its way to a rule module."""
+    """A call that becomes a call of a rule module."""
 
     def __init__(self, graph: fx.Graph, tree: ModuleTree, node: fx.Node, layer: Layer) -> None:
         self.graph = graph
@@ -77,7 +78,7 @@ class _RewrittenCall:
         update_info(self.node, rule=repr(rule))
 
     def _modify(self, modifier: ParamMod, name: str, parameter: fx.Node) -> fx.Node | None:
-        """The node of a modified parameter; None for a zero that the operator lets one leave out."""
+        """The node of a modified parameter; None for a zero parameter that the operator allows to omit."""
         if modifier.keeps(name):
             return parameter
         operator = self.layer.operation.operator
@@ -101,13 +102,13 @@ class _RewrittenCall:
         return self.modified[key]
 
     def _alias(self, value: fx.Node) -> fx.Node:
-        """A second node for an operand that comes twice."""
+        """A second node for an operand that occurs twice."""
         name = f"{self.info.name}.alias"
         alias = NodeInfo(name, source=self.info.source, operator=operator_named("view"), description="view_as")
         return insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), alias)
 
     def _as_node(self, value: fx.Node | str) -> fx.Node:
-        """A node for a parameter that is given by its name."""
+        """The node of a parameter, which may be given by name."""
         if isinstance(value, fx.Node):
             return value
         with self.graph.inserting_before(self.node):
@@ -119,7 +120,7 @@ class _RewrittenCall:
 def _trace_arithmetic(
     graph: fx.Graph, before: fx.Node, modifier: ParamMod, name: str, parameter: fx.Node, info: NodeInfo
 ) -> fx.Node:
-    """The modifier's arithmetic as nodes in front of `before`; the last one is returned."""
+    """Insert the modifier's arithmetic as nodes before the node `before`. Return the last one."""
     tracer = fx.proxy.GraphAppendingTracer(graph)
     with graph.inserting_before(before):
         result = modifier.apply(fx.Proxy(parameter, tracer), name)  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ def _trace_arithmetic(
 
 
 def _without_tensors(operation: Operation) -> Operation:
-    """The operation; one that calls a module as a whole on a copy of the module that holds no memory."""
+    """The operation. If it calls a module as a whole, the module is replaced by a copy that holds no memory."""
     function = operation.function
     if not isinstance(function, FunctionalModule):
         return operation

@@ -1,22 +1,22 @@
-"""Plan what is kept for the way back: share it, or compute it again where that is cheap."""
+"""Save fewer tensors for the backward pass: share them between layers, or recompute them if that is cheap."""
 
 from dataclasses import replace
 from typing import Any
 
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
-from lrpfx.passes.properties import REWRITTEN
 from torch import fx, nn
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, data_calls, node_info
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.explain_module import RuleModule
 from lrpfx.runtime.ruled_operation import Handoff
 from lrpfx.types import ConvolutionStandard
 
-CHEAP = 128  # products for one entry, up to which it is computed again rather than saved
+CHEAP = 128  # the most products per entry for which an entry is recomputed instead of saved
 
 
 class SaveLess(GraphPass):
-    """Compute terms of sums again, and let a layer and the ReLU after it save one tensor for both."""
+    """Recompute terms of sums, and let a layer and the ReLU after it share one saved tensor."""
 
     name = "save_less"
     stage = "rewrite"
@@ -34,7 +34,7 @@ class SaveLess(GraphPass):
                 for place in range(module.ruled.operation.inputs):
                     if _recompute_input(node, place, module, program.root):
                         result.matches += 1
-                        result.details.append((name, f"input {place} is computed again"))
+                        result.details.append((name, f"input {place} is recomputed"))
             elif module.rule.saves_output and module.rule.reads_positive_output and _hand_off(node, module, program):
                 result.matches += 1
                 result.details.append((name, "saves the output of the ReLU after it"))
@@ -42,7 +42,7 @@ class SaveLess(GraphPass):
 
 
 def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
-    """The rule module that a node calls, if it calls one."""
+    """The rule module that a node calls, or None."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     module = root.get_submodule(str(node.target))
@@ -50,7 +50,7 @@ def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
 
 
 def _hand_off(node: fx.Node, module: RuleModule, program: Program) -> bool:
-    """Let a layer save the output of the ReLU that alone reads its own."""
+    """Let a layer save the output of the ReLU after it instead of its own, if the ReLU is its only reader."""
     if len(node.users) != 1:
         return False
     relu = next(iter(node.users))
@@ -70,7 +70,7 @@ def _hand_off(node: fx.Node, module: RuleModule, program: Program) -> bool:
 
 
 def _recompute_input(node: fx.Node, place: int, module: RuleModule, root: nn.Module) -> bool:
-    """Do not save the term of a sum that a convolution made for it alone, if few products make one entry of the term."""
+    """Let a sum recompute a term instead of saving it, if it is the only reader of a cheap convolution."""
     term = node.args[place]
     maker = _rule_module(term, root)
     if maker is None or not isinstance(term, fx.Node) or len(term.users) != 1:

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from helpers import assert_close, small_net
-from lrpfx.passes.lower import derive_weights as derived_weights
-from lrpfx.passes.lower.derive_weights import derive_weights
 from torch import nn
 
 import lrpfx
@@ -18,6 +16,8 @@ from lrpfx.composites import (
 )
 from lrpfx.core import BasicHook, ParamMod
 from lrpfx.deploy.backends.exported import fold_constants
+from lrpfx.passes.lower import derive_weights as derived_weights
+from lrpfx.passes.lower.derive_weights import derive_weights
 from lrpfx.types import Linear
 
 COMPOSITES = {

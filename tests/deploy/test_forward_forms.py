@@ -7,9 +7,10 @@ import pytest
 import torch
 from combinations import pairs
 from helpers import assert_close
-from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 
 SIZES = {1: (9,), 2: (9, 8), 3: (9, 8, 7)}
 

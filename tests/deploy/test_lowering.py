@@ -5,8 +5,6 @@ import itertools
 import pytest
 import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
-from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
-from lrpfx.passes.program import Program
 from small_families import small_family
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -14,6 +12,8 @@ import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat
 from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
+from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
+from lrpfx.passes.program import Program
 from lrpfx.rules import Hook
 
 

@@ -130,7 +130,7 @@ def test_integers_where_a_signal_was():
     with pytest.raises(lrpfx.InputError, match=r"dtype torch\.int64, which carries no relevance"):
         explain_model(TOKENS)
     looked_up = lrpfx.transform(nn.Sequential(nn.Embedding(9, 3)).eval(), COMPOSITE)
-    with pytest.raises(lrpfx.InputError, match="took it for integers or truth values"):
+    with pytest.raises(lrpfx.InputError, match="assumed integers or booleans"):
         looked_up(torch.rand(2, 3))
 
 

@@ -274,7 +274,7 @@ def test_a_buffer_counted_up_in_forward(counts, capture):
 
     x = torch.randn(2, 4)
     options = {"example_inputs": x, "capture": capture} if capture else {}
-    with pytest.raises(lrpfx.CaptureError, match="forward overwrites 'count', on which its output depends"):
+    with pytest.raises(lrpfx.CaptureError, match="forward overwrites 'count', and its output depends on it"):
         lrpfx.transform(Net(uses), EpsilonPlus(), **options)
     model = Net(ignores)
     explain_model = lrpfx.transform(model, EpsilonPlus(), **options)
@@ -378,7 +378,7 @@ def test_a_trace_that_raises_where_the_model_does_not_goes_on_to_torch_export():
             return x.reshape(-1) if isinstance(x, torch.Tensor) else torch.reshape(x, (7, 7))
 
     x = torch.randn(2, 4)
-    with pytest.raises(lrpfx.VerificationError, match="after capture the graph of Traced raises RuntimeError, where the model"):
+    with pytest.raises(lrpfx.VerificationError, match="after capture the graph of Traced raises RuntimeError, but the model"):
         lrpfx.transform(Traced().eval(), EpsilonPlus(), example_inputs=x, capture="symbolic")
     model = Traced().eval()
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)

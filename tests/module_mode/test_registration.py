@@ -641,7 +641,7 @@ def test_code_that_has_no_place_in_a_graph():
     handles.remove()
     with pytest.raises(lrpfx.RuleError, match="returns another output, which a rule in a graph must not"):
         lrpfx.transform(model, LayerMapComposite([(nn.Linear, Replaces())]), example_inputs=x.detach())
-    with pytest.raises(lrpfx.RuleError, match="overrides pre_forward, which has no place in a graph"):
+    with pytest.raises(lrpfx.RuleError, match="overrides pre_forward, which does not run in a graph"):
         lrpfx.transform(model, LayerMapComposite([(nn.Linear, Prepares())]))
 
 

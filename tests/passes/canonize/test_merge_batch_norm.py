@@ -110,7 +110,9 @@ class SecondConsumer(nn.Module):
 def test_reasons():
     cases = {
         "the output of conv has a second consumer: add": SecondConsumer(),
-        "its input is an input of the model": nn.Sequential(nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 3, 1)),
+        "its input is an input of the model or comes from an opaque module": nn.Sequential(
+            nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 3, 1)
+        ),
         "its input comes from 1 (avg_pool2d), which is not a linear layer": nn.Sequential(
             nn.Conv2d(3, 3, 1), nn.AvgPool2d(1), nn.BatchNorm2d(3)
         ),
@@ -204,7 +206,7 @@ class TestDenseLayers:
         assert torch.equal(explain_model(x), model(x))
         assert merge_stage(explain_model).reasons[0] == (
             "1",
-            "the output of 0 has 3 dimensions: its channels are the last, but batch norm acts on the second",
+            "the output of 0 has 3 dimensions: its channels are the last dimension, but batch norm acts on the second",
         )
 
 

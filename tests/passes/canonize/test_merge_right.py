@@ -319,10 +319,10 @@ def test_several_readers_and_reasons():
     x = torch.randn(2, 4, 6, 6)
     merged = lrpfx.transform(Shared(False), EpsilonPlus(), example_inputs=x)
     stage = {stage.name: stage for stage in lrpfx.history(merged)}["merge_batch_norm_right"]
-    assert stage.details == (("norm", "merged into first, second behind the thresholded relu"),)
+    assert stage.details == (("norm", "merged into first, second after the thresholded relu"),)
     kept = lrpfx.transform(Shared(True), EpsilonPlus(), example_inputs=x)
     stage = {stage.name: stage for stage in lrpfx.history(kept)}["merge_batch_norm_right"]
-    assert stage.matches == 0 and "add_1 (add) reads it, which an affine map does not pass through" in stage.reasons[0][1]
+    assert stage.matches == 0 and "add_1 (add) reads it and does not commute with an affine map" in stage.reasons[0][1]
     assert lrpfx.assignment(kept).rule_of("norm") == "Pass()"
     assert lrpfx.ledger(kept, x, torch.randn(2, 4, 6, 6)).unexplained <= 1e-12
 
@@ -401,9 +401,9 @@ def test_constants_that_are_not_one_value_for_each_channel(normalize, given):
     ("layer", "reason"),
     [
         (lambda: nn.Identity(), "it is an output of the model"),
-        (lambda: nn.ReLU(), "layer (relu) reads it, which an affine map does not pass through"),
-        (lambda: nn.AvgPool2d(2), "layer (avg_pool2d) reads it, which an affine map does not pass through"),
-        (lambda: nn.Linear(3, 2), "what reads it is not only convolutions over 0 dimensions"),
+        (lambda: nn.ReLU(), "layer (relu) reads it and does not commute with an affine map"),
+        (lambda: nn.AvgPool2d(2), "layer (avg_pool2d) reads it and does not commute with an affine map"),
+        (lambda: nn.Linear(3, 2), "a layer other than a convolution over 0 dimensions reads it"),
     ],
 )
 def test_normalization_that_no_convolution_reads(layer, reason):
