@@ -16,7 +16,7 @@ from torch import nn
 from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
-from lrpfx.passes.canonize import merge_right
+from lrpfx.passes.canonize import merge_input_normalization, merge_layer_norm
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
     merged_bias,
@@ -270,7 +270,7 @@ class MergeLayerNorm(GraphCanonizer):
     """Merge the weight and bias of layer norms into the dense layers after them, in graphs."""
 
     def graph_pass(self) -> GraphPass:
-        return merge_right.MergeLayerNorm()
+        return merge_layer_norm.MergeLayerNorm()
 
 
 class MergeInputNormalization(GraphCanonizer):
@@ -280,7 +280,7 @@ class MergeInputNormalization(GraphCanonizer):
     """
 
     def graph_pass(self) -> GraphPass:
-        return merge_right.MergeInputNormalization()
+        return merge_input_normalization.MergeInputNormalization()
 
 
 def graph_passes(canonizers: Sequence[Any]) -> list[GraphPass]:

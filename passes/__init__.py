@@ -9,7 +9,9 @@ from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits, final_softmax
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
-from lrpfx.passes.canonize.merge_right import MergeBatchNormRight, MergeInputNormalization, MergeLayerNorm
+from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
+from lrpfx.passes.canonize.merge_input_normalization import MergeInputNormalization
+from lrpfx.passes.canonize.merge_layer_norm import MergeLayerNorm
 from lrpfx.passes.driver import Verification, record, run_pass
 from lrpfx.passes.normalize.decompose import Decompose
 from lrpfx.passes.normalize.find_gates import FindGates

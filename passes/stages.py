@@ -8,7 +8,7 @@ from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
-from lrpfx.passes.canonize.merge_right import MergeBatchNormRight
+from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors

@@ -329,11 +329,11 @@ def test_several_readers_and_reasons():
 
 def test_wrong_merges_are_caught_without_example_inputs(monkeypatch):
     """The driver holds canonization against random inputs."""
-    from lrpfx.passes.canonize import merge_right
+    from lrpfx.passes.canonize import merge_batch_norm_right
 
     model = Net(nn.Conv2d(4, 3, 3, padding=1))
     lrpfx.transform(model, EpsilonPlus())
-    monkeypatch.setattr(merge_right, "batch_norm_shift", lambda mean, scale, bias: -mean)
+    monkeypatch.setattr(merge_batch_norm_right, "batch_norm_shift", lambda mean, scale, bias: -mean)
     with pytest.raises(lrpfx.VerificationError, match="merge_batch_norm_right"):
         lrpfx.transform(model, EpsilonPlus())
 
