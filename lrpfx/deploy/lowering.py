@@ -359,15 +359,19 @@ class _Tracer(Executor):
         super().__init__(module, Execution(traced=True))
 
     def run_node(self, n: fx.Node) -> Any:
-        text = ""
+        self.text = ""
         if n.op.startswith("call") and has_info(n):
             info = node_info(n)
-            text = info.name if info.rule is None else f"{info.name}: {info.rule}"
-        with origin(text):
-            return super().run_node(n)
+            self.text = info.name if info.rule is None else f"{info.name}: {info.rule}"
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
+        with origin(self.text):
+            return super().call_function(EXPORTABLE.get(target, target), args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        with origin(self.text):
+            return super().call_module(target, args, kwargs)
 
 
 def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:

@@ -9,7 +9,7 @@ from torch import fx, nn
 from lrpfx.ir.node import Role, attribute_of, map_arguments, node_info, row_of
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.layers.layer import bound_arguments
-from lrpfx.passes.canonize.affine_maps import Merger, ObstacleError, Place, linear_readers
+from lrpfx.passes.canonize.affine_maps import ConvolvedChannels, Merger, ObstacleError, Place, as_channels, linear_readers
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
