@@ -78,16 +78,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return (relevances[ -1] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",
     ): "with one entry, the last is the first",
     (
-        "lrpfx/rules/shortcuts.py",
-        'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 1))',
-        'divisor = call.once("divisor", lambda: _divisor(self.rule, self.total(call, 0, parts), 2))',
-    ): "only whether the value is positive matters",
-    (
-        "lrpfx/runtime/propagation.py",
-        "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True))",
-        "values = tuple(other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=False))",
-    ): "both have one entry for each argument",
-    (
         "lrpfx/rules/formulas.py",
         "return relevance if relevance.shape == input.shape else relevance.sum_to_size(input.shape)",
         "return relevance if relevance.shape < input.shape else relevance.sum_to_size(input.shape)",
@@ -107,11 +97,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
         "return [*tensors, result % (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]",
     ): "an example target may be anything but proportional to the output",
-    (
-        "lrpfx/runtime/propagation.py",
-        "positive, version = getattr(values[0], _POSITIVE, (None, None))",
-        "positive, version = getattr(values[ -1], _POSITIVE, (None, None))",
-    ): "a ReLU has only one value",
     (
         "lrpfx/deploy/lowering.py",
         "changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)",
