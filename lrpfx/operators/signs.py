@@ -193,7 +193,3 @@ def of_padding(bound: Bound) -> Sign:
 
 def of_masked_fill(bound: Bound) -> Sign:
     return _joined([bound["input"], bound["value"]])
-
-
-def of_where(bound: Bound) -> Sign:
-    return _joined([bound["first"], bound["second"]]) if "second" in bound else _UNKNOWN
