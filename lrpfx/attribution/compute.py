@@ -1,6 +1,7 @@
 """Attribution: run an explainable module, and propagate relevance back to its inputs and to recorded layers."""
 
 import dataclasses
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,9 @@ from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
-OneTarget = int | torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
+Contrast = Mapping[int, float]  # class or token -> weight
+Class = int | torch.Tensor | Contrast | None
+OneTarget = Class | tuple[int | torch.Tensor, Class] | Callable[[torch.Tensor], torch.Tensor]
 Target = OneTarget | Sequence[OneTarget]
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
@@ -100,10 +103,13 @@ def attribute(
     `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
     lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices of shape (batch,), relevance
     of the output as a tensor of its shape, a function from the output to such a tensor, or None for the class of the largest
-    output. A class index assigns the output of that class as its relevance, so relevance sums to the logit. `record`: names of
-    nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`. The path of a module means the last node
-    under it, and a pattern with `*`, `?` or `[...]` all matching nodes. `output`: the output to explain if the model has
-    several: its index, its key or attribute, or a function of all outputs.
+    output. A class index assigns the output of that class as its relevance, so relevance sums to the logit. A dict
+    `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape (batch, positions,
+    tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position counts from the end,
+    and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is
+    returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or `[...]` all matching
+    nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a function of all
+    outputs.
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
@@ -260,6 +266,8 @@ def _may_be_several(target: Target) -> bool:
 
 def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
     """The targets, and whether several were given."""
+    if isinstance(target, tuple) and len(target) == 2 and output.ndim == 3 and _is_index(target[0]):
+        return [target], False  # a position, and the token to explain there
     if isinstance(target, (list, tuple)):
         if not target:
             raise InputError("the list of targets is empty")
@@ -267,6 +275,10 @@ def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
     if is_floating(target) and target.ndim == output.ndim + 1 and target.shape[1:] == output.shape and len(target):
         return list(target), True
     return [target], False
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, torch.Tensor) and not value.is_floating_point())
 
 
 def _relevances_in_chunks(
@@ -509,12 +521,56 @@ def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor
         if not torch.isfinite(target).all():
             raise InputError("the target has values that are not finite")
         return target.to(output)
+    if output.ndim == 3:
+        return _relevance_at_position(output, target)
     if output.ndim != 2:
         raise InputError(
             f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; give the relevance of "
             "the output as the target: a tensor of its shape, or a function of it"
         )
+    if isinstance(target, Mapping):
+        return _relevance_of_contrast(output, target)
     return relevance_of_class(output, _class_indices(output, target))
+
+
+def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
+    """Relevance of one position of each sequence, zero elsewhere. Output (batch, sequence, vocabulary)."""
+    if not isinstance(target, tuple) or len(target) != 2:
+        raise InputError(
+            f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, ...}}), "
+            "a list of these, a tensor of the output's shape, or a function of the output"
+        )
+    position, token = target
+    batch, length, _ = output.shape
+    if isinstance(position, bool) or not isinstance(position, (int, torch.Tensor)):
+        raise InputTypeError(f"a position is an index or a tensor of indices, not {type(position).__name__}")
+    places = torch.as_tensor(position, device=output.device)
+    if places.is_floating_point() or places.dtype == torch.bool:
+        raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}")
+    places = places.expand(batch) if places.ndim == 0 else places
+    if places.shape != (batch,):
+        raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}")
+    outside = places[(places < -length) | (places >= length)]
+    if outside.numel():
+        raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
+    samples = torch.arange(batch, device=output.device)
+    relevance = torch.zeros_like(output)
+    relevance[samples, places % length] = relevance_of_output(output[samples, places % length], token)
+    return relevance
+
+
+def _relevance_of_contrast(output: torch.Tensor, weights: Contrast) -> torch.Tensor:
+    """The weighted outputs of several classes, zero elsewhere. Output (batch, classes)."""
+    if not weights:
+        raise InputError("a contrast has at least one class: {class: weight, ...}")
+    total = torch.zeros_like(output)
+    for index, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}")
+        if index is None:
+            raise InputTypeError("a contrast names its classes by index")
+        total += weight * relevance_of_class(output, _class_indices(output, index))
+    return total
 
 
 def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
@@ -523,7 +579,9 @@ def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
     if target is None:
         return output.argmax(1)
     if isinstance(target, bool) or not isinstance(target, (int, torch.Tensor)):
-        raise InputTypeError(f"a target is an index, a tensor, a function or None, not {type(target).__name__}")
+        raise InputTypeError(
+            f"a target is an index, a tensor, a dict of weights, a function or None, not {type(target).__name__}"
+        )
     if isinstance(target, int) and not 0 <= target < classes:
         raise InputError(f"target {target} is out of range: the output has {classes} classes")
     indices = torch.as_tensor(target, device=output.device)

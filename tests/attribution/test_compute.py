@@ -152,3 +152,115 @@ def test_lower_precision(dtype, tolerance):
     low = lrpfx.attribute(lrpfx.transform(model.to(dtype), EpsilonPlusFlat()), x.to(dtype), 1).relevance
     assert low.dtype == dtype
     assert_close(low.double(), expected, tolerance)
+
+
+# --- targets of sequences ---------------------------------------------------------------------------------------------------
+
+
+class NextToken(torch.nn.Module):
+    """A decoder without attention: each position sees itself and the one before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 6)
+        self.dense = torch.nn.Linear(6, 6)
+        self.head = torch.nn.Linear(6, 11, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        before = torch.nn.functional.pad(x[:, :-1], (0, 0, 1, 0))
+        return self.head(torch.relu(self.dense(x + before)))
+
+
+@pytest.fixture
+def decoder():
+    torch.manual_seed(0)
+    return lrpfx.transform(NextToken().eval(), EpsilonPlus(), example_inputs=torch.randint(11, (2, 5)))
+
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+
+
+def explained(decoder, target):
+    return lrpfx.attribute(decoder, TOKENS, target)
+
+
+def seeded(decoder, positions, weights):
+    """What an explicit seed gives: for each sample a position, and weights of its tokens."""
+
+    def seed(output):
+        relevance = torch.zeros_like(output)
+        for sample, position in enumerate(positions):
+            for token, weight in weights[sample].items():
+                relevance[sample, position, token] = weight * output[sample, position, token]
+        return relevance
+
+    return lrpfx.attribute(decoder, TOKENS, seed).relevance
+
+
+@pytest.mark.parametrize(
+    "target, positions, weights",
+    [
+        ((3, 7), (3, 3), ({7: 1}, {7: 1})),
+        ((-1, 7), (4, 4), ({7: 1}, {7: 1})),
+        ((torch.tensor([1, 4]), torch.tensor([3, 0])), (1, 4), ({3: 1}, {0: 1})),
+        ((torch.tensor([-2, 0]), 2), (3, 0), ({2: 1}, {2: 1})),
+        ((2, {5: 1.0, 6: -1.0}), (2, 2), ({5: 1, 6: -1}, {5: 1, 6: -1})),
+    ],
+)
+def test_a_position_and_a_token(decoder, target, positions, weights):
+    found = explained(decoder, target)
+    assert_close(found.relevance, seeded(decoder, positions, weights), 1e-12)
+    reached = found.relevance.abs().sum(-1) > 0
+    for sample, position in enumerate(positions):
+        assert set(reached[sample].nonzero().flatten().tolist()) <= {position - 1, position}
+
+
+def test_the_most_likely_token_of_a_position(decoder):
+    best = explained(decoder, (4, None)).output[:, 4].argmax(-1)
+    assert_close(explained(decoder, (4, None)).relevance, explained(decoder, (4, best)).relevance, 1e-12)
+
+
+def test_several_tokens_in_one_forward(decoder):
+    targets = [(place, int(TOKENS[0, place + 1])) for place in range(4)]
+    together = explained(decoder, targets).relevance
+    assert together.shape == (4, 2, 5, 6)
+    for number, target in enumerate(targets):
+        assert_close(together[number], explained(decoder, target).relevance, 1e-12)
+
+
+def test_a_tuple_of_seeds_is_several_targets(decoder):
+    seeds = torch.rand(2, 2, 5, 11)
+    found = explained(decoder, tuple(seeds)).relevance
+    assert_close(found, torch.stack([explained(decoder, seed).relevance for seed in seeds]), 1e-12)
+
+
+def test_contrasts_of_classes(decoder):
+    torch.manual_seed(0)
+    explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.Linear(4, 3)).eval(), EpsilonPlus())
+    x = torch.rand(2, 4)
+    one, other = (lrpfx.attribute(explain_model, x, index).relevance for index in (0, 2))
+    assert_close(lrpfx.attribute(explain_model, x, {0: 1, 2: -1}).relevance, one - other, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "target, error, message",
+    [
+        (3, lrpfx.InputError, r"the target is \(position, token\)"),
+        (None, lrpfx.InputError, r"the target is \(position, token\)"),
+        ((5, 0), lrpfx.InputError, "position 5 is out of range: the output has 5 positions"),
+        ((-6, 0), lrpfx.InputError, "position -6 is out of range"),
+        ((0, 11), lrpfx.InputError, "target 11 is out of range: the output has 11 classes"),
+        ((0.5, 1), lrpfx.InputError, r"the target is \(position, token\)"),
+        ((True, 1), lrpfx.InputTypeError, "a position is an index"),
+        ([(torch.tensor([0.5, 1.0]), 1)], lrpfx.InputTypeError, "positions are integers"),
+        ((torch.tensor([1, 2, 3]), 1), lrpfx.InputError, r"shape \(3,\), but the batch is 2"),
+        ((0, {}), lrpfx.InputError, "at least one class"),
+        ((0, {1: float("nan")}), lrpfx.InputTypeError, "finite number"),
+        ((0, {11: 1}), lrpfx.InputError, "target 11 is out of range"),
+        ((0, {None: 1}), lrpfx.InputTypeError, "names its classes"),
+    ],
+)
+def test_targets_that_do_not_fit_a_sequence(decoder, target, error, message):
+    with pytest.raises(error, match=message):
+        explained(decoder, target)
