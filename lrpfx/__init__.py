@@ -1,7 +1,7 @@
 """lrpfx: a compiler for Layer-wise Relevance Propagation."""
 
 import importlib
-import pkgutil
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.ledger import Ledger, ledger
 
-# Where Python runs at the root of the repository, passes/ stands beside this folder; the installation has it inside.
-__path__ = pkgutil.extend_path(__path__, __name__)
+# An installation has lrpfx.passes inside this folder. In the repository, passes/ is beside it.
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "passes")):
+    __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 __version__ = "0.1.0"
 

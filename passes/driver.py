@@ -207,6 +207,8 @@ def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verif
     for step in steps:
         if step.applies(program):
             warnings += run_pass(program, step, verification).warnings
+    if verification is not None and program.unverified:  # the last passes were to be verified with later ones
+        _verify(program, verification)
     return warnings
 
 

@@ -30,7 +30,7 @@ from lrpfx.ir.node import (
 )
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes import final_softmax
-from lrpfx.runtime.explain_module import Executor, ExplainModule, RuleModule, TreeGraphModule, copy_graph, explainable
+from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, executed, explainable
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
@@ -196,7 +196,7 @@ def find_attribution(
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
         if _may_be_several(target):  # a compiled module supports one backward pass only
-            explained, layers = run(Executor(traced, Execution(several=True)))
+            explained, layers = run(executed(traced, Execution(several=True)))
         else:
             explained, layers = run(traced if names else explain_model)
         if explained.is_meta:

@@ -41,7 +41,7 @@ from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
-from lrpfx.runtime.explain_module import Executor, ExplainModule, explainable
+from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.interrupts import undisturbed
@@ -352,11 +352,17 @@ EXPORTABLE: dict[Any, Callable[..., Any]] = {
 }
 
 
-class _Tracer(Executor):
-    """Runs a module's graph, and records the node that each operation comes from."""
+class _Tracer(fx.Interpreter):
+    """Runs a module's graph, and notes the node that each operation comes from."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, Execution(traced=True))
+        super().__init__(executed(module, Execution(traced=True)), graph=module.graph)
+
+    def __call__(self, **inputs: Any) -> Any:
+        """The results for inputs given by name."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        defaults = {str(node.target): node.args[0] for node in placeholders if node.args}
+        return self.run(*({**defaults, **inputs}.get(str(node.target)) for node in placeholders))
 
     def run_node(self, n: fx.Node) -> Any:
         self.text = ""

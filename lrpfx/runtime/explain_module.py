@@ -13,7 +13,7 @@ from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.propagation import propagate_relevance
-from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation
+from lrpfx.runtime.ruled_operation import Execution, Rule, RuledOperation
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
@@ -36,9 +36,8 @@ class RuleModule(Scope):
         """The layer's rule."""
         return self.ruled.rule
 
-    def forward(self, *values: Any, execution: Execution = ORDINARY) -> Any:
-        ruled = self.ruled.during(execution)
-        return propagate_relevance(ruled, *values, module=self if ruled.rule.has_code else None)
+    def forward(self, *values: Any) -> Any:
+        return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)
 
     def extra_repr(self) -> str:
         return self.description + "".join(f" + {name}" for name in self.merged)
@@ -77,26 +76,23 @@ class TreeGraphModule(fx.GraphModule):
         return nn.Module.__repr__(self)
 
 
-class Executor(fx.Interpreter):
-    """Runs a graph node by node, and passes an `Execution` to each rule module."""
+def executed(module: nn.Module, execution: Execution) -> nn.Module:
+    """The same module, run in another way: a light copy that shares tensors, hooks and tables."""
+    made: dict[nn.Module, nn.Module] = {}
 
-    def __init__(self, module: fx.GraphModule, execution: Execution) -> None:
-        super().__init__(module)
-        self.execution = execution
+    def variant(one: nn.Module) -> nn.Module:
+        if not isinstance(one, (Scope, TreeGraphModule)):
+            return one
+        if one not in made:
+            clone = made[one] = object.__new__(type(one))
+            vars(clone).update(vars(one))
+            if isinstance(one, RuleModule):
+                vars(clone)["ruled"] = one.ruled.during(execution)
+            children = one._modules.items()
+            vars(clone)["_modules"] = {name: None if child is None else variant(child) for name, child in children}
+        return made[one]
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """The results for inputs given by position or by name."""
-        placeholders = self.graph.find_nodes(op="placeholder")
-        names = [str(node.target) for node in placeholders]
-        defaults = {str(node.target): node.args[0] for node in placeholders if node.args}
-        given = {**defaults, **dict(zip(names, args, strict=False)), **keywords}
-        return self.run(*(given.get(name) for name in names))
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        module = self.fetch_attr(target)
-        if isinstance(module, RuleModule):
-            return module(*args, execution=self.execution)
-        return super().call_module(target, args, kwargs)
+    return variant(module)
 
 
 class ExplainModule(TreeGraphModule):

@@ -24,9 +24,9 @@ def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module |
 
     `module` is the module that a rule with its own code receives.
     """
-    handoff = None
-    if ruled.hands_off or ruled.takes_over:
-        *values, handoff = values  # type: ignore[assignment]
+    handoff = values[-1] if values and isinstance(values[-1], Handoff) else None  # a hook may have dropped it
+    if handoff is not None:
+        values = values[:-1]
     if ruled.switch is not None:
         return PropagateOrDifferentiate.apply(ruled, module, *values)  # type: ignore[no-untyped-call]
     if ruled.rule.has_code:
@@ -121,7 +121,8 @@ class PropagateOrDifferentiate(torch.autograd.Function):
     def backward(ctx: Any, relevance: torch.Tensor) -> Relevances:
         ruled: RuledOperation = ctx.ruled
         values, kept = _saved(ctx, relevance)
-        call = ruled.layer_call((*values[: ruled.first_extra], *ctx.buffers), None)
+        buffers = ctx.buffers if ctx.dtypes is None else [_cast(buffer, relevance.dtype) for buffer in ctx.buffers]
+        call = ruled.layer_call((*values[: ruled.first_extra], *buffers), None)
         if ruled.stored_tensors is not None:  # detached: its history leads back to this call
             ruled.stored_tensors["grad_output"] = (relevance.detach() if relevance.requires_grad else relevance,)
         if ruled.switch is None or not ruled.switch.on:

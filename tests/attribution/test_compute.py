@@ -154,6 +154,16 @@ def test_lower_precision(dtype, tolerance):
     assert_close(low.double(), expected, tolerance)
 
 
+def test_hooks_see_the_same_call_for_several_targets(explain_model, x):
+    seen = []
+    explain_model.register_forward_hook(lambda module, args, output: output * 2)
+    explain_model.conv1.register_forward_hook(lambda module, args, keywords, output: seen.append(keywords), with_kwargs=True)
+    one, several = (lrpfx.attribute(explain_model, x, target) for target in (1, [1, 2]))
+    assert torch.equal(one.output, several.output)
+    assert_close(several.relevance[0], one.relevance, 1e-12)
+    assert seen == [{}, {}]
+
+
 # --- targets of sequences ---------------------------------------------------------------------------------------------------
 
 

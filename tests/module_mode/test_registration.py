@@ -682,3 +682,18 @@ def test_rules_register_on_modules_only():
         registered(
             BasicHook(param_modifiers=[rules.ClampMod(param_keys=["scale"])]), nn.Linear(2, 2), torch.randn(1, 2), torch.cos
         )
+
+
+def test_buffers_in_autocast():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()  # no denominator is small, which 16 bits would not resolve
+    x = torch.rand(1, 3, 8, 8, dtype=torch.float32, requires_grad=True)
+    found = []
+    for enabled in (True, False):
+        with EpsilonPlus().context(model) as modified:
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                output = modified(x)
+            found += torch.autograd.grad(output.sum(), x)
+    assert_close(*found, 0.02)

@@ -5,7 +5,7 @@ import sys
 
 import networkx as nx
 import pytest
-from tools.architecture import BEGIN, DOCUMENT, END, descriptions, house, modules, table
+from tools.architecture import BEGIN, DOCUMENT, END, descriptions, house, module_graph, modules, table
 
 
 def test_the_document_shows_the_imports():
@@ -15,6 +15,10 @@ def test_the_document_shows_the_imports():
 
 def test_no_import_runs_back_up():
     assert nx.is_directed_acyclic_graph(house())
+
+
+def test_no_modules_import_each_other():
+    assert nx.is_directed_acyclic_graph(module_graph())
 
 
 def test_rooms_say_what_is_in_them():

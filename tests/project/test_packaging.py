@@ -56,3 +56,11 @@ def test_installed_into_an_empty_environment(wheel, tmp_path):
     process = subprocess.run([python, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout == "torch.Size([1, 1, 4, 4])\n"
+
+
+def test_the_repository_uses_its_own_passes():
+    """At its root, Python finds `lrpfx` in the current folder, and `lrpfx.passes` beside it, whatever is installed."""
+    code = "import lrpfx, lrpfx.passes.driver as driver; print(lrpfx.__file__, driver.__file__)"
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [str(ROOT / "lrpfx" / "__init__.py"), str(ROOT / "passes" / "driver.py")]

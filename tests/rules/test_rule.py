@@ -45,7 +45,16 @@ class Reversed(rules.Pass):
         return (relevance.flip(1) * call.inputs[0],)
 
 
-@pytest.mark.parametrize("rule", [Stopping(), Reversed()], ids=repr)
+class Ones:
+    def propagate(self, call, relevance):
+        return (torch.ones_like(relevance),)
+
+
+class MixedIn(Ones, rules.Pass):
+    pass
+
+
+@pytest.mark.parametrize("rule", [Stopping(), Reversed(), MixedIn()], ids=repr)
 def test_relevance_of_derived_rules_needs_no_support(rule):
     """Relevance behind a ReLU with such a rule is not zero where the ReLU is: no rule before it may rely on that."""
     torch.manual_seed(0)

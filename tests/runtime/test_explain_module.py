@@ -340,3 +340,19 @@ def test_weight_standardization():
     explain_model = lrpfx.transform(model, EpsilonPlus())
     assert_close(explain_model(x), model(x), 1e-14)
     assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
+
+
+def test_rule_modules_are_called_and_hooked_by_themselves():
+    """Where a layer hands the output of the ReLU after it on, the ReLU still takes one tensor."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)]
+    explain_model = lrpfx.transform(nn.Sequential(*layers), lrpfx.composites.EpsilonAlpha2Beta1())
+    relus = [module for module in explain_model.modules() if isinstance(module, RuleModule) and module.ruled.takes_over]
+    x, value = torch.randn(2, 3, 8, 8), torch.randn(2, 4, 4, 4)
+    assert relus and all(torch.equal(relu(value), value.relu()) for relu in relus)
+    before = lrpfx.attribute(explain_model, x, 1)
+    handle = relus[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    hooked = lrpfx.attribute(explain_model, x, 1)
+    handle.remove()
+    assert not torch.equal(hooked.output, before.output)
+    assert torch.equal(lrpfx.attribute(explain_model, x, 1).relevance, before.relevance)

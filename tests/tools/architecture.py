@@ -33,7 +33,7 @@ def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
             start = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*start, *([node.module] if node.module else [])])
             for alias in node.names:
-                yield from (one for one in (f"{base}.{alias.name}", base) if one in known)
+                yield from [one for one in (f"{base}.{alias.name}", base) if one in known][:1]
 
 
 def room_of(module: str) -> str:
@@ -47,9 +47,15 @@ def house() -> nx.DiGraph:
     for module, path in known.items():
         graph.add_node(room_of(module))
         for other in imports(module, path, known):
-            if room_of(other) not in (room_of(module), "lrpfx"):
+            if room_of(other) != room_of(module):
                 graph.add_edge(room_of(module), room_of(other))
     return graph
+
+
+def module_graph() -> nx.DiGraph:
+    """The modules, each with edges to those that it imports."""
+    known = modules()
+    return nx.DiGraph([(module, other) for module, path in known.items() for other in imports(module, path, known)])
 
 
 def descriptions() -> dict[str, str]:
