@@ -57,10 +57,6 @@ def identities(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)]
 
 
-def _nameless(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.find_nodes(op="get_attr") if str(node.target).startswith("_")]
-
-
 def _backwards(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target in FORWARD_FORMS]
 
@@ -95,7 +91,7 @@ REWRITTEN = Property("rewritten", _not_rewritten)
 #: The graph has no `detach` or `alias`.
 NO_DETACH = Property("without detach", identities)
 #: Parameters and constants have names.
-TENSORS_NAMED = Property("with named tensors", _nameless)
+TENSORS_NAMED = Property("with named tensors")
 #: An exported program.
 EXPORTED = Property("exported")
 #: Operators in `FORWARD_FORMS` are replaced.

@@ -165,12 +165,14 @@ class ConvolvedChannels(Layout):
 
 
 def linear_readers(value: fx.Node, layout: Layout) -> list[Place]:
-    """The linear layers that read `value`, directly or through other operations. `ObstacleError` if others read it."""
+    """The linear layers that read `value`, directly or through other operations. `ObstacleError` if others read its values."""
     found: list[Place] = []
     for user in value.users:
         info = node_info(user)
         operator = info.operator
         name = info.name or "the output of the model"
+        if user.op != "output" and info.role is Role.METADATA:  # reads sizes, which the map does not change
+            continue
         if operator is None or user.op == "output":
             raise ObstacleError(
                 "it is an output of the model" if user.op == "output" else f"{name} reads it and is not a linear layer"

@@ -520,3 +520,28 @@ def test_differences_of_inputs_are_no_normalization():
 def test_options_of_the_compiler_are_refused_in_module_mode(canonizer):
     with pytest.raises(lrpfx.InputError, match=r"lrpfx\.transform"):
         EpsilonPlus(canonizers=[canonizer]).register(nn.Linear(2, 2))
+
+
+class ReadsSizes(nn.Module):
+    """Batch norms on both sides of convolutions, of whose values forward reads the sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.first = nn.BatchNorm2d(2), nn.Conv2d(2, 3, 2)
+        self.after, self.head = nn.BatchNorm2d(3), nn.Linear(12, 2)
+
+    def forward(self, x):
+        y = self.before(x)
+        z = self.first(y)
+        height, batch = y.shape[2], z.size(0)
+        return self.head(self.after(z).relu().reshape(batch, 3 * (height - 1) ** 2))
+
+
+def test_readers_of_sizes_are_in_nobodys_way():
+    torch.manual_seed(0)
+    model = randomize_batch_norm(ReadsSizes().eval())
+    x = torch.randn(2, 2, 3, 3)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    matches = {stage.name: stage.matches for stage in explain_model.history}
+    assert matches["merge_batch_norm"] == matches["merge_batch_norm_right"] == 1
+    assert_close(explain_model(x), model(x), 1e-12)
