@@ -700,7 +700,7 @@ FALSE = [
 )
 def test_false_facts_are_found(field, claimed, check, name):
     row = table.operator_named(name)
-    with pytest.raises((*REFUSED, KeyError, AttributeError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, ValueError, RuntimeError, pytest.fail.Exception)):
         check(replace(row, **{field: claimed}))
 
 
