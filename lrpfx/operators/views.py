@@ -50,7 +50,9 @@ def _before_unsqueeze(place: int, given: Sequence[Any], rank: int) -> int | None
 
 
 def _before_squeeze(place: int, given: Sequence[Any], rank: int) -> int | None:
-    return place + int(place >= given[0] % (rank + 1))
+    for removed in sorted(dim % (rank + len(given)) for dim in given):
+        place += int(place >= removed)
+    return place
 
 
 def _before_transpose(place: int, given: Sequence[Any], rank: int) -> int | None:
@@ -283,6 +285,7 @@ ROWS: tuple[Operator, ...] = (
         "_to_copy",
         methods="",
         aten="_to_copy.default",
+        view=False,
         elementwise=True,
         converts=True,
         sample=of(lambda x: torch.ops.aten._to_copy.default(x)),
