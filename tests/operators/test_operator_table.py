@@ -277,7 +277,7 @@ def check_channels(row, output, given):
 def test_a_row_without_facts_claims_none(own_table):
     """A new row that computes -x behind a ReLU: its sign is unknown, and so is where relevance can be."""
     for kind in (types.Neutral, types.Activation, types.MaxPool):
-        operators.add(row_of("negated", kind, negated, "input"))
+        operators.add(row_of(f"negated {kind.__name__}", kind, negated, "input"))
         model = Unary(lambda x: negated(x.relu()).relu())
         explain_model = lrpfx.transform(model, COMPOSITE)
         assert {row.name: row.sign for row in lrpfx.assignment(explain_model)}["negated"] == ""
