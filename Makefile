@@ -64,7 +64,7 @@ mutants: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
 	$(BIN)/python tests/tools/mutants.py --mutants $(MUTANTS) --seed $(SEED)
 
-# The examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
+# The demo, and the examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
 test-examples: $(VENV)/linked
 	$(BIN)/python -m pytest -m examples
 

@@ -12,6 +12,8 @@ import lrpfx
 from lrpfx.demo import digits
 from lrpfx.demo.pixel_flipping import pixel_flipping
 
+pytestmark = pytest.mark.examples  # it trains a network and draws everything, which takes most of a minute
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):

@@ -141,6 +141,7 @@ def test_every_format_gives_what_attribute_gives(kind, form, program_in, tmp_pat
         assert_close(torch.from_numpy(arrays["output"]), found.output, 1e-5)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 def test_weights_of_compiled_programs_are_laid_out_for_the_machine(tmp_path):
@@ -153,6 +154,7 @@ def test_weights_of_compiled_programs_are_laid_out_for_the_machine(tmp_path):
     assert b"convolution_pointwise" in code
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_programs_in_double_precision(tmp_path):
     """oneDNN, whose convolutions frozen weights are for, has none in float64."""
@@ -495,6 +497,7 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
         lrpfx.load(path)
 
 
+@pytest.mark.slow
 def test_parameters_beside_belong_to_one_file(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     monkeypatch.chdir(tmp_path)  # where the converter of onnx looks for files of the same name
@@ -562,7 +565,7 @@ def test_history_reaches_the_file(artefact, onnx_artefact):
     assert lrpfx.load(onnx_artefact).manifest["stages"][-1].startswith("legalize legalize_for_onnx: ")
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.slow] if one == "compiled" else []) for one in BACKENDS])
 def test_every_backend_writes_what_it_reads(kind, tmp_path):
     """What holds for a form of file holds for each in the list, with no word about any of them here."""
     if kind == "compiled" and shutil.which("g++") is None:
@@ -587,17 +590,25 @@ LOGGED = ["tracing", "exporting", "comparing", "measuring", "recording", "loadin
 
 
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
-def test_nothing_is_stored_twice(name, tmp_path):
+@pytest.mark.parametrize(
+    "composite",
+    [
+        EpsilonAlpha2Beta1Flat(),
+        pytest.param(EpsilonPlusFlat(), marks=pytest.mark.slow),
+        pytest.param(EpsilonPlusFlat(layer_map=[(nn.Conv2d, Gamma(0.25))]), marks=pytest.mark.slow),
+    ],
+    ids=["alpha_beta", "plus", "gamma"],
+)
+def test_nothing_is_stored_twice(composite, name, tmp_path):
     """Neither weights, which programs derive from each other, nor images and results of the self-test."""
     convolutions = [nn.Conv2d(3, 64, 3, 4), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 256, 3, 2), nn.ReLU()]
     model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000)).float().eval()
     x = torch.rand(1, 3, 64, 64, dtype=torch.float32)
     plain = sum(value.nbytes for value in model.parameters())
-    for composite in (EpsilonPlusFlat(), EpsilonAlpha2Beta1Flat(), EpsilonPlusFlat(layer_map=[(nn.Conv2d, Gamma(0.25))])):
-        program = lrpfx.lower(lrpfx.transform(model, composite), x, target="max", reduce="bytes")
-        path = lrpfx.save(program, tmp_path / name)
-        assert path.stat().st_size <= plain + 1.4 * x.nbytes + 100_000
-        assert lrpfx.load(path).verify() <= 1e-4
+    program = lrpfx.lower(lrpfx.transform(model, composite), x, target="max", reduce="bytes")
+    path = lrpfx.save(program, tmp_path / name)
+    assert path.stat().st_size <= plain + 1.4 * x.nbytes + 100_000
+    assert lrpfx.load(path).verify() <= 1e-4
 
 
 def test_a_batch_of_one_is_part_of_the_self_test(program, explain_model, tmp_path, monkeypatch):

@@ -41,7 +41,10 @@ def test_the_program_gives_what_attribute_gives(explain_model):
         assert_close(result["balance"], gained, 1e-9)
 
 
-@pytest.mark.parametrize("name, composite", [("resnet", EpsilonGammaBox(0.0, 1.0)), ("mobilenet_v3", EpsilonPlusFlat())])
+@pytest.mark.parametrize(
+    "name, composite",
+    [pytest.param("resnet", EpsilonGammaBox(0.0, 1.0), marks=pytest.mark.slow), ("mobilenet_v3", EpsilonPlusFlat())],
+)
 def test_families_of_classifiers(name, composite):
     compare_classifier(small_family(name)[0], composite, 32)
 

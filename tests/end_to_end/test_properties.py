@@ -106,7 +106,7 @@ more = st.sampled_from(
 larger_plans = st.lists(st.tuples(more, st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=larger_plans, seed=st.integers(0, 10**6))
 def test_random_networks_with_all_kinds(plan, seed):
     """With biases, constants, products and attention: both front ends agree, and every unit of relevance is accounted for."""

@@ -633,7 +633,9 @@ def test_the_whole_share_goes_to_the_other_sign(name):
     assert abs(accounts.total("absent")) > 1e-2 * accounts.seed_magnitude and accounts.unexplained <= 1e-9
 
 
-@pytest.mark.parametrize("name", CONSERVING)
+@pytest.mark.parametrize(
+    "name", [*("plus_flat", "alpha_beta"), *(pytest.param(one, marks=pytest.mark.slow) for one in ("plus", "alpha_beta_flat"))]
+)
 def test_all_ways_to_run_conserve_alike(name):
     model, x = depthwise(), torch.rand(2, 3, 12, 12)
     fast, direct = both(model, CONSERVING[name](True), input_range=(0.0, 1.0))
