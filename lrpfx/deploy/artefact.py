@@ -67,7 +67,6 @@ def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
 
 def write_with(program: ExportedProgram, given: Path, target: Path, backend: Backend) -> Path:
     """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
-    checked_facts(program)
     with os_errors(ArtefactError, target, "written"):
         legal, stages = legalized(program, backend)
         manifest, tested = describe(program, backend.kind, stages)
@@ -77,10 +76,11 @@ def write_with(program: ExportedProgram, given: Path, target: Path, backend: Bac
 
 def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgram, list[PassRecord]]:
     """The program in operators that a backend supports, and the stages that made it."""
+    title = checked_facts(program)["title"]
     lowered = Program(
         program.graph_module,
         program.graph,
-        checked_facts(program)["title"],
+        title,
         history=list(history(program)),
         properties=[EXPORTED],
         exported=program,

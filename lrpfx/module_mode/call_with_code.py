@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from lrpfx.ir.node import is_floating, map_arguments
-from lrpfx.layers.layer_of_call import tensors_in
+from lrpfx.layers.layer_of_call import Forward, tensors_in
 from lrpfx.module_mode.call_with_rule import carries_gradient
-from lrpfx.module_mode.registration import Forward
 from lrpfx.runtime.ruled_operation import Switch
 
 

@@ -6,12 +6,11 @@ restores the attribute. Nothing else of the module changes: not its class, param
 
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
 
-Forward = Callable[..., Any]
+from lrpfx.layers.layer_of_call import Forward
 
 
 class Caller(Protocol):

@@ -31,7 +31,7 @@ def _dense_or_not(build: Builder) -> fx.Node | None:
     return _dense(build, data, weight) if build.is_parameter(weight, (2,)) else None
 
 
-def _scaled(build: Builder, value: Any, factor: Any) -> Any:
+def _scaled(build: Builder, value: fx.Node, factor: Any) -> fx.Node:
     return value if isinstance(factor, (int, float)) and factor == 1 else build.call("mul", value, factor)
 
 
@@ -45,7 +45,7 @@ def _sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
             return _dense(build, build[first], weight, bias)
         product = build.call("matmul", build[first], weight)
         if build["beta"] == 0:
-            return _scaled(build, product, build["alpha"])  # type: ignore[no-any-return]
+            return _scaled(build, product, build["alpha"])
         return build.call("add", _scaled(build, bias, build["beta"]), _scaled(build, product, build["alpha"]))
 
     return decompose

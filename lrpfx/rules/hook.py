@@ -6,9 +6,10 @@ from torch import nn
 
 from lrpfx.errors import InputTypeError, RuleError
 from lrpfx.layers.layer import layer_of_module
+from lrpfx.layers.layer_of_call import Forward
 from lrpfx.module_mode.call_with_code import call_with_code, takes_kwargs
 from lrpfx.module_mode.call_with_rule import call_with_rule, ruled_call, stored_arguments
-from lrpfx.module_mode.registration import Forward, Registration, RemovableHandle, RemovableHandleList, inner_forward
+from lrpfx.module_mode.registration import Registration, RemovableHandle, RemovableHandleList, inner_forward
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.ruled_operation import Switch

@@ -39,11 +39,9 @@ class Rule:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         own = vars(cls)
-        if "shortcut" not in own:
-            cls.shortcut = Rule.shortcut  # type: ignore[method-assign]
-        for fact in _FACTS:
-            if fact not in own:
-                setattr(cls, fact, getattr(Rule, fact))
+        for name in ("shortcut", *_FACTS):
+            if name not in own:
+                setattr(cls, name, vars(Rule)[name])
 
     @property
     def title(self) -> str:

@@ -89,7 +89,7 @@ class PropagateByCode(torch.autograd.Function):
     def backward(ctx: Any, relevance: torch.Tensor) -> Relevances:
         ruled: RuledOperation = ctx.ruled
         values, (output, *kept) = _saved(ctx, relevance)
-        call = ruled.layer_call(ruled.with_recomputed(values), output)
+        call = ruled.layer_call(values, output)
         relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
         return (None, None, *_final(_checked(ctx, relevances)))
 

@@ -19,7 +19,7 @@ from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.canonize.merge_batch_norm import move_up
+from lrpfx.passes.canonize.merge_batch_norm import move_up, reads_sizes
 from lrpfx.passes.program import Program, insert_call
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def linear_readers(value: fx.Node, layout: Layout) -> list[Place]:
         info = node_info(user)
         operator = info.operator
         name = info.name or "the output of the model"
-        if user.op != "output" and info.role is Role.METADATA:  # reads sizes, which the map does not change
+        if reads_sizes(user):
             continue
         if operator is None or user.op == "output":
             raise ObstacleError(

@@ -76,7 +76,8 @@ class MergeBatchNormLeft(GraphPass):
         return result
 
 
-def _reads_sizes(user: fx.Node) -> bool:
+def reads_sizes(user: fx.Node) -> bool:
+    """Whether a reader of a value uses its shape or dtype alone, which an affine map does not change."""
     return user.op != "output" and node_info(user).role is Role.METADATA
 
 
@@ -89,7 +90,7 @@ def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     operator = info.operator
     if operator is None or operator.weight_layout is None:
         return f"its input comes from {info.name} ({info.operator or info.kind_name}), which is not a linear layer"
-    others = [user for user in producer.users if user is not batch_norm and not _reads_sizes(user)]
+    others = [user for user in producer.users if user is not batch_norm and not reads_sizes(user)]
     if others:
         names = ", ".join(node_info(user).name for user in others)
         return f"the output of {info.name} has a second consumer: {names}"

@@ -32,6 +32,7 @@ from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
 from lrpfx.ir.node import attribute_of
 from lrpfx.operators.table import aten_names
+from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.torch_internals import OpOverload, load_archive, pytree
 
 #: torch's deserializer keeps its state in a global variable.
@@ -39,7 +40,6 @@ _DESERIALIZING = threading.Lock()
 
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
-_ORIGIN = "lrpfx"  # the key of the note with a node's origin
 
 
 class Exported(Backend):
@@ -91,8 +91,8 @@ def plain_entries(content: bytes) -> Entries:
     program = json.loads(entries[_MODEL])
     program["guards_code"] = []
     for node in program["graph_module"]["graph"]["nodes"]:
-        origin = json.loads(node["metadata"].get("custom", "{}")).get(_ORIGIN)
-        node["metadata"] = {} if origin is None else {"custom": json.dumps({_ORIGIN: origin})}
+        origin = json.loads(node["metadata"].get("custom", "{}")).get(ORIGIN)
+        node["metadata"] = {} if origin is None else {"custom": json.dumps({ORIGIN: origin})}
     entries[_MODEL] = json.dumps(program).encode()
     return entries
 
@@ -181,7 +181,7 @@ def _check_metadata(value: Any) -> None:
     if not isinstance(value, dict) or not set(value) <= {"custom"}:
         raise RefusedError("its program has notes that lrpfx does not make")
     notes = json.loads(value.get("custom", "{}"))
-    if not set(notes) <= {_ORIGIN} or not all(isinstance(note, str) for note in notes.values()):
+    if not set(notes) <= {ORIGIN} or not all(isinstance(note, str) for note in notes.values()):
         raise RefusedError("its program has notes that lrpfx does not make")
 
 
