@@ -20,6 +20,7 @@ from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
 from lrpfx.passes.program import GraphPass
+from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
@@ -68,6 +69,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "validate": lambda settings: (Validate(settings.keep_gradient),),
     "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
     "rewrite": lambda settings: (
+        *([CarryMultipliers()] if settings.optimize and settings.fold else []),
         *([ChooseShortcuts()] if settings.optimize else []),
         Rewrite(differentiable=not settings.fold),
         CutConstants(),

@@ -31,6 +31,7 @@ from lrpfx.ir.node import (
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes import final_softmax
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, executed, explainable
+from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
@@ -204,21 +205,23 @@ def find_attribution(
         targets, several = _targets(explained, target)
         seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers]
-        if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
+        carried = [*(False for _ in arguments.leaves), *carried_by(traced, len(layers))]
+        if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
         if several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
-            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), 1 if alone else chunk_size or len(seeds))
+            size = 1 if alone else chunk_size or len(seeds)
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), carried, size)
         else:
-            found = relevances_of(explained, wanted, seeds[0])
+            found = relevances_of(explained, wanted, seeds[0], carried)
     recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
 
     def watch(number: int) -> Watch:
         watched = Watch(traced)
         with torch.inference_mode(False), torch.enable_grad():
             again, layers = run(watched.run_with)
-            relevances_of(again, [*arguments.leaves, *layers], seeds[number])
+            relevances_of(again, [*arguments.leaves, *layers], seeds[number], carried)
         return watched
 
     def objection() -> str | None:
@@ -282,7 +285,11 @@ def _is_index(value: Any) -> bool:
 
 
 def _relevances_in_chunks(
-    output: torch.Tensor, wanted: Sequence[torch.Tensor], seeds: torch.Tensor, chunk_size: int
+    output: torch.Tensor,
+    wanted: Sequence[torch.Tensor],
+    seeds: torch.Tensor,
+    carried: Sequence[bool],
+    chunk_size: int,
 ) -> list[torch.Tensor]:
     """Relevance of the wanted tensors for each seed, with a leading dimension for the seeds."""
     parts: list[Sequence[torch.Tensor]] = []
@@ -290,21 +297,38 @@ def _relevances_in_chunks(
         chunk = seeds[first : first + chunk_size]
         is_last = first + chunk_size >= len(seeds)
         if len(chunk) == 1:
-            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], not is_last)])
+            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], carried, not is_last)])
         else:
-            parts.append(torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, not last))(chunk))
+            together = torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, carried, not last))
+            parts.append(together(chunk))
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 
 def relevances_of(
-    output: torch.Tensor, wanted: Sequence[torch.Tensor], seed: torch.Tensor, retain_graph: bool = False
+    output: torch.Tensor,
+    wanted: Sequence[torch.Tensor],
+    seed: torch.Tensor,
+    carried: Sequence[bool],
+    retain_graph: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Relevance of the wanted tensors, zeros for tensors without relevance."""
-    relevances = torch.autograd.grad(output, list(wanted), seed, allow_unused=True, retain_graph=retain_graph)
-    return tuple(
-        torch.zeros_like(tensor) if relevance is None else _in_format_of(tensor, relevance)
-        for relevance, tensor in zip(relevances, wanted, strict=True)
-    )
+    """Relevance of the wanted tensors, zeros for tensors without relevance. `carried`: whether each carries a multiplier."""
+    tensors = [tensor for tensor in wanted if tensor.requires_grad]
+    gradients = iter(torch.autograd.grad(output, tensors, seed, allow_unused=True, retain_graph=retain_graph))
+    found = []
+    for tensor, multiplies in zip(wanted, carried, strict=True):
+        gradient = next(gradients) if tensor.requires_grad else None
+        if gradient is not None and multiplies:
+            gradient = relevance_from(tensor.detach(), gradient)
+        found.append(torch.zeros_like(tensor) if gradient is None else _in_format_of(tensor, gradient))
+    return tuple(found)
+
+
+def carried_by(recorder: fx.GraphModule, count: int) -> list[bool]:
+    """Whether each of the `count` nodes that a recorder returns carries a multiplier."""
+    if not count:
+        return []
+    _, *nodes = output_node(recorder.graph).args[0]  # type: ignore[misc]
+    return [node_info(node).carries_multiplier for node in nodes]
 
 
 def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:

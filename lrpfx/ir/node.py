@@ -57,6 +57,8 @@ class NodeInfo:
     rule: Any = None  # the rule (a Hook); after the rewrite, its repr
     chosen_by: str = ""  # which entry of the composite chose the rule
     keeps_gradient: bool = False  # it has no rule and may keep its plain gradient
+    form: Any = None  # the form of its rule that carries multipliers (a MultiplierForm), if it has that form in this graph
+    carries_multiplier: bool = False  # the gradient of the value is a multiplier m, with relevance value * m, not relevance
 
     @property
     def kind(self) -> type[types.Kind] | None:

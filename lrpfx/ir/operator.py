@@ -95,6 +95,7 @@ Function = Callable[..., Any]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], Bound], tuple[torch.Tensor | None, ...] | None]
 ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.Tensor]
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
+Ratio = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
 Decomposition = Callable[[Builder], fx.Node | None]
 #: (dimension of the result, other arguments, rank of the result) -> the same dimension in the first argument, None if the call
@@ -188,6 +189,8 @@ class Operator:
     adjoint: Adjoint | None = None  # the transposed map, if the operator is linear in its data
     constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
     detached: Detached | None = None  # the operator with its scale held constant, if it normalizes
+    ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
+    proportional_to: tuple[str, ...] = ()  # data arguments to which the result is proportional if the others are constant
 
     # Merging of affine maps.
     weight_layout: WeightLayout | None = None  # set if a map of its channels can be merged into its weight and bias

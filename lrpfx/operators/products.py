@@ -122,6 +122,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_product,
         elementwise=True,
         affine_in="input other",
+        proportional_to="input other",
         scaled="gate",
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
@@ -142,6 +143,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_quotient,
         elementwise=True,
         affine_in="input",
+        proportional_to="input",
         scaled="quotient",
         discrete_with="rounding_mode",
         sample=call(input=MATRIX, other=POSITIVE, rounding_mode=None),
@@ -169,6 +171,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="neg_.default",
         sign=signs.flipped,
         elementwise=True,
+        proportional_to="input",
         sample=call(input=MATRIX),
     ),
     row(
@@ -199,6 +202,7 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         sign=signs.of_product,
         elementwise=True,
+        proportional_to="input other",
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -209,6 +213,7 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         sign=signs.of_quotient,
         elementwise=True,
+        proportional_to="input",
         sample=call(input=MATRIX, other=POSITIVE),
     ),
     row(
