@@ -14,6 +14,7 @@ from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
 from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.decompose import Decompose
+from lrpfx.passes.normalize.find_attention import FindAttention
 from lrpfx.passes.normalize.find_gates import FindGates
 from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
@@ -24,6 +25,7 @@ from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
+from lrpfx.passes.rewrite.fuse_attention import FuseAttention
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
@@ -58,6 +60,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         Decompose(),
         RemoveDeadCode(),
         FindGates(),
+        FindAttention(),
     ),
     "canonize": lambda settings: (
         MergeBatchNormLeft(),
@@ -76,6 +79,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         *([SaveLess()] if settings.optimize and settings.fold else []),
     ),
     "fold": lambda settings: (Fold(),) if settings.fold else (),
+    "fuse": lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
     "lower": lambda settings: (
         (DropDetach(), OutOfPlace(), NameTensors(settings.module), DeriveWeights(settings.module)) if settings.module else ()
     ),

@@ -185,7 +185,7 @@ def find_attribution(
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.admit(module)
-        record = recorded_names(module.graph, record)
+        record = recorded_names(module.unfused, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         traced = recorder_of(module, names, bool(embeddings)) if names else module
@@ -636,8 +636,11 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
     """A module on the same tensors that also returns the named nodes; with `leaves`, gradients begin at embeddings."""
     key = (*names, "") if leaves else names
     if key not in module.recorders:
-        graph = copy_graph(module.graph)
-        nodes = resolve_names(graph, names)
+        fused = {name for name, _ in named_nodes(module.graph)}
+        found = resolve_names(module.unfused, names)
+        graph = copy_graph(module.graph if all(node_info(node).name in fused for node in found) else module.unfused)
+        by_name = dict(named_nodes(graph))
+        nodes = [by_name[node_info(node).name] for node in found]
         (output,) = graph.find_nodes(op="output")
         for embedding in [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]:
             with graph.inserting_after(embedding):

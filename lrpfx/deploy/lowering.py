@@ -152,8 +152,8 @@ def _lowered(
         raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
     if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
         raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
-    record = recorded_names(module.graph, record)
-    resolve_names(module.graph, record)  # raises an error for unknown names
+    record = recorded_names(module.unfused, record)
+    resolve_names(module.unfused, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")

@@ -64,8 +64,13 @@ class Builder(ABC):
         return self.arguments[name]
 
     @abstractmethod
-    def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, **options: Any) -> fx.Node:
-        """Insert a call of a listed operator. `target`: the function, for a row without a canonical one."""
+    def call(
+        self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, part: str = "", **options: Any
+    ) -> fx.Node:
+        """Insert a call of a listed operator. `target`: the function, for a row without a canonical one.
+
+        `part`: what the call does in the decomposed operation, by which it can be fused again.
+        """
 
     @abstractmethod
     def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
@@ -170,6 +175,8 @@ class Operator:
     probability: Probability | None = None  # it returns probabilities or their logarithms
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
     scaled: str = ""  # the row for a call in which one of two operands scales the other
+    activated: str = ""  # the row for a call in which one of two operands is an activation
+    weighted: str = ""  # the row for a call in which attention weights multiply values
 
     # Results that are not a signal, and multiple results.
     discrete: bool = False  # the result is integer, boolean or piecewise constant

@@ -48,6 +48,7 @@ from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Rat
 from lrpfx.types import (
     AvgPool,
     Gate,
+    GatedProduct,
     Kind,
     LayerNorm,
     MatMul,
@@ -59,6 +60,7 @@ from lrpfx.types import (
     Statistic,
     Sum,
     Unknown,
+    WeightedValues,
 )
 
 Names = str | Sequence[str] | None
@@ -615,7 +617,7 @@ class _ProductRule(_EpsilonRule):
     def _check_product(operation: Operation, inputs: int) -> None:
         kind, row = operation.kind, operation.row
         of_entries = kind is Product and row is not None and not row.elementwise
-        if kind is Gate or of_entries or (inputs > 1 and kind is not MatMul and kind is not Product):
+        if kind is Gate or of_entries or (inputs > 1 and kind not in (MatMul, WeightedValues, Product, GatedProduct)):
             raise RuleError(
                 f"it is for matrix products, but this layer has {inputs} input(s) and is of kind {kind.__name__}; "
                 "Uniform gives all operands equal shares, Only(0) gives all relevance to the first of several inputs"
