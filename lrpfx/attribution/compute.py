@@ -5,7 +5,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -196,13 +196,16 @@ def find_attribution(
                 result = arguments.call(runner)
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
-        if _may_be_several(target):  # a compiled module supports one backward pass only
-            explained, layers = run(executed(traced, Execution(several=True)))
-        else:
-            explained, layers = run(traced if names else explain_model)
+        is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
+        is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
+        with _kept_for_several(not is_single):
+            explained, layers = run(_runner(explain_model, module, traced, not is_single))
+        targets, several = _targets(explained, target)
+        if several and is_single:  # two classes look like a position and a token
+            with _kept_for_several(True):
+                explained, layers = run(_runner(explain_model, module, traced, True))
         if explained.is_meta:
             raise InputError(_NO_VALUES.format(module.title))
-        targets, several = _targets(explained, target)
         seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers]
         carried = [*(False for _ in arguments.leaves), *carried_by(traced, len(layers))]
@@ -263,14 +266,39 @@ def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
-def _may_be_several(target: Target) -> bool:
-    return isinstance(target, (list, tuple)) or (is_floating(target) and target.ndim > 2)
+def _runner(
+    explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool
+) -> Callable[..., Any]:
+    """What runs `traced`, which is the explainable module or a recorder of it: compiled if `explain_model` is.
+
+    `several`: whether several relevances will be propagated.
+    """
+    if traced is module and not several:
+        return explain_model
+    compiler = getattr(explain_model, "dynamo_ctx", None)  # how torch.compile was called
+    key = (traced, several, compiler)
+    if key not in module.runners:
+        runner = executed(traced, Execution(several=True)) if several else traced
+        module.runners[key] = runner if compiler is None else compiler(runner)
+    return module.runners[key]
+
+
+@contextmanager
+def _kept_for_several(several: bool) -> Iterator[None]:
+    """A context in which torch.compile keeps what several backward passes read."""
+    with torch._functorch.config.patch(donated_buffer=False) if several else nullcontext():
+        yield
+
+
+def _is_place(target: tuple[Any, ...]) -> bool:
+    """Whether a target looks like a position and the token to explain there."""
+    return len(target) == 2 and _is_index(target[0])
 
 
 def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
     """The targets, and whether several were given."""
-    if isinstance(target, tuple) and len(target) == 2 and output.ndim == 3 and _is_index(target[0]):
-        return [target], False  # a position, and the token to explain there
+    if isinstance(target, tuple) and _is_place(target) and output.ndim == 3:
+        return [target], False
     if isinstance(target, (list, tuple)):
         if not target:
             raise InputError("the list of targets is empty")

@@ -164,6 +164,7 @@ class Operator:
     # Result.
     sign: SignOf | None = None  # None: unknown
     moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
+    selects: bool = False  # likewise, but which argument an entry comes from may depend on values
     converts: bool = False  # every entry of the result is an entry of the first argument, possibly in another dtype
     elementwise: bool = False  # an entry of the result depends only on the data at its position, after broadcasting
     adds_up: bool = False  # an entry of the result is a sum of entries of the only input, with nonnegative weights

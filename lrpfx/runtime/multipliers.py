@@ -100,6 +100,19 @@ class HeldScale(MultiplierForm):
         return {"bias": (multiplier * (output - linear)).sum()}
 
 
+@dataclass(frozen=True)
+class WithoutRelevance(MultiplierForm):
+    """The plain operation, for a layer that gets no relevance: it only reads detached values."""
+
+    divides: bool = False
+
+    def run(self, operation: Operation, values: Sequence[Any]) -> Any:
+        return operation(values)
+
+    def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
+        return {}
+
+
 def scaled(value: torch.Tensor, share: float) -> torch.Tensor:
     """The value, with a derivative that is multiplied by `share`."""
     if share == 1.0:

@@ -16,7 +16,7 @@ from lrpfx.operators.functions import without_gradient
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
-from lrpfx.runtime.multipliers import MultiplierForm, carry_multiplier, carry_relevance
+from lrpfx.runtime.multipliers import MultiplierForm, WithoutRelevance, carry_multiplier, carry_relevance
 from lrpfx.types import Embedding
 
 
@@ -44,6 +44,9 @@ class CarryMultipliers(GraphPass):
                     update_info(node, form=layers[node][0])
                     result.matches += 1
                     result.details.append((node_info(node).name, "carries multipliers"))
+            elif node in regions.irrelevant and node_info(node).rule is not None and not node_info(node).rule.has_code:
+                update_info(node, form=WithoutRelevance())
+                result.details.append((node_info(node).name, "gets no relevance"))
         result.details += regions.convert()
         return result
 
@@ -141,7 +144,7 @@ def _moves_values(node: fx.Node) -> bool:
     row = info.operator
     if row is None or info.rule is not None or not info.neutral or info.keeps_gradient:
         return False
-    return row.moves or row.converts or row.view or row.always_view or issubclass(row.kind, Embedding)
+    return row.moves or row.selects or row.converts or row.view or row.always_view or issubclass(row.kind, Embedding)
 
 
 def _picks(node: fx.Node) -> bool:
