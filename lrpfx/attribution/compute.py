@@ -5,7 +5,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -17,6 +17,7 @@ from torch import fx, nn
 from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from lrpfx.ir.node import (
+    NodeInfo,
     Role,
     attribute_of,
     data_calls,
@@ -34,6 +35,7 @@ from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphMod
 from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
+from lrpfx.support.torch_internals import compiler_of, keeping_compiled_graphs, pytree
 from lrpfx.types import Embedding
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -188,43 +190,49 @@ def find_attribution(
         record = recorded_names(module.unfused, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
-        traced = recorder_of(module, names, bool(embeddings)) if names else module
+        compiler = None if explain_model is module else compiler_of(explain_model)
+        traced = recorder_of(module, names, bool(embeddings), compiler is not None) if names else module
+        probes = _probes(module, names, arguments) if names and compiler is not None else {}
 
         def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
             """The explained output and the recorded layers."""
             with _misfits(module, arguments):
-                result = arguments.call(runner)
+                result = arguments.call(runner, probes)
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
         is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
         is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
-        with _kept_for_several(not is_single):
-            explained, layers = run(_runner(explain_model, module, traced, not is_single))
+        with _graph_kept(not is_single):
+            explained, layers = run(explain_model if is_single and not names else _runner(module, traced, not is_single, compiler))
         targets, several = _targets(explained, target)
         if several and is_single:  # two classes look like a position and a token
-            with _kept_for_several(True):
-                explained, layers = run(_runner(explain_model, module, traced, True))
+            with _graph_kept(True):
+                explained, layers = run(_runner(module, traced, True, compiler))
         if explained.is_meta:
             raise InputError(_NO_VALUES.format(module.title))
         seeds = [relevance_of_output(explained, one) for one in targets]
-        wanted = [*arguments.leaves, *layers]
-        carried = [*(False for _ in arguments.leaves), *carried_by(traced, len(layers))]
+        wanted = [*arguments.leaves, *(probes.values() if probes else layers)]
+        factors = [*(None for _ in arguments.leaves), *factors_of(traced, layers)]
         if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
         if several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
             size = 1 if alone else chunk_size or len(seeds)
-            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), carried, size)
+            with _graph_kept(True):
+                found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), factors, size)
         else:
-            found = relevances_of(explained, wanted, seeds[0], carried)
+            found = relevances_of(explained, wanted, seeds[0], factors)
     recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
 
     def watch(number: int) -> Watch:
-        watched = Watch(traced)
-        with torch.inference_mode(False), torch.enable_grad():
-            again, layers = run(watched.run_with)
-            relevances_of(again, [*arguments.leaves, *layers], seeds[number], carried)
+        recorder = recorder_of(module, names, bool(embeddings)) if names else module
+        watched = Watch(recorder)
+        with torch.inference_mode(False), torch.enable_grad(), _misfits(module, arguments):
+            result = arguments.call(watched.run_with)
+            again, layers = (result[0], list(result[1:])) if names else (result, [])
+            factors = [*(None for _ in arguments.leaves), *factors_of(recorder, layers)]
+            relevances_of(select_output(again, output), [*arguments.leaves, *layers], seeds[number], factors)
         return watched
 
     def objection() -> str | None:
@@ -266,28 +274,39 @@ def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
-def _runner(
-    explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool
-) -> Callable[..., Any]:
-    """What runs `traced`, which is the explainable module or a recorder of it: compiled if `explain_model` is.
+def _runner(module: ExplainModule, traced: TreeGraphModule, several: bool, compiler: Any) -> Callable[..., Any]:
+    """What runs `traced`, which is `module` or a recorder of it: compiled, if there is a compiler.
 
     `several`: whether several relevances will be propagated.
     """
-    if traced is module and not several:
-        return explain_model
-    compiler = getattr(explain_model, "dynamo_ctx", None)  # how torch.compile was called
     key = (traced, several, compiler)
     if key not in module.runners:
         runner = executed(traced, Execution(several=True)) if several else traced
         module.runners[key] = runner if compiler is None else compiler(runner)
-    return module.runners[key]
+    return module.runners[key]  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _kept_for_several(several: bool) -> Iterator[None]:
-    """A context in which torch.compile keeps what several backward passes read."""
-    with torch._functorch.config.patch(donated_buffer=False) if several else nullcontext():
-        yield
+def _probes(module: ExplainModule, names: tuple[str, ...], arguments: "Arguments") -> dict[str, torch.Tensor]:
+    """For each recorded node a tensor of zeros, which is added to its value: its gradient is that of the value.
+
+    A compiled graph has no gradients of one output with respect to another, only with respect to inputs.
+    """
+    sizes = tuple((str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape"))
+    key = (names, sizes)
+    if key not in module.runners:
+        with torch.no_grad():
+            _, *layers = arguments.call(recorder_of(module, names, True))
+        module.runners[key] = [torch.empty_like(layer, device="meta") for layer in layers]
+    device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
+    layouts = module.runners[key]
+    return {
+        f"probe_{number}": torch.zeros_like(layout, device=device).requires_grad_() for number, layout in enumerate(layouts)
+    }
+
+
+def _graph_kept(several: bool) -> AbstractContextManager[Any]:
+    """A context in which compiled graphs allow several backward passes."""
+    return keeping_compiled_graphs() if several else nullcontext()
 
 
 def _is_place(target: tuple[Any, ...]) -> bool:
@@ -316,7 +335,7 @@ def _relevances_in_chunks(
     output: torch.Tensor,
     wanted: Sequence[torch.Tensor],
     seeds: torch.Tensor,
-    carried: Sequence[bool],
+    factors: Sequence[torch.Tensor | None],
     chunk_size: int,
 ) -> list[torch.Tensor]:
     """Relevance of the wanted tensors for each seed, with a leading dimension for the seeds."""
@@ -325,9 +344,9 @@ def _relevances_in_chunks(
         chunk = seeds[first : first + chunk_size]
         is_last = first + chunk_size >= len(seeds)
         if len(chunk) == 1:
-            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], carried, not is_last)])
+            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], factors, not is_last)])
         else:
-            together = torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, carried, not last))
+            together = torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, factors, not last))
             parts.append(together(chunk))
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
@@ -336,27 +355,28 @@ def relevances_of(
     output: torch.Tensor,
     wanted: Sequence[torch.Tensor],
     seed: torch.Tensor,
-    carried: Sequence[bool],
+    factors: Sequence[torch.Tensor | None],
     retain_graph: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Relevance of the wanted tensors, zeros for tensors without relevance. `carried`: whether each carries a multiplier."""
+    """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `factors_of`."""
     tensors = [tensor for tensor in wanted if tensor.requires_grad]
     gradients = iter(torch.autograd.grad(output, tensors, seed, allow_unused=True, retain_graph=retain_graph))
     found = []
-    for tensor, multiplies in zip(wanted, carried, strict=True):
+    for tensor, factor in zip(wanted, factors, strict=True):
         gradient = next(gradients) if tensor.requires_grad else None
-        if gradient is not None and multiplies:
-            gradient = relevance_from(tensor.detach(), gradient)
+        if gradient is not None and factor is not None:
+            gradient = relevance_from(factor.detach(), gradient)
         found.append(torch.zeros_like(tensor) if gradient is None else _in_format_of(tensor, gradient))
     return tuple(found)
 
 
-def carried_by(recorder: fx.GraphModule, count: int) -> list[bool]:
-    """Whether each of the `count` nodes that a recorder returns carries a multiplier."""
-    if not count:
+def factors_of(recorder: fx.GraphModule, layers: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """For each layer that a recorder returns, itself if its gradient is a multiplier, and None if it is relevance."""
+    if not layers:
         return []
     _, *nodes = output_node(recorder.graph).args[0]  # type: ignore[misc]
-    return [node_info(node).carries_multiplier for node in nodes]
+    pairs = zip(layers, nodes, strict=True)
+    return [layer if node_info(node).carries_multiplier else None for layer, node in pairs]
 
 
 def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
@@ -441,9 +461,10 @@ class Arguments:
                         f"input_range={limits} was given to lrpfx.transform"
                     )
 
-    def call(self, module: Callable[..., Any]) -> Any:
-        """The result of `module` for these inputs."""
-        return module(**self.passed) if isinstance(self.inputs, Mapping) else module(*self.passed.values())
+    def call(self, module: Callable[..., Any], further: Mapping[str, Any] | None = None) -> Any:
+        """The result of `module` for these inputs, and further keyword arguments."""
+        named = further or {}
+        return module(**self.passed, **named) if isinstance(self.inputs, Mapping) else module(*self.passed.values(), **named)
 
     def at(self, place: tuple[Any, ...]) -> Any:
         """The input at a place."""
@@ -660,9 +681,14 @@ def as_leaf(value: torch.Tensor) -> torch.Tensor:
     return value.detach().requires_grad_()
 
 
-def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = False) -> TreeGraphModule:
-    """A module on the same tensors that also returns the named nodes; with `leaves`, gradients begin at embeddings."""
-    key = (*names, "") if leaves else names
+def recorder_of(
+    module: ExplainModule, names: tuple[str, ...], leaves: bool = False, probed: bool = False
+) -> TreeGraphModule:
+    """A module on the same tensors that also returns the named nodes.
+
+    With `leaves`, gradients begin at embeddings. With `probed`, it takes a probe for each named node: see `_probes`.
+    """
+    key = (*names, *([""] if leaves else []), *(["", ""] if probed else []))
     if key not in module.recorders:
         fused = {name for name, _ in named_nodes(module.graph)}
         found = resolve_names(module.unfused, names)
@@ -670,15 +696,39 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
         by_name = dict(named_nodes(graph))
         nodes = [by_name[node_info(node).name] for node in found]
         (output,) = graph.find_nodes(op="output")
-        for embedding in [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]:
-            with graph.inserting_after(embedding):
-                leaf = graph.call_function(as_leaf, (embedding,))
-            set_info(leaf, node_info(embedding))
-            embedding.replace_all_uses_with(leaf, delete_user_cb=lambda user, leaf=leaf: user is not leaf)  # type: ignore[misc]
-            nodes = [leaf if node is embedding else node for node in nodes]
+        embeddings = [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]
+        if probed:
+            for number, node in enumerate(nodes):
+                _add_probe(graph, node, f"probe_{number}", node in embeddings)
+        else:
+            for embedding in embeddings:
+                leaf = _replaced(graph, embedding, as_leaf)
+                nodes = [leaf if node is embedding else node for node in nodes]
         output.args = ((output.args[0], *nodes),)
         module.recorders[key] = TreeGraphModule(module, graph, module.title)
     return module.recorders[key]
+
+
+def _replaced(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
+    """A call of `function` on a node, which replaces the node for all its readers."""
+    with graph.inserting_after(node):
+        made = graph.call_function(function, (node, *further))
+    set_info(made, node_info(node))
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)  # type: ignore[misc]
+    return made
+
+
+def _add_probe(graph: fx.Graph, node: fx.Node, name: str, begins: bool) -> None:
+    """Add a placeholder to a node's value. `begins`: whether gradients begin at the node."""
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        probe = graph.placeholder(name)
+    set_info(probe, NodeInfo(name, role=Role.CONSTANT))
+    _replaced(graph, node, add_to_detached if begins else operator.add, probe)
+
+
+def add_to_detached(value: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+    """value + probe, with a gradient for the probe alone."""
+    return value.detach() + probe
 
 
 def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lrpfx.attribution.compute import (
     Arguments,
     OutputSelector,
-    carried_by,
     embeddings_of,
+    factors_of,
     find_attribution,
     recorded_names,
     recorder_of,
@@ -291,8 +291,8 @@ class _Job:
             result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
-            carried = [*(False for _ in leaves), *carried_by(runner, len(recorded))]
-            found = relevances_of(explained, [*leaves.values(), *recorded], seed, carried)
+            factors = [*(None for _ in leaves), *factors_of(runner, recorded)]
+            found = relevances_of(explained, [*leaves.values(), *recorded], seed, factors)
         relevances, layers = dict(zip(leaves, found, strict=False)), dict(zip(names, found[len(leaves) :], strict=True))
         for name, embeddings in self.embeddings.items():
             of_input = {embedding: layers[embedding] for embedding in embeddings}

@@ -96,6 +96,15 @@ class Builder(ABC):
 
 
 Bound = dict[str, Any]  # arguments by name
+
+
+class SavedScale(NamedTuple):
+    """A normalization by a scale that it returns, and its derivative if the scale is held constant."""
+
+    forward: Callable[[torch.Tensor, Bound], tuple[torch.Tensor, torch.Tensor]]  # input -> result, scale
+    pull: Callable[[torch.Tensor, torch.Tensor, Bound], torch.Tensor]  # gradient of the result, scale -> gradient of the input
+
+
 Function = Callable[..., Any]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], Bound], tuple[torch.Tensor | None, ...] | None]
 ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.Tensor]
@@ -197,6 +206,7 @@ class Operator:
     adjoint: Adjoint | None = None  # the transposed map, if the operator is linear in its data
     constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
     detached: Detached | None = None  # the operator with its scale held constant, if it normalizes
+    saved_scale: SavedScale | None = None  # the same, for a derivative that saves the scale only
     ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
     proportional_to: tuple[str, ...] = ()  # data arguments to which the result is proportional if the others are constant
 

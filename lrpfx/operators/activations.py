@@ -56,7 +56,8 @@ def _ratio_of_leaky_relu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
 def _ratio_of_gelu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
     if bound["approximate"] == "tanh":
         return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (input + 0.044715 * input**3)))
-    return 0.5 * torch.erfc(-input * math.sqrt(0.5))
+    half = torch.full((), 0.5, dtype=input.dtype, device=input.device)
+    return torch.add(half, torch.erf(input * math.sqrt(0.5)), alpha=0.5)
 
 
 def _ratio_of_hardswish(input: torch.Tensor, bound: Bound) -> torch.Tensor:

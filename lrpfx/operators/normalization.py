@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.operator import Bound, Operator
+from lrpfx.ir.operator import Bound, SavedScale, Operator
 from lrpfx.operators import signs
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
@@ -18,6 +18,18 @@ def _detached_layer_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
     variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
     result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
     return _affine(result, arguments["weight"], arguments["bias"])
+
+
+def _layer_norm_and_scale(input: torch.Tensor, arguments: Bound) -> tuple[torch.Tensor, torch.Tensor]:
+    shape, weight, bias, eps = (arguments[name] for name in ("normalized_shape", "weight", "bias", "eps"))
+    output, _, scale = torch.native_layer_norm(input, list(shape), weight, bias, eps)
+    return output, scale
+
+
+def _layer_norm_pull(gradient: torch.Tensor, scale: torch.Tensor, arguments: Bound) -> torch.Tensor:
+    dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
+    weighted = gradient if arguments["weight"] is None else gradient * arguments["weight"]
+    return (weighted - weighted.mean(dimensions, keepdim=True)) * scale.to(gradient.dtype)
 
 
 def _detached_group_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
@@ -91,6 +103,7 @@ ROWS: tuple[Operator, ...] = (
             (torch.ops.aten.layer_norm.default, "input normalized_shape weight bias eps cudnn_enable"),
         ],
         detached=_detached_layer_norm,
+        saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
         scales_features=True,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),

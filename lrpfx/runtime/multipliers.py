@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import RuleError
+from lrpfx.ir.operator import SavedScale
 from lrpfx.layers.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall, linear_part
@@ -90,6 +91,8 @@ class HeldScale(MultiplierForm):
     divides: bool = True
 
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
+        if operation.listed.saved_scale is not None:
+            return _WithSavedScale.apply(operation, *values)[0]  # type: ignore[no-untyped-call]
         return _WithHeldScale.apply(operation, *values)  # type: ignore[no-untyped-call]
 
     def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
@@ -211,6 +214,36 @@ class _ByRatio(torch.autograd.Function):
         (value,) = ctx.saved_tensors
         ratio = ctx.operation.listed.ratio(value, ctx.operation.arguments((value, *ctx.others)))
         return None, multiplier * ratio, *(None for _ in ctx.others)
+
+
+class _WithSavedScale(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(operation: Operation, *values: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        arguments = operation.arguments(values)
+        return _saved_scale(operation).forward(arguments["input"], arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.operation, _, *others = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in others]
+        ctx.save_for_backward(output[1], *(value if isinstance(value, torch.Tensor) else None for value in others))
+
+    @staticmethod
+    def backward(ctx: Any, multiplier: torch.Tensor, _: Any) -> Any:
+        scale, *saved = ctx.saved_tensors
+        others = [other if tensor is None else tensor for tensor, other in zip(saved, ctx.others, strict=True)]
+        arguments = ctx.operation.arguments((None, *others))
+        return None, _saved_scale(ctx.operation).pull(multiplier, scale, arguments), *(None for _ in others)
+
+
+def _saved_scale(operation: Operation) -> SavedScale:
+    found = operation.listed.saved_scale
+    if found is None:
+        raise RuleError(f"{operation.listed} has no derivative that saves its scale only")
+    return found
 
 
 class _WithHeldScale(torch.autograd.Function):
