@@ -16,6 +16,7 @@ from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.decompose import Decompose
 from lrpfx.passes.normalize.find_attention import FindAttention
 from lrpfx.passes.normalize.find_gates import FindGates
+from lrpfx.passes.normalize.fold_masks import FoldMasks
 from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
@@ -57,6 +58,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         NormalizeOperators(settings.constants),
         RemoveInplace(),
         RemoveDropout(),
+        FoldMasks(),
         Decompose(),
         RemoveDeadCode(),
         FindGates(),

@@ -168,6 +168,7 @@ class Operator:
 
     # Arguments.
     indices: tuple[str, ...] = ()  # integer or boolean tensors, by name or position
+    masked_by: str = ""  # the argument that hides keys from queries, for attention with `is_causal`
     controls: tuple[str, ...] = ()  # may depend on the inputs but take no relevance, such as a sampling grid
 
     # Result.

@@ -102,6 +102,7 @@ ROWS: tuple[Operator, ...] = (
         functional.scaled_dot_product_attention,
         "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
         data="query key value attn_mask",
+        masked_by="attn_mask",
         aten="scaled_dot_product_attention.default",
         decomposition=_attention,
         sample=call(
