@@ -5,7 +5,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -35,7 +35,7 @@ from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphMod
 from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
-from lrpfx.support.torch_internals import compiler_of, keeping_compiled_graphs, pytree
+from lrpfx.support.torch_internals import compiler_of, pytree
 from lrpfx.types import Embedding
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -190,9 +190,9 @@ def find_attribution(
         record = recorded_names(module.unfused, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
-        compiler = None if explain_model is module else compiler_of(explain_model)
-        traced = recorder_of(module, names, bool(embeddings), compiler is not None) if names else module
-        probes = _probes(module, names, arguments) if names and compiler is not None else {}
+        is_compiled = explain_model is not module
+        traced = recorder_of(module, names, bool(embeddings), is_compiled) if names else module
+        probes = _probes(module, names, arguments) if names and is_compiled else {}
 
         def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
             """The explained output and the recorded layers."""
@@ -202,12 +202,12 @@ def find_attribution(
 
         is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
         is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
-        with _graph_kept(not is_single):
-            explained, layers = run(explain_model if is_single and not names else _runner(module, traced, not is_single, compiler))
+        runner = _runner(explain_model, module, traced, not is_single)
+        explained, layers = run(runner)
         targets, several = _targets(explained, target)
         if several and is_single:  # two classes look like a position and a token
-            with _graph_kept(True):
-                explained, layers = run(_runner(module, traced, True, compiler))
+            runner = _runner(explain_model, module, traced, True)
+            explained, layers = run(runner)
         if explained.is_meta:
             raise InputError(_NO_VALUES.format(module.title))
         seeds = [relevance_of_output(explained, one) for one in targets]
@@ -216,11 +216,17 @@ def find_attribution(
         if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
-        if several:
+        if several and is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
+            parts = []
+            for number, seed in enumerate(seeds):
+                explained, layers = run(runner) if number else (explained, layers)
+                factors = [*(None for _ in arguments.leaves), *factors_of(traced, layers)]
+                parts.append(relevances_of(explained, wanted, seed, factors))
+            found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
+        elif several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
             size = 1 if alone else chunk_size or len(seeds)
-            with _graph_kept(True):
-                found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), factors, size)
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), factors, size)
         else:
             found = relevances_of(explained, wanted, seeds[0], factors)
     recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
@@ -274,14 +280,19 @@ def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
-def _runner(module: ExplainModule, traced: TreeGraphModule, several: bool, compiler: Any) -> Callable[..., Any]:
-    """What runs `traced`, which is `module` or a recorder of it: compiled, if there is a compiler.
+def _runner(
+    explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool
+) -> Callable[..., Any]:
+    """What runs `traced`, which is `module` or a recorder of it: compiled, if `explain_model` is.
 
     `several`: whether several relevances will be propagated.
     """
-    key = (traced, several, compiler)
+    compiler = None if explain_model is module else compiler_of(explain_model)
+    if traced is module and (compiler is not None or not several):
+        return explain_model
+    key = (traced, several and compiler is None, compiler)
     if key not in module.runners:
-        runner = executed(traced, Execution(several=True)) if several else traced
+        runner = executed(traced, Execution(several=True)) if several and compiler is None else traced
         module.runners[key] = runner if compiler is None else compiler(runner)
     return module.runners[key]  # type: ignore[no-any-return]
 
@@ -302,11 +313,6 @@ def _probes(module: ExplainModule, names: tuple[str, ...], arguments: "Arguments
     return {
         f"probe_{number}": torch.zeros_like(layout, device=device).requires_grad_() for number, layout in enumerate(layouts)
     }
-
-
-def _graph_kept(several: bool) -> AbstractContextManager[Any]:
-    """A context in which compiled graphs allow several backward passes."""
-    return keeping_compiled_graphs() if several else nullcontext()
 
 
 def _is_place(target: tuple[Any, ...]) -> bool:

@@ -57,6 +57,9 @@ class Operation:
         self.row = operator or row
         self.kind = kind if self.row is None else self.row.kind
         self.nested = any(isinstance(argument, (tuple, list, dict, slice)) for argument in (*args, *kwargs.values()))
+        self.in_order = not any(isinstance(argument, Slot) for argument in kwargs.values()) and args == tuple(
+            Slot(index) for index in range(len(args))
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -72,12 +75,14 @@ class Operation:
         def fill(argument: Any) -> Any:
             return values[argument.index] if isinstance(argument, Slot) else argument
 
-        if not self.nested:  # most operations, and each call of each takes this path
+        if not self.nested:  # without recursion
             return tuple(map(fill, self.args)), {name: fill(argument) for name, argument in self.kwargs.items()}
         args, kwargs = map_arguments((self.args, self.kwargs), fill)
         return args, kwargs
 
     def __call__(self, values: Sequence[Any]) -> Any:
+        if self.in_order:  # a short cut: the cost of a call counts for small layers
+            return self.function(*values[: len(self.args)], **self.kwargs)
         args, kwargs = self._fill(values)
         return self.function(*args, **kwargs)
 

@@ -43,9 +43,16 @@ def carry_multipliers(ruled: RuledOperation, form: MultiplierForm, values: Seque
     inputs = ruled.operation.inputs
     _refuse_other_kinds(ruled, values[:inputs])
     arranged = ruled.arranged(values)
-    others = [value.detach() if isinstance(value, torch.Tensor) else value for value in arranged[inputs:]]
-    with origin(f"{ruled.name}: {ruled.rule}" if ruled.execution.traced else ""):
-        return form.run(ruled.operation, (*arranged[:inputs], *others))
+    if len(arranged) > inputs:
+        arranged = (*arranged[:inputs], *[_constant(value) for value in arranged[inputs:]])
+    if not ruled.execution.traced:
+        return form.run(ruled.operation, arranged)
+    with origin(f"{ruled.name}: {ruled.rule}"):
+        return form.run(ruled.operation, arranged)
+
+
+def _constant(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
 def origin(text: str) -> AbstractContextManager[Any]:

@@ -5,11 +5,9 @@ classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) ar
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -118,9 +116,3 @@ def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], Callab
     """What torch.compile made a module's wrapper with: it compiles other modules in the same way."""
     compiler: Callable[[torch.nn.Module], Callable[..., Any]] = compiled.dynamo_ctx  # type: ignore[assignment]
     return compiler
-
-
-def keeping_compiled_graphs() -> AbstractContextManager[Any]:
-    """A context in which compiled graphs are compiled, and run backward, so that they may run backward several times."""
-    patched: AbstractContextManager[Any] = functorch_config.patch(donated_buffer=False, enable_autograd_cache=False)
-    return patched
