@@ -188,7 +188,7 @@ def find_attribution(
         arguments = Arguments(inputs)
         arguments.admit(module)
         record = recorded_names(module.unfused, record)
-        embeddings = embeddings_of(module.graph, arguments)
+        embeddings = embeddings_of(module, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         is_compiled = explain_model is not module
         traced = recorder_of(module, names, bool(embeddings), is_compiled) if names else module
@@ -500,18 +500,14 @@ class Arguments:
         return results if isinstance(self.inputs, Mapping) else tuple(results.values())
 
 
-def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
+def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
     """For each integer input, the names of its embeddings; `InputTypeError` if no input can carry relevance."""
-    placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
-    in_order = list(placeholders.values())
-    reached = _reached_by_relevance(graph) if arguments.integers else set()
     found: dict[tuple[Any, ...], list[str]] = {}
     for place in arguments.integers:
-        first, *keys = place
-        node = in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
-        names = [] if node is None else [node_info(one).name for one in _embeddings_behind(node, keys) if one in reached]
-        if names:
-            found[place] = names
+        if place not in module.embeddings:
+            module.embeddings[place] = _embeddings_at(module.graph, place)
+        if module.embeddings[place]:
+            found[place] = module.embeddings[place]
     if not arguments.leaves and not found:
         dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
         raise InputTypeError(
@@ -519,6 +515,18 @@ def embeddings_of(graph: fx.Graph, arguments: Arguments) -> dict[tuple[Any, ...]
             "floating-point dtype"
         )
     return found
+
+
+def _embeddings_at(graph: fx.Graph, place: tuple[Any, ...]) -> list[str]:
+    """The names of the embeddings that look up the input at a place, and whose vectors reach the output."""
+    placeholders = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
+    in_order = list(placeholders.values())
+    first, *keys = place
+    node = in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
+    if node is None:
+        return []
+    reached = _reached_by_relevance(graph)
+    return [node_info(one).name for one in _embeddings_behind(node, keys) if one in reached]
 
 
 def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
@@ -741,6 +749,8 @@ def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, .
     """The names in `record`, with patterns replaced by the names of matching nodes."""
     if not isinstance(record, (str, Iterable)) or not all(isinstance(name, str) for name in record):
         raise InputTypeError(f"record is a name of a node, or several of them, not {record!r}")
+    if not record:
+        return ()
     known = [name for name, _ in named_nodes(graph)]
     names: list[str] = []
     for name in (record,) if isinstance(record, str) else record:

@@ -158,7 +158,7 @@ def _lowered(
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
     inputs = _named_inputs(module, example_inputs)
-    embeddings = {str(place[0]): tuple(names) for place, names in embeddings_of(module.graph, Arguments(inputs)).items()}
+    embeddings = {str(place[0]): tuple(names) for place, names in embeddings_of(module, Arguments(inputs)).items()}
     job = _Job(module, tuple(inputs), embeddings, target, tuple(dict.fromkeys(record)), reduce, balance, output)
     tensors = list(inputs.values())
     batches = [_with_batch(tensors, size) for size in _batch_sizes(tensors)] if dynamic_batch else [tensors]

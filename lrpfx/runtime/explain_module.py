@@ -130,6 +130,7 @@ class ExplainModule(TreeGraphModule):
         self.derived = derived
         self.guards = guards
         self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
+        self.embeddings: dict[tuple[Any, ...], list[str]] = {}  # place of an integer input -> embeddings that look it up
         self.runners: dict[Any, Any] = {}  # a recorder and how it runs -> what runs it
         self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
         self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}

@@ -18,6 +18,7 @@ from lrpfx.ir.operator import SavedScale
 from lrpfx.layers.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall, linear_part
+from lrpfx.support.torch_internals import apply
 
 Absorbed = dict[str, Any]
 
@@ -81,7 +82,7 @@ class Ratio(MultiplierForm):
     divides: bool = False
 
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
-        return _ByRatio.apply(operation, *values)  # type: ignore[no-untyped-call]
+        return apply(_ByRatio, operation, *values)
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class HeldScale(MultiplierForm):
 
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
         if operation.listed.saved_scale is not None:
-            return _WithSavedScale.apply(operation, *values)[0]  # type: ignore[no-untyped-call]
-        return _WithHeldScale.apply(operation, *values)  # type: ignore[no-untyped-call]
+            return apply(_WithSavedScale, operation, *values)[0]
+        return apply(_WithHeldScale, operation, *values)
 
     def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
         """The bias times the multiplier, where a normalization subtracts its own mean."""
@@ -120,7 +121,7 @@ def scaled(value: torch.Tensor, share: float) -> torch.Tensor:
     """The value, with a derivative that is multiplied by `share`."""
     if share == 1.0:
         return value
-    return _Scaled.apply(value, share) if share else value.detach()  # type: ignore[no-untyped-call]
+    return apply(_Scaled, value, share) if share else value.detach()
 
 
 def carry_multiplier(value: torch.Tensor) -> torch.Tensor:
@@ -128,12 +129,12 @@ def carry_multiplier(value: torch.Tensor) -> torch.Tensor:
 
     No value of zero has relevance, unless the rules before it put it there; it is then lost.
     """
-    return _CarryMultiplier.apply(value)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(_CarryMultiplier, value)  # type: ignore[no-any-return]
 
 
 def carry_relevance(value: torch.Tensor) -> torch.Tensor:
     """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets R = value * m."""
-    return _CarryRelevance.apply(value)  # type: ignore[no-any-return, no-untyped-call]
+    return apply(_CarryRelevance, value)  # type: ignore[no-any-return]
 
 
 def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

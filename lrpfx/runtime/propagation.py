@@ -15,6 +15,7 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
+from lrpfx.support.torch_internals import apply
 
 ORIGIN = "lrpfx"  # the key under which traced operations record their origin
 
@@ -32,10 +33,10 @@ def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module |
     if handoff is not None:
         values = values[:-1]
     if ruled.switch is not None:
-        return PropagateOrDifferentiate.apply(ruled, module, *values)  # type: ignore[no-untyped-call]
+        return apply(PropagateOrDifferentiate, ruled, module, *values)
     if ruled.rule.has_code:
-        return PropagateByCode.apply(ruled, module, *values)  # type: ignore[no-untyped-call]
-    return PropagateRelevance.apply(ruled, None if ruled.is_traced else handoff, *values)  # type: ignore[no-untyped-call]
+        return apply(PropagateByCode, ruled, module, *values)
+    return apply(PropagateRelevance, ruled, None if ruled.is_traced else handoff, *values)
 
 
 def carry_multipliers(ruled: RuledOperation, form: MultiplierForm, values: Sequence[Any]) -> Any:

@@ -116,3 +116,13 @@ def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], Callab
     """What torch.compile made a module's wrapper with: it compiles other modules in the same way."""
     compiler: Callable[[torch.nn.Module], Callable[..., Any]] = compiled.dynamo_ctx  # type: ignore[assignment]
     return compiler
+
+
+def apply(function: type[torch.autograd.Function], *values: Any) -> Any:
+    """`function.apply(*values)` for a Function whose `forward` has no defaults.
+
+    torch's own `apply` inspects the signature of `forward` in every call, which takes longer than a small layer.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*values)  # type: ignore[no-untyped-call]
+    return super(torch.autograd.Function, function).apply(*values)  # type: ignore[misc]
