@@ -14,7 +14,7 @@ from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, no
 from lrpfx.layers.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
-from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.explain_module import RuleModule, copy_graph
 from lrpfx.runtime.module_tree import scope_at
@@ -68,7 +68,7 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     shares = _shares(root, parts)
     query, key = parts["scaled"].args[0], parts.get("repeated key", parts["transposed"]).args[0]
     value = parts["repeated value"].args[0] if "repeated value" in parts else output.args[1]
-    mask = parts["mask"].args[0] if "mask" in parts else None
+    mask = _mask(graph, parts)
     if isinstance(mask, fx.Node) and node_info(mask).role is Role.DATA:
         raise NotFusibleError("its mask depends on the inputs, and gets relevance")
     if isinstance(mask, fx.Node) and _may_have_large_numbers(root, mask):
@@ -103,6 +103,23 @@ def _erase_unread(graph: fx.Graph, node: fx.Node, parts: set[fx.Node]) -> None:
     """Erase a part that nothing reads, or a value of shapes that only parts read."""
     if node in parts or node_info(node).role is Role.METADATA:
         graph.erase_node(node)
+
+
+def _mask(graph: fx.Graph, parts: dict[str, fx.Node]) -> Any:
+    """The mask that an attention was given, or what is left of it after folding."""
+    if "masked" not in parts:
+        return None
+    if "mask" in parts:
+        return parts["mask"].args[0]
+    masked = parts["masked"]
+    given = masked.args[1]
+    if not isinstance(given, fx.Node) or given.op != "get_attr":
+        raise NotFusibleError("its mask is not known")
+    if masked.target is not torch.masked_fill:
+        return given  # a bias
+    name = f"{node_info(masked).name}.allowed"
+    info = NodeInfo(name, source=node_info(masked).source, role=Role.PARAMETER, dtype=torch.bool)
+    return insert_call(graph, masked, torch.logical_not, (given,), info)  # the mask was negated before it was folded
 
 
 def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
@@ -195,11 +212,13 @@ def _scale(root: nn.Module, node: fx.Node) -> Any:
 
 
 def _place(root: nn.Module, name: str, module: RuleModule) -> None:
-    """Put `module` where the parts are, and the parts under it."""
+    """Put `module` where the parts are, with the parts and their derived buffers under it."""
     parent, _, leaf = name.rpartition(".")
     holder = scope_at(root, parent.split(".") if parent else [])
     before = holder._modules.get(leaf)
     if before is not None:
         for child, part in before._modules.items():
             module.add_module(child, part)
+        module._buffers.update(before._buffers)  # derived from the parameters of parts
+        module._non_persistent_buffers_set |= before._non_persistent_buffers_set
     holder._modules[leaf] = module

@@ -1,5 +1,8 @@
 """Attention that carries multipliers runs as one kernel, with the relevance of its parts."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from helpers import relative_difference
@@ -80,6 +83,17 @@ class Biased(Attention):
         return self.attend(x, x, attn_mask=self.bias)
 
 
+class MaskedByBuffer(Attention):
+    """With a mask that is a part of the state, and negated ahead of time."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("allowed", torch.ones(QUERIES, KEYS, dtype=torch.bool).tril())
+
+    def forward(self, x):
+        return self.attend(x, x, attn_mask=self.allowed)
+
+
 class BiasedByData(Attention):
     def forward(self, x):
         return self.attend(x, x, attn_mask=(x @ x.transpose(-1, -2))[:, None])
@@ -126,6 +140,7 @@ CASES = {
     "lowest number": (lambda: MaskedByLargest(), lambda: (inputs()[0], mask()), False),
     "ten thousand": (lambda: MaskedByTenThousand(), lambda: (inputs()[0], mask(True)), False),
     "bias": (lambda: Biased(), lambda: inputs()[:1], True),
+    "buffer": (lambda: MaskedByBuffer(), lambda: inputs()[:1], True),
     "bias of data": (lambda: BiasedByData(), lambda: inputs()[:1], False),
     "one tensor": (lambda: Reused(), lambda: inputs()[:1], True),
     "without heads": (lambda: WithoutHeads(), lambda: inputs()[:1], True),
@@ -199,6 +214,22 @@ def test_lengths_that_the_graph_leaves_open():
         x = torch.randn(2, length, 6)
         found, expected = (lrpfx.attribute(one, x, torch.cos).relevance for one in (explain_model, direct))
         assert relative_difference(found, expected) <= 1e-12
+
+
+@pytest.mark.parametrize("examples", [True, False])
+def test_masks_that_are_loaded(examples):
+    """A mask that was negated ahead of time follows the state."""
+    model, (x,), _ = case("buffer")
+    other = copy.deepcopy(model)
+    other.allowed.copy_(torch.ones(QUERIES, KEYS).triu().bool())
+    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=x if examples else None)
+    expected = lrpfx.attribute(lrpfx.transform(other, AttnLRP(), optimize=False), x, torch.cos)
+    for one in (pickle.loads(pickle.dumps(explain_model)), copy.deepcopy(explain_model), explain_model):
+        assert relative_difference(one(x), model(x)) <= 1e-14
+        one.load_state_dict(other.state_dict())
+        found = lrpfx.attribute(one, x, torch.cos)
+        assert relative_difference(found.output, expected.output) <= 1e-14
+        assert relative_difference(found.relevance, expected.relevance) <= 1e-11
 
 
 def test_weights_that_something_else_reads():
