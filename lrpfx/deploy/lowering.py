@@ -175,10 +175,11 @@ def _lowered(
             f"{len(batches[1][0])}; lower it with dynamic_batch=False, for one batch size"
         )
     program, lowered = _export(job, graphs[0], examples[0], dynamic_batch)
+    tolerance = _tolerance(job, examples[0])
     for example in examples:
-        _verify(job, program, example)
+        _verify(job, program, example, tolerance)
     verified_after_all(lowered, len(module.history))
-    return _with_facts(job, program, lowered, examples[0], dynamic_batch)
+    return _with_facts(job, program, lowered, examples[0], dynamic_batch, tolerance)
 
 
 def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, torch.Tensor]:
@@ -432,8 +433,8 @@ def _export(
     return exported, lowered
 
 
-def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
-    """Raise `LoweringError` if the program's results differ from those of `lrpfx.attribute`."""
+def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], tolerance: float) -> None:
+    """Raise `LoweringError` if the program's results differ from those of `lrpfx.attribute` by more than `tolerance`."""
     logger.info("comparing a batch of %d with attribute", len(arguments[0]))
     expected = job.expected(arguments)
     actual = program.module()(*arguments)
@@ -444,7 +445,7 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
         if name == "balance":
             scale = expected["output"].norm()
         difference = (actual[name] - value).norm()
-        allowed = tolerance_of(value.dtype) * scale + torch.finfo(value.dtype).tiny
+        allowed = max(tolerance_of(value.dtype), tolerance) * scale + torch.finfo(value.dtype).tiny
         if not difference <= allowed < torch.inf:  # fails for results that are not finite
             raise LoweringError(
                 f"{name} of the program differs from the module's own for a batch of {len(arguments[0])} by "
@@ -453,7 +454,12 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
 
 
 def _with_facts(
-    job: _Job, program: ExportedProgram, lowered: Program, arguments: Sequence[torch.Tensor], dynamic: bool
+    job: _Job,
+    program: ExportedProgram,
+    lowered: Program,
+    arguments: Sequence[torch.Tensor],
+    dynamic: bool,
+    tolerance: float,
 ) -> ExportedProgram:
     """Attach the facts for a manifest, the arguments for a self-test, and the history."""
     rows = assignment(job.module)
@@ -466,7 +472,7 @@ def _with_facts(
         "target": job.target,
         "reduce": job.reduce,
         "dynamic_batch": dynamic,
-        "tolerance": _tolerance(job, arguments),
+        "tolerance": tolerance,
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }

@@ -16,7 +16,7 @@ from lrpfx import types
 from lrpfx.errors import RuleError
 from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
 from lrpfx.ir.operator import Operator
-from lrpfx.operators.table import rows_of_class
+from lrpfx.operators.table import rows_of_class, spelling_of
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 
@@ -193,8 +193,26 @@ def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
 
 
 def carries_relevance(argument: Any) -> bool:
-    """Whether an argument is a node that can receive relevance: data, or a parameter that takes a share."""
-    return isinstance(argument, fx.Node) and node_info(argument).role in (Role.DATA, Role.PARAMETER)
+    """Whether an argument is a node that can receive relevance: data, or a parameter that takes a share.
+
+    An embedding of positions is like a parameter, of which it is a part.
+    """
+    if not isinstance(argument, fx.Node):
+        return False
+    role = node_info(argument).role
+    return role in (Role.DATA, Role.PARAMETER) or (role is Role.METADATA and _is_embedding(argument))
+
+
+def _is_embedding(node: fx.Node) -> bool:
+    """Whether a value is looked up by integers, also through views and casts."""
+    while (spelling := spelling_of(node)) is not None:
+        row = spelling.operator
+        if issubclass(row.kind, types.Embedding):
+            return True
+        if not (row.moves or row.converts or row.view or row.always_view) or not isinstance(node.args[0], fx.Node):
+            return False
+        node = node.args[0]
+    return False
 
 
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:

@@ -129,7 +129,7 @@ class ExplainModule(TreeGraphModule):
         self.fold_graph = fold_graph
         self.derived = derived
         self.guards = guards
-        self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
+        self.recorders: dict[tuple[Any, ...], TreeGraphModule] = {}
         self.embeddings: dict[tuple[Any, ...], list[str]] = {}  # place of an integer input -> embeddings that look it up
         self.runners: dict[Any, Any] = {}  # a recorder and how it runs -> what runs it
         self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
