@@ -1,9 +1,10 @@
-"""Run attention as one fused kernel where all of its parts carry multipliers.
+"""Run attention as one fused kernel where all of its parts carry multipliers, and recompute its parts in the backward pass elsewhere.
 
-The multipliers of queries, keys and values are then the kernel's own derivatives, each times its share, and no pass holds the
-matrix of attention weights.
+The multipliers of queries, keys and values are the kernel's own derivatives, each times its share. Either way, nothing holds the
+matrix of attention weights between the forward and the backward pass.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
@@ -15,8 +16,8 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.explain_module import RuleModule, copy_graph
-from lrpfx.runtime.module_tree import scope_at
+from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state
+from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation
 
@@ -49,10 +50,13 @@ class FuseAttention(GraphPass):
             try:
                 _fuse(program, name, parts)
             except NotFusibleError as reason:
-                result.reasons.append((name, str(reason)))
+                if not _recompute(program, name, parts):
+                    result.reasons.append((name, str(reason)))
+                    continue
+                result.details.append((name, f"recomputed in the backward pass, for {reason}"))
             else:
-                result.matches += 1
                 result.details.append((name, "one kernel"))
+            result.matches += 1
         if not result.matches:
             program.unfused = None
         return result
@@ -61,9 +65,6 @@ class FuseAttention(GraphPass):
 def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     graph, root = program.graph, program.root
     output = parts["output"]
-    outside = [part for part, node in parts.items() if node is not output and not set(node.users) <= set(parts.values())]
-    if outside:
-        raise NotFusibleError(f"something else reads its {outside[0]}")
     shares = _shares(root, parts)
     query, key = parts["scaled"].args[0], parts.get("repeated key", parts["transposed"]).args[0]
     value = parts["repeated value"].args[0] if "repeated value" in parts else output.args[1]
@@ -73,6 +74,10 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}
     if mask is not None and settings["is_causal"]:
         raise NotFusibleError("it has a mask and is causal")
+    inside = set(parts.values())
+    outside = [part for part, node in parts.items() if node is not output and not set(node.users) <= inside]
+    if outside:
+        raise NotFusibleError(f"something else reads its {outside[0]}")
     given = [query, key, value, *([] if mask is None else [mask])]
     slots = tuple(Slot(place) for place in range(len(given)))
     row = operator_named(ATTENTION)
@@ -80,25 +85,49 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     operation = Operation(functional.scaled_dot_product_attention, slots, options, 3, (), row)
     rule = _rule_module(root, output).rule
     ruled = RuledOperation(rule, operation, (), (), 3, name=name, form=Derivative(shares))
-    module = RuleModule(ruled, row.name, ())
-    _place(root, name, module)
+    _place(root, name, RuleModule(ruled, row.name, ()))
+    region = _region(graph, output, inside)
+    _replace(graph, region, name, output, given, replace(node_info(output), name=name, operator=row, form=ruled.form, part=None))
+
+
+def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
+    """Run the parts as one module that recomputes them; False if something else reads a part."""
+    graph, output = program.graph, parts["output"]
+    region = _region(graph, output, set(parts.values()))
+    if any(node is not output and not set(node.users) <= set(region) for node in region):
+        return False
+    given = list(dict.fromkeys(read for node in region for read in node.all_input_nodes if read not in region))
+    inner = fx.Graph()
+    copies = {read: inner.placeholder(f"value_{number}") for number, read in enumerate(given)}
+    for node in region:
+        copies[node] = inner.node_copy(node, copies.__getitem__)
+        if node.op == "call_module":
+            copies[node].target = str(node.target).removeprefix(f"{name}.")
+    inner.output(copies[output])
+    _place(program.root, name, Recomputed(graph_state(inner), ATTENTION))
+    _replace(graph, region, name, output, given, replace(node_info(output), name=name, part=None))
+    return True
+
+
+def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node]) -> list[fx.Node]:
+    """The parts, conversions between them, and values of shapes that only they read, in order."""
+    region = {output}
+    for node in reversed(graph.nodes):
+        if node in parts or (node.op == "call_function" and node.users and set(node.users) <= region):
+            if node in parts or node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes):
+                region.add(node)
+    return [node for node in graph.nodes if node in region]
+
+
+def _replace(
+    graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node, given: list[fx.Node], info: NodeInfo
+) -> None:
+    """Replace the nodes of a region by one call of the module called `name`."""
     with graph.inserting_before(output):
-        fused = graph.create_node("call_module", name, tuple(given), {})
-    info = node_info(output)
-    made = NodeInfo(
-        name, source=info.source, operator=row, description=row.name, shape=info.shape, dtype=info.dtype,
-        sign=info.sign, rule=info.rule, chosen_by=info.chosen_by, form=ruled.form, carries_multiplier=True,
-    )
-    set_info(fused, made)
-    output.replace_all_uses_with(fused)
-    for node in reversed(list(graph.nodes)):
-        if node is not fused and not node.users and node.op not in ("placeholder", "output"):
-            _erase_unread(graph, node, set(parts.values()))
-
-
-def _erase_unread(graph: fx.Graph, node: fx.Node, parts: set[fx.Node]) -> None:
-    """Erase a part that nothing reads, or a value of shapes that only parts read."""
-    if node in parts or node_info(node).role is Role.METADATA:
+        call = graph.create_node("call_module", name, tuple(given), {})
+    set_info(call, info)
+    output.replace_all_uses_with(call)
+    for node in reversed(region):
         graph.erase_node(node)
 
 
@@ -151,7 +180,7 @@ def _scale(root: nn.Module, node: fx.Node) -> Any:
     raise NotFusibleError("its scale is not a number")
 
 
-def _place(root: nn.Module, name: str, module: RuleModule) -> None:
+def _place(root: nn.Module, name: str, module: Scope) -> None:
     """Put `module` where the parts are, and the parts under it."""
     parent, _, leaf = name.rpartition(".")
     holder = scope_at(root, parent.split(".") if parent else [])
