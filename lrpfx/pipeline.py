@@ -61,8 +61,9 @@ def transform(
     for them are not signals either. `explain`: "output", or "logits" to return and explain the input of a final softmax or
     sigmoid: a softmax passes on next to nothing of a class that it is sure of.
 
-    Errors: `CaptureError` for models that cannot be traced, are in training mode or fix a size that `dynamic_shapes` opens, `UnsupportedOperationError` for
-    operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
+    Errors: `CaptureError` for models that cannot be traced, are in training mode or fix a size that `dynamic_shapes` opens,
+    `UnsupportedOperationError` for operations without a rule, `RuleError` for rules that do not fit their layer,
+    `VerificationError`.
     """
     _check_arguments(model, composite, unassigned, explain)
     canonizers = needed_in_graphs(composite.canonizers)

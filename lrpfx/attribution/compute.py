@@ -101,15 +101,15 @@ def attribute(
     """Relevance of the inputs for the model's output.
 
     `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, such as a tokenizer returns, which
-    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices of shape (batch,), relevance
-    of the output as a tensor of its shape, a function from the output to such a tensor, or None for the class of the largest
-    output. A class index assigns the output of that class as its relevance, so relevance sums to the logit. A dict
-    `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape (batch, positions,
-    tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position counts from the end,
-    and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is
-    returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or `[...]` all matching
-    nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a function of all
-    outputs; by default the one called "logits", or else "last_hidden_state".
+    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices
+    of shape (batch,), relevance of the output as a tensor of its shape, a function from the output to such a tensor, or None
+    for the class of the largest output. A class index assigns the output of that class as its relevance, so relevance sums to
+    the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape
+    (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position
+    counts from the end, and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose
+    output relevance is returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or
+    `[...]` all matching nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a
+    function of all outputs; by default the one called "logits", or else "last_hidden_state".
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated

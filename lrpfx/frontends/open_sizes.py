@@ -485,8 +485,8 @@ def _check_wishes(
             else "for other sizes the model fails, or gives another result than the graph"
         )
         raise CaptureError(
-            f"dynamic_shapes asks for dimension {number} of {str(place)!r} to vary, but its size {tensors[place].shape[number]} "
-            f"is fixed: {why}"
+            f"dynamic_shapes asks for dimension {number} of {str(place)!r} to vary, but it is fixed at "
+            f"{tensors[place].shape[number]}: {why}"
         )
 
 

@@ -155,7 +155,7 @@ class SharedSize(Guard):
             size = value.shape[dimension]
             found = f"dimension {dimension} of the input {str(place)!r} has size {size}"
             if size < self.lower or (self.upper is not None and size > self.upper):
-                return f"{found}, but the graph is valid only for {self.range}. Transform the model with such example_inputs"
+                return f"{found}, but the graph is valid only for {self.range}"
             if first and size != common:
                 return f"{first}, but {found}: the graph needs the same size for both"
             first, common = first or found, size
