@@ -343,7 +343,9 @@ class Arguments:
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
         self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
-            raise InputTypeError("none of the inputs is a tensor that could carry relevance")
+            raise InputTypeError(
+                "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with return_tensors='pt'"
+            )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
         if isinstance(value, Mapping):

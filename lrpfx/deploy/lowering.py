@@ -205,6 +205,8 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
         named = dict(zip(names, inputs, strict=False))
     constants = {name: value for name, value in named.items() if is_constant(value)}
     named = {name: value for name, value in named.items() if name not in constants}
+    if constants and not named:
+        raise InputTypeError(f"a program takes tensors, but the examples are {', '.join(map(repr, constants.values()))}")
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")

@@ -18,6 +18,7 @@ from lrpfx.frontends.exported import capture_export, capture_program
 from lrpfx.frontends.open_sizes import (
     Dimension,
     DynamicShapes,
+    FinalCaptureError,
     Named,
     OpenSizes,
     Wish,
@@ -123,6 +124,9 @@ class SymbolicTrace(FrontEnd):
 
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
         model, args, names = request.model, request.args, request.names
+        gathered = [name for name in names if name not in inspect.signature(model.forward).parameters]
+        if gathered:
+            raise CaptureError(f"forward does not name the argument {gathered[0]!r}, so the symbolic trace has no input for it")
         given = {} if args is None else dict(zip(names, args, strict=True))
         program = capture_symbolic(model, request.opaque, given)
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
@@ -176,7 +180,7 @@ class TorchExport(FrontEnd):
                 program = _normalized(program, self.name, verification, request.settings)
                 guards, verification.another = settle(program, sizes, example, run, request.wishes, named)
             except (CaptureError, VerificationError) as error:  # a batch of one has its own graph, for example
-                failure = error
+                failure = failure if isinstance(failure, FinalCaptureError) else error
                 continue
             program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
             if not any(guard.problem(named) for guard in program.guards):
@@ -212,6 +216,9 @@ def _captured(
             if captured is not None:
                 reason = (unknown[0], f"kept the graph of another front end: {error}")
                 record(captured[0], "capture", front_end.name, PassResult(reasons=[reason]))
+            elif isinstance(error, FinalCaptureError) and failure is not None:
+                error.add_note(str(failure))
+                failure = error
             elif failure is not None:
                 failure.add_note(f"{front_end.title}, tried as well: {error}")
             else:
@@ -383,6 +390,12 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
     }
 
 
+def names_arguments(model: nn.Module, value: Any) -> bool:
+    """Whether a value is a dict of the model's arguments by name, not an argument itself."""
+    parameters = inspect.signature(model.forward).parameters
+    return isinstance(value, Mapping) and bool(value) and next(iter(value)) in parameters
+
+
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
     """The example inputs in the order of `forward`'s parameters, and the names of those parameters."""
     if example_inputs is None:
@@ -397,13 +410,18 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
             bound = signature.bind(*example_inputs)
     except TypeError as error:
         raise InputError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
-    gathered = [name for name in bound.arguments if signature.parameters[name].kind in (_GATHERED, _GATHERED_BY_NAME)]
-    if gathered:
-        raise InputError(
-            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so the inputs of the graph have "
-            "no names. Wrap the model in a module whose forward names them."
-        )
-    return tuple(bound.arguments.values()), list(bound.arguments)
+    named: Named = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is _GATHERED:
+            raise InputError(
+                f"{type(model).__name__}.forward{signature} gathers arguments in {name!r}, so the inputs of the graph have no "
+                "names. Wrap the model in a module whose forward names them."
+            )
+        named |= value if kind is _GATHERED_BY_NAME else {name: value}
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(named)):
+        raise InputError("example_inputs hold no tensors; a tokenizer returns them with return_tensors='pt'")
+    return tuple(named.values()), list(named)
 
 
 def _runner(model: nn.Module) -> Callable[[Named], Any]:

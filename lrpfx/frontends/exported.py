@@ -1,6 +1,7 @@
 """CAPTURE by torch.export: bring a model with example inputs, or an exported program, into the form of a symbolic trace."""
 
 import dataclasses
+import inspect
 import logging
 import operator
 import re
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
-from lrpfx.frontends.open_sizes import Dimension, Named, OpenSizes
+from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
@@ -90,10 +91,10 @@ def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension]
     }
     reads = ReadBuffers(root)
     try:
-        with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole():
+        with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole(), _named_arguments(root, list(named)):
             exported = torch.export.export(root, (), named, dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        raise CaptureError(_failure(model, error)) from error
+        raise _failure(model, error) from error
     finally:
         restore_tensors(root, before)  # tensors that forward stored during the export are fake
     program, sizes = _to_program(exported, root, type(model).__name__)
@@ -101,23 +102,48 @@ def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension]
     return program, sizes
 
 
-def _failure(model: nn.Module, error: Exception) -> str:
+@contextmanager
+def _named_arguments(root: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Give `root` a forward with a parameter for each of these arguments, which torch.export needs to know them apart."""
+    forward = root.forward
+    signature = inspect.signature(forward)
+    known = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    gathered = [name for name in names if name not in signature.parameters]
+    if not gathered:
+        yield
+        return
+
+    def named_forward(*args: Any, **keywords: Any) -> Any:
+        return forward(*args, **keywords)
+
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in gathered]
+    vars(named_forward)["__signature__"] = signature.replace(parameters=[*known, *added])
+    before = vars(root).get("forward")
+    vars(root)["forward"] = named_forward
+    try:
+        yield
+    finally:
+        del vars(root)["forward"]
+        vars(root).update({} if before is None else {"forward": before})
+
+
+def _failure(model: nn.Module, error: Exception) -> CaptureError:
     """What torch.export cannot follow, and the remedy."""
-    text = f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(error, 3)}. "
     unknown = re.search(r"Found <class '([\w.]+)'> in (output|input)", str(error))
-    if unknown is None:
-        return text + (
-            "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
-            'as a whole with capture="symbolic".'
-        )
-    name = unknown[1].rpartition(".")[2]
-    if "cache" in name.lower():
-        return (
+    name = "" if unknown is None else unknown[1].rpartition(".")[2]
+    if unknown is not None and "cache" in name.lower():
+        return FinalCaptureError(
             f"forward of {type(model).__name__} {'returns' if unknown[2] == 'output' else 'takes'} a {name}, which a graph "
-            "cannot hold, and an explanation does not need it. Call the model without a cache: use_cache=False, or leave "
-            "use_cache and past_key_values out of example_inputs and the model's forward."
+            "cannot hold and an explanation does not need. Leave use_cache and past_key_values out of example_inputs, or pass "
+            "use_cache=False; if forward itself asks for a cache, change that in a wrapper."
         )
-    return text + f"Return tensors in tuples, lists, dicts or dataclasses instead of a {name}."
+    remedy = (
+        "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
+        'as a whole with capture="symbolic".'
+    )
+    if unknown is not None:
+        remedy = f"Wrap the model in a module that returns tensors, not a {name}."
+    return CaptureError(f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(error, 3)}. {remedy}")
 
 
 def capture_program(program: ExportedProgram) -> Program:

@@ -25,6 +25,11 @@ Dimension = tuple[Place, int]  # a tensor, and the number of one of its dimensio
 Named = dict[str, Any]  # arguments by name
 Symbol = Any  # a size that torch.export left open, a symbol of sympy
 
+
+class FinalCaptureError(CaptureError):
+    """A failure that the user can mend, whatever another front end says."""
+
+
 SIZES = "open_sizes"  # the name of the entry in the history
 #: Requested limits are tried if the inputs then have at most this many entries.
 _MOST_ENTRIES = 1 << 20
@@ -402,14 +407,14 @@ def _limited(program: Program, probe: _Probe, group: _Group, wishes: Mapping[Dim
                 within = asked is not None and asked > 1 and (group.upper is None or asked <= group.upper)
                 values = probe.values(group.symbols, asked) if within and asked is not None else None
                 if values is not None and _entries(probe.sizes, values) <= _MOST_ENTRIES and not probe.works(values):
-                    raise CaptureError(
+                    raise FinalCaptureError(
                         f"dynamic_shapes asks for size {asked} in dimension {dimension[1]} of {str(dimension[0])!r}, but there "
                         "the model fails, or gives another result than the graph"
                     )
             if wish.upper is not None and group.upper is not None and wish.upper > group.upper:
-                raise CaptureError(_beyond(dimension, wish.upper, f"at most {group.upper}"))
+                raise FinalCaptureError(_beyond(dimension, wish.upper, f"at most {group.upper}"))
             if wish.lower and wish.lower < group.lower:
-                raise CaptureError(_beyond(dimension, wish.lower, f"at least {group.lower}"))
+                raise FinalCaptureError(_beyond(dimension, wish.lower, f"at least {group.lower}"))
             group.lower = max(group.lower, wish.lower)
             group.upper = wish.upper if wish.upper is not None else group.upper
     return group
@@ -484,7 +489,7 @@ def _check_wishes(
             if fixed
             else "for other sizes the model fails, or gives another result than the graph"
         )
-        raise CaptureError(
+        raise FinalCaptureError(
             f"dynamic_shapes asks for dimension {number} of {str(place)!r} to vary, but it is fixed at "
             f"{tensors[place].shape[number]}: {why}"
         )
