@@ -179,8 +179,10 @@ class TorchExport(FrontEnd):
                 program, sizes = capture_export(model, example, dimensions)
                 program = _normalized(program, self.name, verification, request.settings)
                 guards, verification.another = settle(program, sizes, example, run, request.wishes, named)
+            except FinalCaptureError:
+                raise
             except (CaptureError, VerificationError) as error:  # a batch of one has its own graph, for example
-                failure = failure if isinstance(failure, FinalCaptureError) else error
+                failure = error
                 continue
             program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
             if not any(guard.problem(named) for guard in program.guards):
@@ -392,8 +394,7 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
 
 def names_arguments(model: nn.Module, value: Any) -> bool:
     """Whether a value is a dict of the model's arguments by name, not an argument itself."""
-    parameters = inspect.signature(model.forward).parameters
-    return isinstance(value, Mapping) and bool(value) and next(iter(value)) in parameters
+    return isinstance(value, Mapping) and bool(value) and next(iter(value)) in inspect.signature(model.forward).parameters
 
 
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:

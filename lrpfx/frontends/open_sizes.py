@@ -374,17 +374,17 @@ def _groups(probe: _Probe, wishes: Mapping[Dimension, Wish]) -> list[_Group]:
         found = probe.group(symbols) if len({probe.example[symbol] for symbol in symbols}) == 1 else None
         groups += [] if found is None else [found]
         left = left if found is None else [symbol for symbol in left if symbol not in symbols]
-    for key in (_size_and_dimension, _size_only):
+    for key, partly in ((_size_and_dimension, False), (_size_only, False), (_size_and_dimension, True)):
         classes: dict[Any, list[Symbol]] = {}
         for symbol in left:
             classes.setdefault(key(probe, symbol), []).append(symbol)
         for symbols in classes.values():
-            found = probe.group(symbols) if len(symbols) > 1 else None
+            found = probe.group(symbols, partly) if len(symbols) > 1 else None
             groups += [] if found is None else [found]
             left = left if found is None else [symbol for symbol in left if symbol not in symbols]
-    partly = [probe.group([symbol], partly=True) for symbol in left]
+    single = [probe.group([symbol], partly=True) for symbol in left]
     order = list(probe.places)
-    groups += [group for group in partly if group is not None]
+    groups += [group for group in single if group is not None]
     return sorted(groups, key=lambda group: min(map(order.index, group.symbols)))
 
 
@@ -399,24 +399,25 @@ def _size_only(probe: _Probe, symbol: Symbol) -> Any:
 def _limited(program: Program, probe: _Probe, group: _Group, wishes: Mapping[Dimension, Wish]) -> _Group:
     """The group within the limits that tables of positions and the user set."""
     limits = [group.upper, _rows(program, probe, group)]
-    group.upper = min((limit for limit in limits if limit is not None), default=None)
+    lower, upper = group.lower, min((limit for limit in limits if limit is not None), default=None)
+    group.upper = upper
     for symbol in group.symbols:
         for dimension in probe.places[symbol]:
             wish = wishes.get(dimension, Wish(True))
             for asked in (wish.lower, wish.upper):
-                within = asked is not None and asked > 1 and (group.upper is None or asked <= group.upper)
+                within = asked is not None and asked > 1 and (upper is None or asked <= upper)
                 values = probe.values(group.symbols, asked) if within and asked is not None else None
                 if values is not None and _entries(probe.sizes, values) <= _MOST_ENTRIES and not probe.works(values):
                     raise FinalCaptureError(
                         f"dynamic_shapes asks for size {asked} in dimension {dimension[1]} of {str(dimension[0])!r}, but there "
                         "the model fails, or gives another result than the graph"
                     )
-            if wish.upper is not None and group.upper is not None and wish.upper > group.upper:
-                raise FinalCaptureError(_beyond(dimension, wish.upper, f"at most {group.upper}"))
-            if wish.lower and wish.lower < group.lower:
-                raise FinalCaptureError(_beyond(dimension, wish.lower, f"at least {group.lower}"))
+            if wish.upper is not None and upper is not None and wish.upper > upper:
+                raise FinalCaptureError(_beyond(dimension, wish.upper, f"at most {upper}"))
+            if wish.lower and wish.lower < lower:
+                raise FinalCaptureError(_beyond(dimension, wish.lower, f"at least {lower}"))
             group.lower = max(group.lower, wish.lower)
-            group.upper = wish.upper if wish.upper is not None else group.upper
+            group.upper = min((limit for limit in (group.upper, wish.upper) if limit is not None), default=None)
     return group
 
 

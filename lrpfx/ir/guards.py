@@ -186,7 +186,7 @@ class FloatingPoint(Guard):
 
 
 #: Names that an expression may use besides `sizes`: the functions in the conditions of torch.export.
-_NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf}
+_NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf, "max": max, "min": min}
 _ARITHMETIC = (
     *(ast.Expression, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.BinOp, ast.operator),
     *(ast.UnaryOp, ast.unaryop, ast.IfExp, ast.Call, ast.Subscript, ast.Load),
