@@ -344,7 +344,8 @@ class Arguments:
         self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
             raise InputTypeError(
-                "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with return_tensors='pt'"
+                "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with "
+                "return_tensors='pt'"
             )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:

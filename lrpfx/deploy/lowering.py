@@ -301,7 +301,7 @@ def _resized(inputs: Mapping[str, torch.Tensor], sizes: Mapping[tuple[str, int],
 def _dimensions(
     opened: Sequence[_OpenSize], variants: Sequence[Mapping[str, torch.Tensor]]
 ) -> dict[str, dict[int, _OpenSize | None]]:
-    """Which dimensions of tensors vary, by name: dimension -> the open size that it has, or None for a size computed from it."""
+    """The dimensions that vary, by name: dimension -> the open size that it has, or None for a size computed from one."""
     of_sizes = {one.sizes: one for one in opened}
     found: dict[str, dict[int, _OpenSize | None]] = {}
     for name, first in variants[0].items():

@@ -33,6 +33,8 @@ class FinalCaptureError(CaptureError):
 SIZES = "open_sizes"  # the name of the entry in the history
 #: Requested limits are tried if the inputs then have at most this many entries.
 _MOST_ENTRIES = 1 << 20
+#: The largest batch, and the largest other size, of runs that find relations between sizes.
+_BASE = ((2, 12), (2, 1 << 62))
 _CANDIDATES = 64  # sizes tried in each direction, until one satisfies all conditions
 
 
@@ -225,7 +227,6 @@ class _Group:
 
     symbols: tuple[Symbol, ...]
     size: int  # in the example
-    other: int  # another size at which the graph is right
     lower: int = 0
     upper: int | None = None
 
@@ -241,9 +242,18 @@ class _Probe:
         self.places = sizes.of_symbols()
         self.example = {symbol: shapes[of[0][0]][of[0][1]] for symbol, of in self.places.items()}
         self.found: dict[tuple[int, ...], bool] = {}
+        self.base = self._smaller()
+
+    def _smaller(self) -> dict[Symbol, int]:
+        """Smaller sizes than those of the example, at which runs are faster, if the graph is right there."""
+        for most in _BASE:
+            base = {symbol: min(size, most[self.places[symbol][0][1] > 0]) for symbol, size in self.example.items()}
+            if base == self.example or (self.admits(base) and self.works(base)):
+                return base
+        return self.example
 
     def values(self, symbols: Sequence[Symbol], size: int) -> dict[Symbol, int]:
-        return {**self.example, **dict.fromkeys(symbols, size)}
+        return {**self.base, **dict.fromkeys(symbols, size)}
 
     def admits(self, values: Mapping[Symbol, int]) -> bool:
         """Whether torch.export's own conditions allow these sizes."""
@@ -274,12 +284,12 @@ class _Probe:
             return None
         return verification
 
-    def beside(self, symbols: Sequence[Symbol], size: int) -> list[int]:
-        """The nearest size above and below that the conditions admit."""
+    def beside(self, symbols: Sequence[Symbol], base: Mapping[Symbol, int]) -> list[int]:
+        """The nearest size above and below `base` that the conditions admit."""
         found = []
         for step in (1, -1):
-            candidates = (size + step * distance for distance in range(1, _CANDIDATES))
-            admitted = (one for one in candidates if one > 0 and self.admits(self.values(symbols, one)))
+            candidates = (base[symbols[0]] + step * distance for distance in range(1, _CANDIDATES))
+            admitted = (one for one in candidates if one > 0 and self.admits({**base, **dict.fromkeys(symbols, one)}))
             found += [one for one in [next(admitted, None)] if one is not None]
         return found
 
@@ -290,8 +300,8 @@ class _Probe:
 
     def group(self, symbols: Sequence[Symbol], partly: bool = False) -> _Group | None:
         """The sizes that these symbols may have together, or None; `partly`: also if only larger or smaller ones work."""
-        size = self.example[symbols[0]]
-        beside = self.beside(symbols, size)
+        size = self.base[symbols[0]]
+        beside = self.beside(symbols, self.base)
         working = []
         for one in beside:
             if self.works(self.values(symbols, one)):
@@ -303,12 +313,47 @@ class _Probe:
         lower = max(self.sizes.limits[symbol][0] for symbol in symbols)
         uppers = [limit for symbol in symbols if (limit := self.sizes.limits[symbol][1]) is not None]
         if any(one > size for one in beside) and max(working) < size:
-            uppers.append(size)
+            uppers.append(self.example[symbols[0]])
         if any(one < size for one in beside) and min(working) > size:
             lower = max(lower, size)
         elif lower < 2 and size > 1 and self._fails_alone(symbols):
             lower = 2  # torch.export assumes that open sizes are at least two
-        return _Group(tuple(symbols), size, working[0], lower, min(uppers, default=None))
+        return _Group(tuple(symbols), self.example[symbols[0]], lower, min(uppers, default=None))
+
+    def confirmed(self, groups: list[_Group]) -> tuple[list[_Group], Verification | None]:
+        """The groups that may vary from the example's sizes, and a verification with all of them at another size."""
+        sizes = [self._allowed(group) for group in groups]
+        groups = [group for group, allowed in zip(groups, sizes, strict=True) if allowed]
+        values = {
+            symbol: allowed[0] for group, allowed in zip(groups, filter(None, sizes), strict=True) for symbol in group.symbols
+        }
+        found = self._verified(values)
+        if found is not None or not groups:
+            return groups, found
+        kept, values = [], {}
+        for group in groups:  # one at a time
+            working = [
+                size for size in self._allowed(group) if self.works({**self.example, **dict.fromkeys(group.symbols, size)})
+            ]
+            if working:
+                kept.append(group)
+                values |= dict.fromkeys(group.symbols, working[0])
+                group.upper = group.size if working[0] < group.size else group.upper
+        while kept:
+            found = self._verified(values)
+            if found is not None:
+                break
+            values = {symbol: size for symbol, size in values.items() if symbol not in kept[-1].symbols}
+            kept.pop()
+        return kept, found
+
+    def _allowed(self, group: _Group) -> list[int]:
+        near = self.beside(group.symbols, self.example)
+        return [size for size in near if size >= group.lower and (group.upper is None or size <= group.upper)]
+
+    def _verified(self, changed: Mapping[Symbol, int]) -> Verification | None:
+        values = {**self.example, **changed}
+        return self.verification(values) if changed and self.admits(values) else None
 
 
 def settle(
@@ -327,13 +372,7 @@ def settle(
     conditions = [guard for guard in program.guards if isinstance(guard, SizeCondition)]
     probe = _Probe(program, sizes, named, run, conditions)
     groups = [_limited(program, probe, group, wishes) for group in _groups(probe, wishes)]
-    another = None
-    while groups:  # all at once
-        values = {**probe.example, **{symbol: group.other for group in groups for symbol in group.symbols}}
-        another = probe.verification(values) if probe.admits(values) else None
-        if another is not None or len(groups) == 1:
-            break
-        groups.pop()
+    groups, another = probe.confirmed(groups)
     shared = [
         SharedSize(tuple(dimension for symbol in group.symbols for dimension in probe.places[symbol]), group.lower, group.upper)
         for group in groups

@@ -95,7 +95,8 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
     """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
     `inputs` and `keywords` are example arguments of the model, or a dict of them such as a tokenizer returns; torch.export
-    cannot be tried without them. Raises `InputTypeError` for arguments of the wrong type; the report lists problems of the model.
+    cannot be tried without them. Raises `InputTypeError` for arguments of the wrong type; the report lists problems of the
+    model.
     """
     if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
         raise InputTypeError(

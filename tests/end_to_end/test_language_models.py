@@ -40,7 +40,11 @@ ENCODERS = {
 }
 DECODERS = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
-    "GPT-2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, **SPECIAL}),
+    "GPT-2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, **SPECIAL},
+    ),
     "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, "head_dim": 4}),
     "Mistral": ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 4}),
     "Gemma3": (
@@ -59,7 +63,8 @@ PAIRS = {
     "T5": (
         "T5ForConditionalGeneration",
         "T5Config",
-        {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0, **SPECIAL},
+        {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
+         **SPECIAL},
     ),
     "BART": (
         "BartForConditionalGeneration",
@@ -159,7 +164,7 @@ def test_padding_changes_nothing_in_pairs_of_encoder_and_decoder(name):
 def test_positions_beyond_the_table():
     explain_model = lrpfx.transform(model_of("GPT-2"), COMPOSITE, example_inputs=encoded(*tokens(2, 7)))
     lrpfx.attribute(explain_model, encoded(*tokens(1, 32)), (-1, 3))
-    with pytest.raises(lrpfx.InputError, match="dimension 1 of the input 'input_ids' has size 33, .* size <= 32"):
+    with pytest.raises(lrpfx.InputError, match=r"dimension 1 of the input 'input_ids' has size 33, .* size <= 32"):
         lrpfx.attribute(explain_model, encoded(*tokens(1, 33)), (-1, 3))
 
 
@@ -180,7 +185,7 @@ def test_caches_need_no_word_and_configurations_stay(name):
     assert type(result) is type(expected) and list(result) == [key for key in expected if key != "past_key_values"]
     for key in result:
         assert_close(result[key].detach(), expected[key].detach(), 1e-13)
-    with pytest.raises(lrpfx.CaptureError, match="Cache, which a graph cannot hold.* use_cache=False"):
+    with pytest.raises(lrpfx.CaptureError, match=r"Cache, which a graph cannot hold.* use_cache=False"):
         lrpfx.transform(model, COMPOSITE, example_inputs={**inputs, "use_cache": True})
 
 

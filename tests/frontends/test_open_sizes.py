@@ -90,7 +90,7 @@ def test_three_inputs_share_their_sizes():
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=inputs)
     larger = masked(4, 9) | {"kinds": torch.randint(0, 2, (4, 9))}
     assert_close(explain_model(**larger).detach(), model(**larger).detach(), 1e-12)
-    with pytest.raises(lrpfx.InputError, match="dimension 1 of the input 'ids' has size 9, but .*'kinds' has size 8"):
+    with pytest.raises(lrpfx.InputError, match=r"dimension 1 of the input 'ids' has size 9, but .*'kinds' has size 8"):
         explain_model(**larger | {"kinds": larger["kinds"][:, :8]})
 
 
@@ -113,7 +113,7 @@ def test_lengths_that_are_independent_stay_so():
     for source, target in ((3, 7), (6, 2), (1, 4)):
         inputs = tokens(3, source), tokens(3, target)
         assert_close(explain_model(*inputs).detach(), model(*inputs).detach(), 1e-12)
-    with pytest.raises(lrpfx.InputError, match="dimension 0 of the input 'source' has size 3, but .* 'target' has size 2"):
+    with pytest.raises(lrpfx.InputError, match=r"dimension 0 of the input 'source' has size 3, but .* 'target' has size 2"):
         explain_model(tokens(3, 4), tokens(2, 4))
 
 
@@ -123,7 +123,7 @@ def test_a_length_of_one_with_a_graph_of_its_own():
     x = torch.randn(3, 5, 4)
     assert_close(explain_model(x), model(x), 1e-13)
     with pytest.raises(
-        lrpfx.InputError, match="dimension 1 of the input 'x' has size 1, but the graph is valid only for size >= 2"
+        lrpfx.InputError, match=r"dimension 1 of the input 'x' has size 1, but the graph is valid only for size >= 2"
     ):
         explain_model(x[:, :1])
 
@@ -136,14 +136,14 @@ def test_images_have_open_heights_only_on_request():
     x = torch.randn(2, 3, 8, 8)
     images = torch.randn(3, 3, 12, 10)
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=x, capture="export")
-    with pytest.raises(lrpfx.InputError, match="size 12 in dimension 2, but the graph was made for 8: .* dynamic_shapes asks"):
+    with pytest.raises(lrpfx.InputError, match=r"size 12 in dimension 2, but the graph was made for 8: .* dynamic_shapes asks"):
         explain_model(images)
     explain_model = lrpfx.transform(
         model, COMPOSITE, example_inputs=x, capture="export", dynamic_shapes={"input": {2: True, 3: (8, 16)}}
     )
     expected = lrpfx.attribute(lrpfx.transform(model, COMPOSITE), images, 1)
     assert_close(lrpfx.attribute(explain_model, images, 1).relevance, expected.relevance, 1e-9)
-    with pytest.raises(lrpfx.InputError, match="dimension 3 of the input 'input' has size 17, .* 8 <= size <= 16"):
+    with pytest.raises(lrpfx.InputError, match=r"dimension 3 of the input 'input' has size 17, .* 8 <= size <= 16"):
         explain_model(torch.randn(1, 3, 12, 17))
 
 
@@ -207,7 +207,7 @@ def test_wishes_that_cannot_be_met(asked, error, message):
 def test_a_size_that_the_model_insists_on():
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval(), torch.randn(2, 4)
     for capture in ("symbolic", "export", "auto"):
-        with pytest.raises(lrpfx.CaptureError, match="dimension 1 of 'input' to vary, but it is fixed at 4"):
+        with pytest.raises(lrpfx.CaptureError, match=r"dimension 1 of 'input' to vary, but it is fixed at 4"):
             ranges({"input": {1: True}}, model, x, capture=capture)
 
 
@@ -217,7 +217,7 @@ def test_wishes_hold_in_symbolic_traces():
         model, COMPOSITE, example_inputs=x, capture="symbolic", dynamic_shapes={"x": {0: True, 1: (2, 6)}}
     )
     explain_model(torch.randn(5, 6, 4))
-    with pytest.raises(lrpfx.InputError, match="dimension 1 of the input 'x' has size 7, .* 2 <= size <= 6"):
+    with pytest.raises(lrpfx.InputError, match=r"dimension 1 of the input 'x' has size 7, .* 2 <= size <= 6"):
         explain_model(torch.randn(5, 7, 4))
 
 
@@ -226,7 +226,7 @@ def test_wishes_need_examples():
         (Attends(), {}),
         (torch.export.export(Attends(), (tokens(2, 4),)), {"example_inputs": tokens(2, 4)}),
     ):
-        with pytest.raises(lrpfx.InputError, match="dynamic_shapes is for modules with example_inputs"):
+        with pytest.raises(lrpfx.InputError, match=r"dynamic_shapes is for modules with example_inputs"):
             lrpfx.transform(model, COMPOSITE, dynamic_shapes={"ids": {1: True}}, **options)
 
 
@@ -250,7 +250,7 @@ def test_arguments_that_forward_gathers_by_name():
     found = lrpfx.attribute(explain_model, larger, 1)
     assert_close(found.output, model(**larger).detach(), 1e-12)
     assert found.relevance["shift"].any() and found.relevance["double"] is None
-    with pytest.raises(lrpfx.InputError, match="'double' is False, but the graph was made with True"):
+    with pytest.raises(lrpfx.InputError, match=r"'double' is False, but the graph was made with True"):
         explain_model(**larger | {"double": False})
 
 
@@ -284,13 +284,13 @@ def test_configurations_are_asked_for_no_cache():
     for options in ({"use_cache": True}, {}):
         model.config.use_cache = [] if not options else True  # a configuration that is not a switch
         if options:
-            with pytest.raises(lrpfx.CaptureError, match="returns a DynamicCache.* use_cache=False"):
+            with pytest.raises(lrpfx.CaptureError, match=r"returns a DynamicCache.* use_cache=False"):
                 lrpfx.transform(model, COMPOSITE, example_inputs={"ids": tokens(2, 5)} | options)
 
 
 def test_examples_without_tensors():
-    with pytest.raises(lrpfx.InputError, match="hold no tensors; a tokenizer returns them with return_tensors='pt'"):
+    with pytest.raises(lrpfx.InputError, match=r"hold no tensors; a tokenizer returns them with return_tensors='pt'"):
         lrpfx.transform(Attends(), COMPOSITE, example_inputs={"ids": [[1, 2]], "mask": [[1, 1]]})
     explain_model = lrpfx.transform(Attends(), COMPOSITE, example_inputs=tokens(2, 5))
-    with pytest.raises(lrpfx.InputTypeError, match="return_tensors='pt'"):
+    with pytest.raises(lrpfx.InputTypeError, match=r"return_tensors='pt'"):
         lrpfx.attribute(explain_model, {"ids": [[1, 2]]}, 1)
