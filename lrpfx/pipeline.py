@@ -93,7 +93,7 @@ def transform(
     if program.fixed_dimensions and verification is not None:
         program.guards += fixed_dimensions(program, verification)
     if verification is not None:
-        hold_sizes(program, verification)
+        hold_sizes(program, verification, dynamic_shapes)
     return ExplainModule(
         program.root,
         program.graph,

@@ -276,6 +276,8 @@ def _always_holds(
     places = [(place.argument, number) for place, number in guard.of]
     if not any(dimension in size.of for dimension in places):
         return True
+    if not all(name in inputs for name, _ in places):
+        return False  # the module itself reports the missing input
     involved = [one for one in opened if any(dimension in one.of for dimension in places)]
     for sample in itertools.product(_SAMPLES, repeat=len(involved)):
         sizes = {name_and_number: size for one, size in zip(involved, sample, strict=True) for name_and_number in one.of}

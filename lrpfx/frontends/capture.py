@@ -456,7 +456,7 @@ def without_cache(model: nn.Module) -> nn.Module:
     """
     if not any(_keeps_cache(module) for module in model.modules()):
         return model
-    copied = private_copy(model)
+    copied = private_copy(model, share_parameters=True)  # front ends copy it again
     for module in copied.modules():
         if _keeps_cache(module):
             module.config.use_cache = False  # type: ignore[union-attr]

@@ -550,14 +550,16 @@ def _follows(guard: Guard, fixed: Sequence[FixedSizes], shared: Sequence[SharedS
     )
 
 
-def hold_sizes(program: Program, verification: Verification) -> None:
-    """Fix all open sizes if the final graph of a program is not right at other sizes."""
+def hold_sizes(program: Program, verification: Verification, dynamic_shapes: DynamicShapes = None) -> None:
+    """Fix all open sizes if the final graph of a program is not right at other sizes; `CaptureError` if the user wants them."""
     shared = [guard for guard in program.guards if isinstance(guard, SharedSize)]
     if verification.another is None or not shared:
         return
     try:
         verification.another.check(program, "transform")
     except LrpfxError as error:
+        if dynamic_shapes:
+            raise CaptureError("dynamic_shapes cannot be met: the final graph is not right at other sizes") from error
         names = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
         example = dict(zip(names, verification.args, strict=True))
         program.guards = [

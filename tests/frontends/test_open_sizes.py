@@ -8,6 +8,9 @@ from torch.export import Dim
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
+from lrpfx.frontends.capture import normal_form
+from lrpfx.frontends.open_sizes import hold_sizes
+from lrpfx.ir.guards import FixedSizes, SharedSize
 
 COMPOSITE = EpsilonPlus(epsilon=1e-9)
 
@@ -51,7 +54,7 @@ def masked(batch, length, padded=1):
 def test_batch_and_length_may_vary(examples):
     model = Attends()
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=masked(*examples, padded=0))
-    symbols = [str(guard) for guard in explain_model.guards if type(guard).__name__ == "SharedSize"]
+    symbols = [str(guard) for guard in explain_model.guards if isinstance(guard, SharedSize)]
     assert symbols == ["ids.shape[0] = mask.shape[0]", "ids.shape[1] = mask.shape[1], size <= 12"]
     for batch, length in ((1, 1), (2, 7), (7, 2), (1, 12), (3, 5)):
         inputs = masked(batch, length, padded=length // 3)
@@ -147,6 +150,22 @@ def test_images_have_open_heights_only_on_request():
         explain_model(torch.randn(1, 3, 12, 17))
 
 
+def test_a_final_graph_that_is_wrong_at_other_sizes():
+    """As if a later pass had relied on the example's sizes."""
+    program, verification = normal_form(Attends(), masked(2, 5))
+    assert any(isinstance(guard, SharedSize) for guard in program.guards)
+    hold_sizes(program, verification)
+    assert any(isinstance(guard, SharedSize) for guard in program.guards)
+    verification.another.expected = [tensor + 1.0 for tensor in verification.another.expected]
+    with pytest.raises(lrpfx.CaptureError, match=r"dynamic_shapes cannot be met"):
+        hold_sizes(program, verification, {"ids": {1: True}})
+    hold_sizes(program, verification)
+    assert not any(isinstance(guard, SharedSize) for guard in program.guards)
+    fixed = [guard for guard in program.guards if isinstance(guard, FixedSizes)]
+    assert not any(guard.problem(masked(2, 5)) for guard in program.guards)
+    assert "was made for 5" in str([guard.problem(masked(2, 6)) for guard in fixed])
+
+
 # --- what the user asks for ---------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +178,7 @@ def ranges(dynamic_shapes, model=None, inputs=None, **options):
         dynamic_shapes=dynamic_shapes,
         **options,
     )
-    return [str(guard) for guard in explain_model.guards if type(guard).__name__ == "SharedSize"]
+    return [str(guard) for guard in explain_model.guards if isinstance(guard, SharedSize)]
 
 
 BATCH = "ids.shape[0] = mask.shape[0]"
