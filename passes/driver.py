@@ -41,6 +41,7 @@ class Verification:
         self.expected = _leaves(fresh(expected))
         tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
         self.largest = max(map(_largest, tensors), default=0.0) or 1.0
+        self.another: Verification | None = None  # the same at other sizes of the inputs, for the final graph
 
     def check(self, program: Program, name: str, overwrites: bool = False) -> None:
         """Raise `VerificationError` if the graph's outputs differ from the source model's. Record shapes and dtypes.
@@ -70,6 +71,8 @@ class Verification:
         """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
         with torch.no_grad():
             self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
+        if self.another is not None:
+            self.another.expect_outputs_of(program)
 
     def _refuse_random(self, program: Program) -> None:
         """Raise `CaptureError` if a result differs between two runs; prefer to name an operation that draws randomly."""

@@ -111,17 +111,18 @@ def attribute(
 ) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
-    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
-    lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices of shape (batch,), relevance
-    of the output as a tensor of its shape, a function from the output to such a tensor, or None for the class of the largest
-    output. A class index assigns the output of that class as its relevance, so relevance sums to the logit. A dict
-    `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape (batch, positions,
-    tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position counts from the end,
-    and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is
-    returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or `[...]` all matching
-    nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a function of all
-    outputs. `constants`: also return the relevance that parameters and embeddings of positions or token types take where they are
-    added to the signal, by name; tokens of models with and without them then compare.
+    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, such as a tokenizer returns, which
+    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices
+    of shape (batch,), relevance of the output as a tensor of its shape, a function from the output to such a tensor, or None
+    for the class of the largest output. A class index assigns the output of that class as its relevance, so relevance sums to
+    the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape
+    (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position
+    counts from the end, and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose
+    output relevance is returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or
+    `[...]` all matching nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a
+    function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also return the relevance
+    that parameters and embeddings of positions or token types take where they are added to the signal, by name; tokens of models with
+    and without them then compare.
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
@@ -439,7 +440,10 @@ class Arguments:
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
         self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
-            raise InputTypeError("none of the inputs is a tensor that could carry relevance")
+            raise InputTypeError(
+                "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with "
+                "return_tensors='pt'"
+            )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
         if isinstance(value, Mapping):
@@ -572,7 +576,7 @@ def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
                     pending.append((user, keys[1:]))
             elif node_info(user).kind is Embedding and user.args[0] is node:
                 found.append(user)
-            elif user.op == "call_function" and user not in seen:
+            elif user.op == "call_function" and node_info(user).role is not Role.METADATA and user not in seen:
                 seen.add(user)
                 pending.append((user, ()))
     return found
@@ -594,12 +598,24 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
             raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
         return chosen
     tensors = floating_tensors(chosen)
-    if len(tensors) == 1 and selector is None:
-        return tensors[0]
+    if selector is None:
+        named = [_item(chosen, name) for name in _EXPLAINED]
+        tensors = [one for one in named if is_floating(one)][:1] or tensors
+        if len(tensors) == 1:
+            return tensors[0]
     raise InputTypeError(
         f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
         "index, its key or attribute, or a function"
     )
+
+
+#: The output to explain among several, if it has one of these names.
+_EXPLAINED = ("logits", "last_hidden_state")
+
+
+def _item(result: Any, name: str) -> Any:
+    """An output by key or attribute, or None."""
+    return result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
 
 
 def _describe_output(result: Any) -> str:

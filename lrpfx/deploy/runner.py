@@ -11,6 +11,7 @@ import torch
 from lrpfx.deploy.manifest import DTYPES
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
+from lrpfx.ir.guards import Place, SharedSize
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
@@ -74,6 +75,11 @@ class Runner:
             raise InputError(
                 f"the batch sizes differ: {', '.join(f'{n} {len(t)}' for n, t in zip(names, tensors, strict=True))}"
             )
+        for shared in self.manifest["sizes"]:
+            of = tuple((Place(name), number) for name, number in shared["of"])
+            problem = SharedSize(of, shared["lower"], shared["upper"]).problem(dict(zip(names, tensors, strict=True)))
+            if problem is not None:
+                raise InputError(problem)
         if self.manifest["target"] == "index":
             self._check_classes(tensors[-1])
         results = self._run(tensors)
@@ -123,7 +129,8 @@ class Runner:
             raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")
         shape, sizes = list(tensor.shape), wanted["shape"]
         if len(shape) != len(sizes) or any(want not in (None, have) for have, want in zip(shape, sizes, strict=True)):
-            shown = "×".join("batch" if size is None else str(size) for size in sizes)
+            varying = ("any" if number else "batch" for number in range(len(sizes)))
+            shown = "×".join(name if size is None else str(size) for name, size in zip(varying, sizes, strict=True))
             raise InputError(f"{name} has shape {'×'.join(map(str, shape))}, but the program takes {shown}")
         if not len(tensor):
             raise InputError(f"{name} is an empty batch")

@@ -70,6 +70,13 @@ def constant_source(name: str) -> Any:
     return ConstantSource(name)
 
 
+def size_symbol(number: int) -> Any:
+    """A symbol for a size, as torch.export uses them."""
+    from torch.utils._sympy.symbol import SymT, make_symbol
+
+    return make_symbol(SymT.SIZE, number, integer=True)
+
+
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
     """Torch's decomposition of an operator."""
     found: Callable[..., Any] = torch._decomp.decomposition_table[operator]
