@@ -131,9 +131,7 @@ def _speed(name: str, rounds: int) -> list[dict[str, Any]]:
     else:
         found[LXT] = ratio(times, LXT, OURS) * found[OURS]  # compared with lrpfx, whose graphs it does not patch
         milliseconds[LXT] = 1000 * sorted(times[LXT])[rounds // 2]
-    return [
-        {"model": name, "contender": one, "milliseconds": milliseconds[one], "to_gradient": found[one]} for one in found
-    ]
+    return [{"model": name, "contender": one, "milliseconds": milliseconds[one], "to_gradient": found[one]} for one in found]
 
 
 def _peak(name: str, contender: str) -> float:

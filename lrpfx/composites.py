@@ -593,9 +593,7 @@ class CPLRP(_AttentionComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(
-            epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, zero_params, canonizers
-        )
+        super().__init__(epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, zero_params, canonizers)
 
 
 class _GradientComposite(_BuiltInComposite):

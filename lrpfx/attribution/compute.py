@@ -297,9 +297,7 @@ def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
-def _runner(
-    explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool
-) -> Callable[..., Any]:
+def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool) -> Callable[..., Any]:
     """What runs `traced`, which is `module` or a recorder of it: compiled, if `explain_model` is.
 
     `several`: whether several relevances will be propagated.
@@ -321,7 +319,9 @@ def _probes(
 
     A compiled graph has no gradients of one output with respect to another, only with respect to inputs.
     """
-    sizes = tuple((str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape"))
+    sizes = tuple(
+        (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
+    )
     key = (recording, sizes)
     if key not in module.runners:
         with torch.no_grad():
@@ -792,9 +792,7 @@ def _is_constant_tensor(node: fx.Node) -> bool:
     return info.role in (Role.PARAMETER, Role.METADATA) and floating
 
 
-def _as_term(
-    graph: fx.Graph, node: fx.Node, user: fx.Node, function: Callable[..., Any], *further: fx.Node
-) -> fx.Node:
+def _as_term(graph: fx.Graph, node: fx.Node, user: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
     """A call of `function` on a constant, which replaces it for one reader, and carries what the reader gives it."""
     with graph.inserting_before(user):
         made = graph.call_function(function, (node, *further))

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.compute import (
     Arguments,
+    OneTarget,
     OutputSelector,
     embeddings_of,
     factors_of,
@@ -76,7 +77,7 @@ DECOMPOSED = {
 }
 
 #: The kinds of target that a program can take.
-TARGETS = ("index", "weights", "max")
+TARGETS = ("index", "token", "weights", "max")
 
 ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
@@ -114,7 +115,8 @@ def lower(
     """Forward and relevance as one exported program: a function of the inputs and a target that returns a dict of tensors.
 
     A single input is named "input"; several keep the model's names. `target`: with "index" the program takes class indices of
-    shape (batch,) as `target`, with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
+    shape (batch,) as `target`, with "token" a position and a token for each sample, of shape (batch, 2), for outputs of shape (batch,
+    positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
     the largest output. `reduce`: relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or
     as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size, and keeps all other sizes open that
     `lrpfx.transform` found open by torch.export, such as lengths of sequences; without it, all sizes are those of the example.
@@ -184,7 +186,7 @@ def _lowered(
     tolerance = _tolerance(job, examples[0])
     results = [_verify(job, program, example, tolerance) for example in examples]
     dimensions |= _dimensions(opened, results)
-    opened = [_from_one(job, program, inputs, one) for one in opened]
+    opened = [_from_one(job, program, inputs, one, tolerance) for one in opened]
     verified_after_all(lowered, len(module.history))
     return _with_facts(job, program, lowered, examples[0], opened, dimensions, tolerance)
 
@@ -318,12 +320,14 @@ def _dimensions(
     return found
 
 
-def _from_one(job: "_Job", program: ExportedProgram, inputs: Mapping[str, torch.Tensor], size: _OpenSize) -> _OpenSize:
+def _from_one(
+    job: "_Job", program: ExportedProgram, inputs: Mapping[str, torch.Tensor], size: _OpenSize, tolerance: float
+) -> _OpenSize:
     """The open size without 1 if the program is wrong there: tracing assumes that open sizes are at least two."""
     if size.lower > 1 or not size.of[0][1]:  # the self-test has a batch of one
         return size
     try:
-        _verify(job, program, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())))
+        _verify(job, program, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
     except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError):
         return replace(size, lower=2)
     return size
@@ -352,10 +356,14 @@ class _Job:
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]
+        if self.target == "token":
+            if result.ndim != 3:
+                raise InputError(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
+            samples = torch.arange(len(result), device=result.device)
+            return [*tensors, torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)]
         if result.ndim != 2:
-            raise InputError(
-                f'class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use "weights"'
-            )
+            other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
+            raise InputError(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
         return [*tensors, torch.arange(len(result), device=result.device) % result.shape[1]]
 
     def values(self, arguments: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -367,7 +375,10 @@ class _Job:
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
         return inputs if self.target == "max" else [*inputs, "target"]
 
-    def target_of(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def target_of(self, arguments: Sequence[torch.Tensor]) -> OneTarget:
+        """The target for `lrpfx.attribute`."""
+        if self.target == "token":
+            return arguments[-1][:, 0], arguments[-1][:, 1]
         return None if self.target == "max" else arguments[-1]
 
     def results(
@@ -413,6 +424,8 @@ class _Job:
     def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.target == "weights":
             return arguments[-1]
+        if self.target == "token":
+            return _relevance_of_token(output, *arguments[-1].unbind(1))
         indices = output.argmax(1) if self.target == "max" else arguments[-1]
         return relevance_of_class(output, indices)
 
@@ -428,6 +441,15 @@ class _Job:
         for name in (*floating, *self.embeddings):
             relevances.update(_by_name(name, found.relevance[name]))
         return self.results(result, relevance_of_output(found.output, target), relevances, found.layers)
+
+
+def _relevance_of_token(output: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The output of one token at one position of each sample, zero elsewhere. Output (batch, positions, tokens)."""
+    length = output.shape[1]
+    places = torch.where(positions < 0, positions + length, positions)
+    here = (torch.arange(length, device=output.device) == places[:, None])[:, :, None]
+    this = (torch.arange(output.shape[2], device=output.device) == tokens[:, None])[:, None, :]
+    return output * (here & this).to(output)
 
 
 def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -76,7 +76,8 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
-    if not has_target or (manifest["target"] == "index" and len(results["output"]["shape"]) != 2):
+    dimensions = {"index": 2, "token": 3}.get(manifest["target"])
+    if not has_target or dimensions not in (None, len(results["output"]["shape"])):
         raise RefusedError("its manifest does not describe the program's target")
     described = [
         manifest["canonizers"],

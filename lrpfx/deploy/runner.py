@@ -80,9 +80,11 @@ class Runner:
             problem = SharedSize(of, shared["lower"], shared["upper"]).problem(dict(zip(names, tensors, strict=True)))
             if problem is not None:
                 raise InputError(problem)
-        if self.manifest["target"] == "index":
+        if self.manifest["target"] in ("index", "token"):
             self._check_classes(tensors[-1])
         results = self._run(tensors)
+        if self.manifest["target"] == "token":
+            self._check_positions(tensors[-1][:, 0], results["output"].shape[1])
         if any(isinstance(value, np.ndarray) for value in given.values()):
             return {name: as_array(value) for name, value in results.items()}
         return results
@@ -139,10 +141,17 @@ class Runner:
         return tensor.contiguous()
 
     def _check_classes(self, target: torch.Tensor) -> None:
-        classes = self.manifest["results"]["output"]["shape"][1]
+        classes = self.manifest["results"]["output"]["shape"][-1]
+        target = target[:, 1] if target.ndim == 2 else target
         outside = target[(target < 0) | (target >= classes)]
         if outside.numel():
             raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+
+    @staticmethod
+    def _check_positions(positions: torch.Tensor, length: int) -> None:
+        outside = positions[(positions < -length) | (positions >= length)]
+        if outside.numel():
+            raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
 
     def verify(self) -> float:
         """Run the self-test, with two batch sizes if the program takes any, and return the largest difference of a result.

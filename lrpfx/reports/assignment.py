@@ -33,7 +33,9 @@ class Assigned:
     source: str
     sign: str = ""  # the known sign of its values: "≥ 0", "≤ 0" or empty
     support: str = ""  # "> 0" if relevance is known to be zero where the value is not positive
-    form: str = ""  # what the gradient of its values is: "relevance", "multiplier", or "none" for a layer that gets no relevance
+    form: str = (
+        ""  # what the gradient of its values is: "relevance", "multiplier", or "none" for a layer that gets no relevance
+    )
 
 
 class Assignment(Sequence[Assigned]):

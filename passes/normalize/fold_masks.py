@@ -33,7 +33,11 @@ class FoldMasks(GraphPass):
                 continue
             bound = {**row.arguments, **bound_arguments(node, row)}
             mask = bound[row.masked_by]
-            if not isinstance(mask, fx.Node) or node_info(mask).role not in (Role.METADATA, Role.PARAMETER) or bound["is_causal"]:
+            if (
+                not isinstance(mask, fx.Node)
+                or node_info(mask).role not in (Role.METADATA, Role.PARAMETER)
+                or bound["is_causal"]
+            ):
                 continue
             if mask not in found:
                 try:
@@ -119,7 +123,8 @@ def _numbers(nodes: list[fx.Node]) -> Iterator[int]:
     for node in nodes:
         found: list[int] = []
         fx.node.map_aggregate(
-            (node.args, node.kwargs), lambda leaf: found.append(leaf) if type(leaf) is int else None  # type: ignore[func-returns-value, arg-type]
+            (node.args, node.kwargs),
+            lambda leaf: found.append(leaf) if type(leaf) is int else None,  # type: ignore[func-returns-value, arg-type]
         )
         yield from (number for number in found if abs(number) < 2**31 - 1)
 

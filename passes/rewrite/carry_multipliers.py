@@ -127,7 +127,10 @@ class _Regions:
         of = node_info(node)
         info = replace(
             NodeInfo(name, source=of.source, operator=operator_named("view"), description=function.__name__),
-            shape=of.shape, dtype=of.dtype, sign=of.sign, carries_multiplier=carries,
+            shape=of.shape,
+            dtype=of.dtype,
+            sign=of.sign,
+            carries_multiplier=carries,
         )
         after = node.next
         while after.op == "placeholder":
@@ -135,7 +138,6 @@ class _Regions:
         made = insert_call(self.graph, after, function, (node,), info)
         for reader in readers:
             reader.replace_input_with(node, made)
-
 
 
 def _moves_values(node: fx.Node) -> bool:

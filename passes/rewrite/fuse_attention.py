@@ -87,7 +87,9 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     ruled = RuledOperation(rule, operation, (), (), 3, name=name, form=Derivative(shares))
     _place(root, name, RuleModule(ruled, row.name, ()))
     region = _region(graph, output, inside)
-    _replace(graph, region, name, output, given, replace(node_info(output), name=name, operator=row, form=ruled.form, part=None))
+    _replace(
+        graph, region, name, output, given, replace(node_info(output), name=name, operator=row, form=ruled.form, part=None)
+    )
 
 
 def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
@@ -119,9 +121,7 @@ def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node]) -> list[fx.No
     return [node for node in graph.nodes if node in region]
 
 
-def _replace(
-    graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node, given: list[fx.Node], info: NodeInfo
-) -> None:
+def _replace(graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node, given: list[fx.Node], info: NodeInfo) -> None:
     """Replace the nodes of a region by one call of the module called `name`."""
     with graph.inserting_before(output):
         call = graph.create_node("call_module", name, tuple(given), {})
