@@ -22,7 +22,6 @@ from lrpfx.ir.node import attribute_of
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
-from lrpfx.types import Recurrent
 
 # A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
 _TRACING = threading.Lock()
@@ -40,11 +39,6 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapp
 
 def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
     """`capture_symbolic` for a private copy, which is consumed."""
-    if isinstance(root, Recurrent):
-        raise CaptureError(
-            f"the model is an {type(root).__name__} itself, so a composite cannot name it. Make it a submodule of a module "
-            "that calls it."
-        )
     make_traceable(root)
     before = tensors_held(root)
     tracer = _Tracer(set(opaque), {} if given is None else dict(given))
@@ -356,7 +350,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.opaque or isinstance(m, Recurrent)
+        return module_qualified_name in self.opaque
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         value = self.known.value(obj.node)
