@@ -75,9 +75,9 @@ class Builder(ABC):
     ) -> fx.Node:
         """Insert a call of a listed operator. `target`: the function, for a row without a canonical one.
 
-        `part`: what the call does in the decomposed operation, by which it can be fused again. `label`: the last part of the new
-        call's name, by default that of the operator. With "", it takes the name of the decomposed call. A call with a label is a
-        layer of the module whose call is decomposed.
+        `part`: what the call does in the decomposed operation, by which it can be fused again. `label`: the last part of the
+        new call's name, by default that of the operator. With "", it takes the name of the decomposed call. A call with a label
+        is a layer of the module whose call is decomposed.
         """
 
     @abstractmethod

@@ -12,23 +12,26 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.errors import CaptureError
+from lrpfx.errors import CaptureError, InputError
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators.row import row
-from lrpfx.operators.samples import call, signal, weight
 from lrpfx.support.opaque_operator import opaque_operator
 from lrpfx.support.torch_internals import FakeTensor
 
 LSTM, GRU, TANH, RELU = "lstm", "gru", "rnn_tanh", "rnn_relu"  # values of the argument `mode`
-STATES, CELL = "states", "cell"  # values of the argument `part`
+STATES, CELL = "states", "cell"  # values of the argument `result`
+
+#: The number of rows of a weight for each unit: one for its candidate, and one for each gate.
+_BLOCKS = {LSTM: 4, GRU: 3, TANH: 1, RELU: 1}
 
 Weights = Sequence[torch.Tensor | None]  # those of the input, of the hidden state, the two biases, and the projection
 
 PACKED = (
     "packed sequences (torch.nn.utils.rnn) mix samples and steps, so their relevance cannot be told apart. Give the recurrent "
-    "layer the padded tensor, and read each sample's output at its own last step, as in output[torch.arange(batch), lengths - 1]: "
-    "in one direction, this computes the same. In two directions, explain samples of equal length together, without padding"
+    "layer the padded tensor, and read each sample's output at its own last step, as in output[torch.arange(batch), "
+    "lengths - 1]: in one direction, this computes the same. In two directions, explain samples of equal length together, "
+    "without padding"
 )
 
 # --- one layer in one direction -----------------------------------------------------------------------------------------------
@@ -48,7 +51,7 @@ class Gates(NamedTuple):
 
 
 def gates_of(mode: str, from_input: torch.Tensor, from_hidden: torch.Tensor) -> Gates:
-    """Candidate and gates, from the affine functions of the input and of the hidden state before. Units are the last dimension."""
+    """Candidate and gates, from the affine functions of the input and of the hidden state before."""
     if mode == LSTM:
         enter, keep, candidate, out = (from_input + from_hidden).chunk(4, -1)
         return Gates(candidate, torch.sigmoid(keep), torch.sigmoid(enter), None, torch.sigmoid(out))
@@ -94,20 +97,48 @@ def recurrent(
     mode: str = LSTM,
     reverse: bool = False,
     batch_first: bool = False,
-    part: str = STATES,
+    result: str = STATES,
 ) -> torch.Tensor:
-    """One layer in one direction: its hidden states at all steps or, for the part "cell", the last state of its cell.
+    """One layer in one direction: its hidden states at all steps or, with the result "cell", the last state of its cell.
 
     `input` has shape (steps, batch, features), (batch, steps, features) with `batch_first`, or (batch, features) for one step;
     the hidden states have the same layout. `hidden` and `cell`, the initial states, and the last state of the cell have shape
     (batch, units). The weights are those of torch.nn under the same names: `weight_hr` projects the hidden states.
     """
     weights = (weight_ih, weight_hh, bias_ih, bias_hh, weight_hr)
+    _check_shapes(input, hidden, cell, weights, mode, batch_first)
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():  # inside a rule, which has no use for a gradient
-        result: torch.Tensor = _whole(input, hidden, cell, weights, mode, reverse, batch_first, part)
-        return result
+        return _whole(input, hidden, cell, weights, mode, reverse, batch_first, result)  # type: ignore[no-any-return]
     run = _by_steps if isinstance(input, FakeTensor) else _by_torch  # torch would trace kernels that other runtimes lack
-    return run(input, hidden, cell, weights, mode, reverse, batch_first, part)
+    return run(input, hidden, cell, weights, mode, reverse, batch_first, result)
+
+
+def _check_shapes(
+    input: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor | None, weights: Weights, mode: str, batch_first: bool
+) -> None:
+    """Raise `InputError` for shapes that do not fit together: torch's kernel would read beyond the tensors."""
+    weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
+    if weight_ih is None or weight_hh is None or input.ndim not in (2, 3):
+        raise InputError(f"a recurrent layer takes an input of 2 or 3 dimensions, not {input.ndim}")
+    batch = input.shape[0 if batch_first or input.ndim == 2 else 1]
+    rows = weight_hh.shape[0]
+    units = rows // _BLOCKS[mode]
+    size = units if weight_hr is None else weight_hr.shape[0]
+    expected = [
+        ("the initial hidden state", hidden, (batch, size)),
+        ("the initial state of the cell", cell, (batch, units)),
+        ("the weight of the input", weight_ih, (rows, input.shape[-1])),
+        ("the weight of the hidden state", weight_hh, (units * _BLOCKS[mode], size)),
+        ("a bias", bias_ih, (rows,)),
+        ("a bias", bias_hh, (rows,)),
+        ("the projection", weight_hr, (size, units)),
+    ]
+    for what, tensor, shape in expected:
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise InputError(
+                f"{what} of a recurrent layer has the shape {tuple(tensor.shape)}, but with an input of shape "
+                f"{tuple(input.shape)} it needs {shape}"
+            )
 
 
 def _by_steps(
@@ -118,7 +149,7 @@ def _by_steps(
     mode: str,
     reverse: bool,
     batch_first: bool,
-    part: str,
+    result: str,
 ) -> torch.Tensor:
     """`recurrent` as plain operations, several for each step: for programs of a fixed length."""
     weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
@@ -131,7 +162,7 @@ def _by_steps(
         hidden = state if gates.out is None else gates.out * torch.tanh(state)
         hidden = hidden if weight_hr is None else functional.linear(hidden, weight_hr)
         states.append(hidden)
-    return state if part == CELL else out_of_time(torch.stack(states), input.ndim, reverse, batch_first)
+    return state if result == CELL else out_of_time(torch.stack(states), input.ndim, reverse, batch_first)
 
 
 def _by_torch(
@@ -142,7 +173,7 @@ def _by_torch(
     mode: str,
     reverse: bool,
     batch_first: bool,
-    part: str,
+    result: str,
 ) -> torch.Tensor:
     """`recurrent` by torch's own kernel."""
     weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
@@ -150,14 +181,14 @@ def _by_torch(
     given = [weight for weight in biases if weight is not None][:1]
     biases = [torch.zeros_like(given[0]) if bias is None else bias for bias in biases]
     projection = [] if weight_hr is None else [weight_hr]
-    options = ([weight_ih, weight_hh, *biases, *projection], bool(biases), 1, 0.0, False, False, False)
-    steps, initial = in_time(input, reverse, batch_first), hidden.unsqueeze(0)
+    options: Any = ([weight_ih, weight_hh, *biases, *projection], bool(biases), 1, 0.0, False, False, False)
+    steps, initial = in_time(input, reverse, batch_first), hidden[None]
     if cell is None:
         states = getattr(torch, mode)(steps, initial, *options)[0]
     else:
-        states, _, last = torch.lstm(steps, (initial, cell.unsqueeze(0)), *options)  # type: ignore[call-overload]
-        if part == CELL:
-            return last.squeeze(0)  # type: ignore[no-any-return]
+        states, _, last = torch.lstm(steps, (initial, cell[None]), *options)
+        if result == CELL:
+            return last.squeeze(0)
     return out_of_time(states, input.ndim, reverse, batch_first)
 
 
@@ -169,8 +200,8 @@ def _empty_result(
 
 
 _whole = opaque_operator(
-    "recurrent(Tensor input, Tensor hidden, Tensor? cell, Tensor?[] weights, str mode, bool reverse, bool batch_first, str part) "
-    "-> Tensor",
+    "recurrent(Tensor input, Tensor hidden, Tensor? cell, Tensor?[] weights, str mode, bool reverse, bool batch_first, "
+    "str result) -> Tensor",
     _by_torch,
     _empty_result,
     by_parts=_by_steps,
@@ -221,7 +252,7 @@ def _layers(mode: str) -> Callable[[Builder], tuple[fx.Node, ...]]:
                 last = 0 if reverse else -1
                 hidden.append(build.call("select", outputs[-1], int(batch_first), last, target=torch.select))
                 if mode == LSTM:
-                    cells.append(build.call("recurrent", *tensors, label=f"{label}_cell".strip("_"), **options, part=CELL))
+                    cells.append(build.call("recurrent", *tensors, label=f"{label}_cell".strip("_"), **options, result=CELL))
             value = outputs[0] if directions == 1 else build.call("cat", outputs, -1, target=torch.cat)
         ends = [hidden, cells] if mode == LSTM else [hidden]
         return value, *(build.call("stack", end, target=torch.stack) for end in ends)
@@ -241,7 +272,7 @@ def _step(mode: str) -> Callable[[Builder], fx.Node]:
 def _lstm_step(build: Builder) -> tuple[fx.Node, fx.Node]:
     """An LSTM cell: the hidden state and the state of the cell after one step."""
     tensors = _of_cell(build, *build["hx"])
-    return build.call("recurrent", *tensors, label=""), build.call("recurrent", *tensors, label="cell", part=CELL)
+    return build.call("recurrent", *tensors, label=""), build.call("recurrent", *tensors, label="cell", result=CELL)
 
 
 def _of_cell(build: Builder, hidden: Any, cell: Any) -> list[Any]:
@@ -295,27 +326,13 @@ ROWS: tuple[Operator, ...] = (
         types.Recurrent,
         recurrent,
         "input hidden cell weight_ih weight_hh bias_ih=None bias_hh=None weight_hr=None mode='lstm' reverse=False "
-        "batch_first=False part='states'",
+        "batch_first=False result='states'",
         data="input hidden cell",
         parameters="weight_ih weight_hh bias_ih bias_hh weight_hr",
         modules=[nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell],
         keeps_rank=True,
         broadcasts=False,
-        sample=call(
-            loses="bias",
-            input=signal(2, 3, 3),
-            hidden=signal(2, 2),
-            cell=signal(2, 4),
-            weight_ih=weight(16, 3),
-            weight_hh=weight(16, 2),
-            bias_ih=weight(16),
-            bias_hh=weight(16),
-            weight_hr=weight(2, 4),
-            mode=LSTM,
-            reverse=True,
-            batch_first=True,
-            part=STATES,
-        ),
+        without_sample="only the compiler inserts it",
     ),
     _module_row(LSTM, nn.LSTM),
     _module_row(GRU, nn.GRU),

@@ -38,7 +38,8 @@ def _deviation_of(function: Any) -> Any:
 def _variance(build: Builder) -> fx.Node:
     """The square of the standard deviation. A rule on the variance itself, which is quadratic, would double relevance."""
     node = build.node
-    deviation = build.call("std", *node.args, target=_deviation_of(node.target), **node.kwargs)
+    options: dict[str, Any] = dict(node.kwargs)
+    deviation = build.call("std", *node.args, target=_deviation_of(node.target), **options)
     return build.call("square", deviation)
 
 

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Layer, Operation, Slot
+from lrpfx.layers.layer_of_call import Forward
+from lrpfx.module_mode.call_by_parts import call_by_parts
 from lrpfx.operators.recurrent import CELL, STATES, entering, gates_of, in_time, out_of_time, recurrent
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.ratios import added
@@ -43,6 +46,9 @@ class SignalTakesAll(Hook):
     def saves_output(self) -> bool:
         return True
 
+    def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
+        return call_by_parts(self, module, forward, args, kwargs)
+
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if layer.kind is not Recurrent:
@@ -68,9 +74,7 @@ class SignalTakesAll(Hook):
 def _names_of_inputs(operation: Operation) -> list[str]:
     """The names of the data arguments that are inputs of the layer, in their order."""
     given = dict(zip(operation.listed.arguments, operation.args, strict=False))
-    inputs = {
-        value.index: name for name, value in given.items() if isinstance(value, Slot) and value.index < operation.inputs
-    }
+    inputs = {value.index: name for name, value in given.items() if isinstance(value, Slot) and value.index < operation.inputs}
     return [inputs[index] for index in range(operation.inputs)]
 
 
@@ -84,7 +88,7 @@ class _Total:
 
     def withheld(self, relevance: torch.Tensor) -> Absorbed:
         """The share of the stabilizer. A sum of zero has no term that could take a share."""
-        kept = torch.where(self.stabilized == 0, relevance, relevance * self.inverse * (self.stabilized - self.value))
+        kept = torch.where(self.value == 0, relevance, relevance * self.inverse * (self.stabilized - self.value))
         nothing = torch.zeros_like(kept)
         return {
             "stabilizer": torch.where(self.value == 0, nothing, kept).sum(),
@@ -101,8 +105,8 @@ class _Flow:
         self.arguments = arguments
         self.mode: str = arguments["mode"]
         self.layout: tuple[bool, bool] = (arguments["reverse"], arguments["batch_first"])
-        self.of_cell = arguments["part"] == CELL
-        output = recurrent(**{**arguments, "part": STATES}) if self.of_cell else call.own_output()
+        self.of_cell = arguments["result"] == CELL
+        output = recurrent(**{**arguments, "result": STATES}) if self.of_cell else call.own_output()
         hidden, cell = arguments["hidden"], arguments["cell"]
         self.input, states = in_time(arguments["input"], *self.layout), in_time(output, *self.layout)
         self.previous = torch.cat([hidden.unsqueeze(0), states[:-1]])  # the hidden state before each step
@@ -145,10 +149,10 @@ class _Flow:
         """The relevance of the state at each step, from that of the layer's result. Shape (steps, batch, units)."""
         own = None if self.of_cell else in_time(relevance, *self.layout)
         last = relevance if self.of_cell else None
-        projection = [None] * 3
+        projection: list[Any] = [None] * 3
         if self.projected is not None:
             projection = [self.arguments["weight_hr"], self.unprojected, self.projected.inverse]
-        values = (own, last, self.previous, self.take, self.keep, self.reset, self.weight_h, *projection)
+        values: Any = (own, last, self.previous, self.take, self.keep, self.reset, self.weight_h, *projection)
         # Compilers would make several operations of each step.
         result: torch.Tensor = (_relevance_loop if torch.compiler.is_compiling() else _relevance_of_states)(*values)
         return result
@@ -195,11 +199,11 @@ class _Flow:
         return taken
 
 
-# --- loops over time ------------------------------------------------------------------------------------------------------------
+# --- loops over time --------------------------------------------------------------------------------------------------------
 
 
 def _states_of_cell(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
-    """c = keep * (the c before) + entering at each step, from the initial state. Shape (steps, batch, units)."""
+    """The state at each step: keep * (the state before) + entering. Shape (steps, batch, units)."""
     states = []
     for kept, new in zip(keep.unbind(0), entering.unbind(0), strict=True):
         cell = torch.addcmul(new, kept, cell)
@@ -221,8 +225,8 @@ def _relevance_of_states(
 ) -> torch.Tensor:
     """The relevance of the state at each step, from the last one backward. See `SignalTakesAll`.
 
-    `relevance`: of the hidden states that the layer returns. `last`: of the last state of the cell. `projection`, `unprojected` and
-    `inverse`: the weight that projects hidden states, its input, and one over its stabilized output.
+    `relevance`: of the hidden states that the layer returns. `last`: of the last state of the cell. `projection`, `unprojected`
+    and `inverse`: the weight that projects hidden states, its input, and one over its stabilized output.
     """
     totals: list[torch.Tensor] = []
     of_hidden, of_state = None, last
@@ -252,8 +256,8 @@ _cells_loop = opaque_operator(
     lambda keep, entering, cell: torch.empty_like(entering),
 )
 _relevance_loop = opaque_operator(
-    "relevance_of_states(Tensor? relevance, Tensor? last, Tensor previous, Tensor take, Tensor? keep, Tensor? reset, Tensor weight, "
-    "Tensor? projection, Tensor? unprojected, Tensor? inverse) -> Tensor",
+    "relevance_of_states(Tensor? relevance, Tensor? last, Tensor previous, Tensor take, Tensor? keep, Tensor? reset, "
+    "Tensor weight, Tensor? projection, Tensor? unprojected, Tensor? inverse) -> Tensor",
     _relevance_of_states,
     _like_states,
 )

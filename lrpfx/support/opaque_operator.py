@@ -1,4 +1,4 @@
-"""Functions that compilers treat as one operation: a loop over time would otherwise become as many operations as it has steps."""
+"""Functions that compilers treat as one operation, although they loop over time: each step would become operations of its own."""
 
 from collections.abc import Callable
 from typing import Any

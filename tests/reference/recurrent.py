@@ -31,7 +31,12 @@ class Step:
             return w @ x + b + u @ h + d
 
         if mode == "LSTM":
-            self.i, self.f, self.g, self.o = torch.sigmoid(affine(0)), torch.sigmoid(affine(1)), affine(2), torch.sigmoid(affine(3))
+            self.i, self.f, self.g, self.o = (
+                torch.sigmoid(affine(0)),
+                torch.sigmoid(affine(1)),
+                affine(2),
+                torch.sigmoid(affine(3)),
+            )
             self.w, self.u, self.b, self.d = block(2)
             self.c = self.f * c + self.i * torch.tanh(self.g)
             self.raw = self.o * torch.tanh(self.c)
@@ -110,7 +115,9 @@ def run(module, x, hidden, cell, of_output, of_hidden, of_cell, epsilon):
         for reverse in range(directions):
             number = layer * directions + reverse
             c = cell[number] if module.mode == "LSTM" else None
-            made.append(Layer(module.mode, weights_of(module, layer, reverse), value, hidden[number], c, bool(reverse), epsilon))
+            made.append(
+                Layer(module.mode, weights_of(module, layer, reverse), value, hidden[number], c, bool(reverse), epsilon)
+            )
         layers.append(made)
         value = torch.cat([one.output for one in made], -1)
     output = value

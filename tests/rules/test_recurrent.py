@@ -275,8 +275,8 @@ def test_both_ways_to_run_a_layer_agree():
             weights += [torch.randn(2, 4) if projected else None]
             for shape in ((2, 2, 3), (2, 3)):
                 start = (torch.randn(2, size), torch.randn(2, 4) if mode == "lstm" else None)
-                for part in (STATES, CELL) if mode == "lstm" else (STATES,):
-                    given = (torch.randn(shape), *start, weights, mode, reverse, batch_first, part)
+                for result in (STATES, CELL) if mode == "lstm" else (STATES,):
+                    given = (torch.randn(shape), *start, weights, mode, reverse, batch_first, result)
                     assert_close(_by_steps(*given), _by_torch(*given), 1e-13)
 
 
@@ -322,9 +322,61 @@ def test_dropout_in_a_call_is_refused():
         lrpfx.transform(Dropped().eval(), composite())
 
 
+def test_shapes_that_do_not_fit_are_refused():
+    module = nn.LSTM(3, 4).eval()
+    model = LSTM(module)
+    explain_model = lrpfx.transform(model, composite())
+    x, hidden, cell = inputs_of(module)
+    for given in ((x[..., :2], hidden, cell), (x, hidden[..., :2], cell), (x, hidden, cell[:, :1]), (x, hidden, cell[..., :1])):
+        with pytest.raises(lrpfx.InputError, match="of a recurrent layer has the shape"):
+            explain_model(*given)
+
+
 def test_the_rule_is_for_recurrent_layers():
     with pytest.raises(lrpfx.RuleError, match="it is for recurrent layers"):
         lrpfx.transform(nn.Sequential(nn.Linear(3, 3)), LayerMapComposite([(types.Linear, rules.SignalTakesAll())]))
+
+
+# --- without a graph ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lstm projected", "gru layers, directions", "tanh", "relu with bias"])
+def test_module_mode_equals_graph_mode(name):
+    module = CONFIGURATIONS[name]().eval()
+    inputs = inputs_of(module)
+    model, given = (LSTM(module), inputs) if module.mode == "LSTM" else (Recurrent(module), inputs[:2])
+    seed = torch.randn_like(model(*given))
+    expected = lrpfx.attribute(lrpfx.transform(model, composite(), example_inputs=given), given, seed)
+    leaves = [value.clone().requires_grad_() for value in given]
+    with composite().context(model):
+        output = model(*leaves)
+        relevances = torch.autograd.grad(output, leaves, seed)
+    assert_close(output, expected.output, 1e-14)
+    for found, of_graph in zip(relevances, expected.relevance, strict=True):
+        assert_close(found, of_graph, 1e-12)
+    leaf = leaves[0].detach().requires_grad_()
+    assert torch.equal(model(leaf, *given[1:]), model(*given))
+    assert "forward" not in vars(module)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_in_module_mode(cell):
+    model, x, seed = Cells(cell(3, 4)).eval(), torch.randn(2, 4, 3), torch.randn(2, 4)
+    expected = lrpfx.attribute(lrpfx.transform(model, composite(), example_inputs=x), x, seed)
+    leaf = x.clone().requires_grad_()
+    with composite().context(model):
+        (found,) = torch.autograd.grad(model(leaf), leaf, seed)
+    assert_close(found, expected.relevance, 1e-12)
+
+
+def test_packed_sequences_and_dropout_are_refused_in_module_mode():
+    leaf = torch.randn(2, 5, 3, requires_grad=True)
+    model = Packed([5, 3]).eval()
+    with composite().context(model), pytest.raises(lrpfx.RuleError, match="Give the recurrent layer the padded tensor"):
+        model(leaf)
+    model = LastStep(nn.GRU(3, 4, 2, dropout=0.5, batch_first=True)).train()
+    with composite().context(model), pytest.raises(lrpfx.RuleError, match=r"model.eval\(\)"):
+        model(leaf)
 
 
 # --- composites and use -----------------------------------------------------------------------------------------------------------
@@ -383,6 +435,16 @@ def test_token_classifier(module):
     several = lrpfx.attribute(explain_model, tokens, [0, 1, 2])
     for target in range(3):
         assert_close(several.relevance[target], lrpfx.attribute(explain_model, tokens, target).relevance, 1e-12)
+
+
+def test_in_a_region_of_multipliers():
+    model, tokens = Classifier(nn.GRU, num_layers=2, bidirectional=True).eval(), torch.randint(1, 11, (3, 6))
+    attention = lrpfx.transform(model, lrpfx.composites.AttnLRP())
+    expected = lrpfx.attribute(lrpfx.transform(model, composite(0.0)), tokens, 1, record=["rnn.l1"])
+    found = lrpfx.attribute(attention, tokens, 1, record=["rnn.l1"])
+    assert_close(found.relevance, expected.relevance, 1e-9)
+    assert_close(found.layers["rnn.l1"], expected.layers["rnn.l1"], 1e-9)
+    assert lrpfx.ledger(attention, tokens, 1).unexplained <= 1e-9
 
 
 def test_a_stabilizer_relative_to_the_values_sees_samples_apart():
