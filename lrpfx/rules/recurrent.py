@@ -199,7 +199,7 @@ class _Flow:
         return taken
 
 
-# --- loops over time --------------------------------------------------------------------------------------------------------
+# --- loops over time ---------------------------------------------------------------------------------------------------------
 
 
 def _states_of_cell(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:

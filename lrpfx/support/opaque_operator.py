@@ -1,4 +1,4 @@
-"""Functions that compilers treat as one operation, although they loop over time: each step would become operations of its own."""
+"""Functions with loops over time that compilers treat as one operation: else each step would become operations of its own."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,7 @@
 """Relevance of recurrent layers, step by step and sample by sample, as in the papers. Slow on purpose.
 
-Gates take no relevance, the signals that they scale take all of it (Arras et al. 2017 and 2019). Every denominator gets the same
-stabilizer. Nothing here is vectorized over steps, and no function of lrpfx is used.
+Gates take no relevance, the signals that they scale take all of it (Arras et al. 2017 and 2019). Every denominator gets the
+same stabilizer. Nothing here is vectorized over steps, and no function of lrpfx is used.
 """
 
 import torch

@@ -162,7 +162,7 @@ def test_gates_are_factors():
     assert_close(found.relevance, x.detach() * gradient, 1e-10)
 
 
-# --- forms ---------------------------------------------------------------------------------------------------------------------
+# --- forms -------------------------------------------------------------------------------------------------------------------
 
 
 class Cells(nn.Module):
@@ -280,7 +280,7 @@ def test_both_ways_to_run_a_layer_agree():
                     assert_close(_by_steps(*given), _by_torch(*given), 1e-13)
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------------------------------
 
 
 class Packed(nn.Module):
@@ -337,7 +337,7 @@ def test_the_rule_is_for_recurrent_layers():
         lrpfx.transform(nn.Sequential(nn.Linear(3, 3)), LayerMapComposite([(types.Linear, rules.SignalTakesAll())]))
 
 
-# --- without a graph ---------------------------------------------------------------------------------------------------------------
+# --- without a graph ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["lstm projected", "gru layers, directions", "tanh", "relu with bias"])
@@ -379,7 +379,7 @@ def test_packed_sequences_and_dropout_are_refused_in_module_mode():
         model(leaf)
 
 
-# --- composites and use -----------------------------------------------------------------------------------------------------------
+# --- composites and use ------------------------------------------------------------------------------------------------------
 
 
 class Classifier(nn.Module):
@@ -502,7 +502,7 @@ def test_the_model_is_untouched_and_copies_work():
         assert (id(value), True) == (before[name][0], torch.equal(value, before[name][1]))
 
 
-# --- programs --------------------------------------------------------------------------------------------------------------------
+# --- programs ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", [nn.LSTM, nn.GRU, nn.RNN])
