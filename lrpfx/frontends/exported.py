@@ -8,6 +8,8 @@ import re
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -265,7 +267,9 @@ def _quiet() -> Iterator[None]:
 
     known = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
-    with _EXPORTING:
+    with _EXPORTING, warnings.catch_warnings():
+        # Recurrent modules list their parameters a second time, in a private copy of the model.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
         stream = sys.stderr
         sys.stderr = stream and _WithoutPartialGraphs(stream)
         for logger in loggers:
