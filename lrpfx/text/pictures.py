@@ -153,7 +153,7 @@ def _terminal(heatmap: TextHeatmap, color: bool | None, width: int | None) -> st
         start = label[: margin - 2] + " " * (margin - _columns(label[: margin - 2]))
         line, used = start, margin
         for place, word in enumerate(map(visible, heatmap.words)):
-            shown = word if color else f"{word}({number_of(heatmap.scores[row, place])})"
+            shown = word if color else f"{word}{{{number_of(heatmap.scores[row, place])}}}"
             if used > margin and used + _columns(shown) + 1 > width:
                 lines.append(line)
                 line, used = " " * margin, margin

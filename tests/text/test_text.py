@@ -376,7 +376,7 @@ def test_lines_are_wrapped_and_labels_stay_in_their_column(monkeypatch):
     shown = heatmap(np.ones((2, 30)), ["word"] * 30, targets=["good", "bad"])
     lines = shown.to_terminal(color=False, width=40).splitlines()
     assert (
-        all(len(line) <= 40 for line in lines) and lines[0].startswith("good  word(+1)") and lines[1].startswith("      word")
+        all(len(line) <= 40 for line in lines) and lines[0].startswith("good  word{+1}") and lines[1].startswith("      word")
     )
     assert sum(line.count("word") for line in lines) == 60
     monkeypatch.setenv("NO_COLOR", "1")
@@ -397,7 +397,7 @@ def test_files(tmp_path):
     image = Image.open(shown.save(tmp_path / "a.png"))
     colors = {color for _, color in image.convert("RGB").getcolors(100000)}
     assert image.width == 900 and (0, 0, 255) in colors
-    assert shown.save(tmp_path / "a.txt").read_text(encoding="utf-8") == "one  good(+0.1) bad(-2) 日本(+0)\n"
+    assert shown.save(tmp_path / "a.txt").read_text(encoding="utf-8") == "one  good{+0.1} bad{-2} 日本{+0}\n"
     assert shown.to_image(width=150).height > shown.to_image(width=900).height
     with pytest.raises(lrpfx.InputError, match=r"not as '\.svg'"):
         shown.save(tmp_path / "a.svg")
