@@ -16,7 +16,16 @@ from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, Signal, Weight, call, 
 from lrpfx.support.dotted_paths import resolve_path
 
 #: What torch raises for arguments that it does not take.
-REFUSED = (TypeError, AttributeError, RuntimeError, ValueError, IndexError, NotImplementedError, AssertionError, ZeroDivisionError)
+REFUSED = (
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    AssertionError,
+    ZeroDivisionError,
+)
 
 #: Samples of rows that only the compiler inserts.
 INSERTED = {
