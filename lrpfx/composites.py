@@ -40,6 +40,7 @@ from lrpfx.rules.formulas import (
 )
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
+from lrpfx.rules.recurrent import SignalTakesAll
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
     Activation,
@@ -53,6 +54,7 @@ from lrpfx.types import (
     Linear,
     MatMul,
     Product,
+    Recurrent,
     RMSNorm,
     Softmax,
     Statistic,
@@ -365,8 +367,10 @@ class NameLayerMapComposite(MixedComposite):
         super().__init__([NameMapComposite(name_map or []), LayerMapComposite(layer_map or [])], canonizers)
 
 
-def layer_map_base(stabilizer: Stabilization = 1e-6) -> list[tuple[type | tuple[type, ...], Hook]]:
-    """Entries shared by the LRP composites."""
+def layer_map_base(
+    stabilizer: Stabilization = 1e-6, epsilon: Stabilization | None = None
+) -> list[tuple[type | tuple[type, ...], Hook]]:
+    """Entries shared by the LRP composites. `epsilon`: the stabilizer of recurrent layers, by default the same."""
     return [
         (Activation, Pass()),
         (Sum, Norm(stabilizer)),
@@ -380,6 +384,7 @@ def layer_map_base(stabilizer: Stabilization = 1e-6) -> list[tuple[type | tuple[
         (LayerNorm, NormalizationEpsilon(stabilizer)),
         (RMSNorm, Pass()),
         (Statistic, Norm(stabilizer)),
+        (Recurrent, SignalTakesAll(stabilizer if epsilon is None else epsilon)),
     ]
 
 
@@ -409,7 +414,7 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
 
 def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names) -> LayerMap:
     return [
-        *layer_map_base(stabilizer),
+        *layer_map_base(stabilizer, epsilon),
         (Convolution, convolution),
         (nn.Linear, Epsilon(epsilon=epsilon, zero_params=zero_params)),
     ]

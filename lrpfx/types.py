@@ -9,8 +9,6 @@ modules that are not in the table.
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
-
 
 class SubclassMeta(type):
     """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses.
@@ -141,9 +139,7 @@ class Embedding(Kind):
 
 
 class Recurrent(Kind):
-    """Recurrent layers, each as a whole."""
-
-    __subclass__ = (nn.RNNBase, nn.RNNCellBase)
+    """Recurrent layers: LSTM, GRU and RNN, each layer in each direction, and their cells."""
 
 
 class Neutral(Kind):

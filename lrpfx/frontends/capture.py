@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError
@@ -32,6 +33,7 @@ from lrpfx.frontends.symbolic import capture_symbolic, private_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, is_constant, place_of
 from lrpfx.ir.node import Role, data_calls, node_info
 from lrpfx.layers.layer import layer_of_node
+from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
 from lrpfx.passes.driver import NOT_VERIFIED, Verification, fresh, random_arguments, record, run_passes, verified_after_all
 from lrpfx.passes.program import PassResult, Program
@@ -422,6 +424,9 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
         named |= value if kind is _GATHERED_BY_NAME else {name: value}
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(named)):
         raise InputError("example_inputs hold no tensors; a tokenizer returns them with return_tensors='pt'")
+    packed = [name for name, value in named.items() if isinstance(value, PackedSequence)]
+    if packed:
+        raise InputError(f"the example input {packed[0]!r} is packed: {PACKED}.")
     return tuple(named.values()), list(named)
 
 

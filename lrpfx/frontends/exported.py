@@ -8,6 +8,8 @@ import re
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +27,7 @@ from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
+from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
@@ -64,6 +67,8 @@ class _KeepWhole(TorchFunctionMode):
         _keep_rows_whole()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "_pack_padded_sequence":
+            raise FinalCaptureError(f"forward packs sequences: {PACKED}.")
         whole = _kept_whole.get(func)
         if whole is not None and _fits(whole, args, kwargs or {}):
             return whole(*args, **(kwargs or {}))
@@ -93,6 +98,8 @@ def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension]
     try:
         with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole(), _named_arguments(root, list(named)):
             exported = torch.export.export(root, (), named, dynamic_shapes=shapes, strict=False)
+    except CaptureError:
+        raise
     except Exception as error:
         raise _failure(model, error) from error
     finally:
@@ -260,7 +267,9 @@ def _quiet() -> Iterator[None]:
 
     known = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
-    with _EXPORTING:
+    with _EXPORTING, warnings.catch_warnings():
+        # Recurrent modules list their parameters a second time, in a private copy of the model.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
         stream = sys.stderr
         sys.stderr = stream and _WithoutPartialGraphs(stream)
         for logger in loggers:

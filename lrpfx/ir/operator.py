@@ -65,11 +65,19 @@ class Builder(ABC):
 
     @abstractmethod
     def call(
-        self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, part: str = "", **options: Any
+        self,
+        operator_name: str,
+        *args: Any,
+        target: Callable[..., Any] | None = None,
+        part: str = "",
+        label: str | None = None,
+        **options: Any,
     ) -> fx.Node:
         """Insert a call of a listed operator. `target`: the function, for a row without a canonical one.
 
-        `part`: what the call does in the decomposed operation, by which it can be fused again.
+        `part`: what the call does in the decomposed operation, by which it can be fused again. `label`: the last part of the
+        new call's name, by default that of the operator. With "", it takes the name of the decomposed call. A call with a label
+        is a layer of the module whose call is decomposed.
         """
 
     @abstractmethod
@@ -111,7 +119,8 @@ ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.T
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
 Ratio = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
-Decomposition = Callable[[Builder], fx.Node | None]
+#: Returns a node, or one for each of several results.
+Decomposition = Callable[[Builder], fx.Node | tuple[fx.Node, ...] | None]
 #: (dimension of the result, other arguments, rank of the result) -> the same dimension in the first argument, None if the call
 #: added it.
 DimensionBefore = Callable[[int, Sequence[Any], int], int | None]

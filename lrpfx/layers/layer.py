@@ -238,7 +238,12 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     args, kwargs = _with_slots((node.args, node.kwargs), slots)
     if len(set(inputs)) < len(inputs):  # x + x: one node gives two data inputs
         if by_name:
-            args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
+            numbers, names = itertools.count(), operator.data if operator is not None else ()
+            given = dict(zip(operator.arguments if operator is not None else (), args, strict=False))
+            args = [
+                Slot(next(numbers)) if name in names and isinstance(value, Slot) and value.index < len(inputs) else value
+                for name, value in given.items()
+            ]
         else:
             numbers = itertools.count()
             args, kwargs = map_arguments(

@@ -131,9 +131,9 @@ def scattered(input: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -
     return torch.scatter(input, dim, index, source)
 
 
-def pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two results of one operator."""
-    return first, second
+def several(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Several results of one operator."""
+    return results
 
 
 def scatter_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from lrpfx.operators import (
     normalization,
     pooling,
     products,
+    recurrent,
     resizing,
     selection,
     statistics,
@@ -34,8 +35,8 @@ from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 FAMILIES = (
-    *(linear, normalization, activations, pooling, sums, statistics, products, attention, embedding, resizing, dropout),
-    *(views, selection, discrete),
+    *(linear, normalization, activations, pooling, sums, statistics, products, attention, recurrent, embedding, resizing),
+    *(dropout, views, selection, discrete),
 )
 
 #: Argument names of numpy and ATen -> canonical names, used if the row has such an argument.

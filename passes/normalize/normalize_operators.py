@@ -23,7 +23,7 @@ from lrpfx.operators.table import (
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
 from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
-from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
+from lrpfx.types import Embedding, Opaque, Unknown
 
 
 class NormalizeOperators(GraphPass):
@@ -56,8 +56,7 @@ class NormalizeOperators(GraphPass):
             _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))
             if node.op == "call_module":
-                module = program.root.get_submodule(str(node.target))
-                update_info(node, unlisted=Recurrent if isinstance(module, Recurrent) else Opaque)
+                update_info(node, unlisted=Opaque)
             elif node_info(node).role is not Role.METADATA:
                 result.matches += self._normalize(node)
             elif node.op == "call_method":

@@ -12,14 +12,35 @@ from torch import fx, nn
 from lrpfx.ir.node import NodeInfo, floating_tensors, set_info
 from lrpfx.ir.operator import Channels, NotAffineError, Probability, Sign
 from lrpfx.operators import table
-from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, Signal, Weight, call, of, weight
+from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, Signal, Weight, call, of, signal, weight
 from lrpfx.support.dotted_paths import resolve_path
 
 #: What torch raises for arguments that it does not take.
-REFUSED = (TypeError, RuntimeError, ValueError, IndexError, NotImplementedError, AssertionError, ZeroDivisionError)
+REFUSED = (
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    AssertionError,
+    ZeroDivisionError,
+)
 
 #: Samples of rows that only the compiler inserts.
 INSERTED = {
+    "recurrent": call(
+        input=signal(2, 3, 3),
+        hidden=signal(2, 2),
+        cell=signal(2, 4),
+        weight_ih=weight(16, 3),
+        weight_hh=weight(16, 2),
+        bias_ih=weight(16),
+        bias_hh=weight(16),
+        weight_hr=weight(2, 4),
+        reverse=True,
+        batch_first=True,
+    ),
     "thresholded_relu": call(input=IMAGE, scale=weight(4), shift=weight(4)),
     "require_matrix": call(input=MATRIX),
     "require_dimensions": call(input=IMAGE, dimensions=4),
