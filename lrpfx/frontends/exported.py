@@ -20,6 +20,8 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
+from lrpfx.frontends.time_loops import FUNCTIONS as LOOPS
+from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
@@ -89,7 +91,7 @@ def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str]
         shapes = pytree.tree_map(lambda value, size=batch: _dynamic_shape(value, size), keywords)
         reads = ReadBuffers(root)
         try:
-            with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole():
+            with undisturbed(), _quiet(), torch.enable_grad(), loops_as_operators(root), reads, _KeepWhole():
                 program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             errors.append(error)
@@ -341,7 +343,7 @@ class _Reader:
         copied = self.graph.node_copy(node, self.copies.__getitem__)
         if node.target is aten.slice_scatter.default or node.target is aten.slice.Tensor:
             copied.args = tuple(None if argument == sys.maxsize else argument for argument in copied.args)
-        copied.target = _functions_kept.get(copied.target, copied.target)
+        copied.target = _functions_kept.get(copied.target) or LOOPS.get(copied.target, copied.target)
         if node.target in _EMBEDDING_BAGS:
             names = [argument.name for argument in node.target._schema.arguments]
             bound = {**dict(zip(names, copied.args, strict=False)), **copied.kwargs}

@@ -7,7 +7,7 @@ import torch
 
 from lrpfx.errors import InputError
 from lrpfx.ir.operator import Function
-from lrpfx.support.torch_internals import FakeTensor, pytree
+from lrpfx.support.torch_internals import is_traced, pytree
 
 
 def _with_bias_map(convolution: Function) -> Function:
@@ -149,7 +149,7 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Ten
             f"a grouped product of shapes {tuple(input.shape)} and {tuple(weight.shape)} is not supported, only that of rows with "
             "one matrix for each group of them: (rows, in) and (groups, in, out), with offsets"
         )
-    if torch.compiler.is_compiling() or isinstance(offsets, FakeTensor):  # sizes of groups are not known
+    if is_traced(offsets):  # sizes of groups are not known
         places = torch.arange(input.shape[0], device=input.device)
         starts = torch.cat([offsets.new_zeros(1), offsets[:-1]])
         chosen = (places[:, None] >= starts) & (places[:, None] < offsets)  # (rows, groups)

@@ -25,6 +25,7 @@ from lrpfx.operators import (
     pooling,
     products,
     resizing,
+    scans,
     selection,
     statistics,
     sums,
@@ -34,7 +35,7 @@ from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 FAMILIES = (
-    *(linear, normalization, activations, pooling, sums, statistics, products, attention, embedding, resizing, dropout),
+    *(linear, normalization, activations, pooling, sums, scans, statistics, products, attention, embedding, resizing, dropout),
     *(views, selection, discrete),
 )
 
