@@ -34,6 +34,7 @@ from lrpfx.rules.formulas import (
     Stabilization,
     Uniform,
     UniformEpsilon,
+    ValueOnly,
     ZBox,
     ZPlus,
 )
@@ -46,6 +47,7 @@ from lrpfx.types import (
     BatchNorm,
     Convolution,
     Gate,
+    GatedProduct,
     Interpolation,
     LayerNorm,
     Linear,
@@ -55,6 +57,7 @@ from lrpfx.types import (
     Softmax,
     Statistic,
     Sum,
+    WeightedValues,
 )
 
 LayerMap = Sequence[tuple[type | tuple[type, ...], Hook]]
@@ -517,6 +520,81 @@ class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
             canonizers,
             first_map,
             [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
+        )
+
+
+class _AttentionComposite(_BuiltInComposite):
+    """Base of the composites for transformers."""
+
+    def __init__(
+        self,
+        epsilon: Stabilization,
+        gamma: float | None,
+        gates: str,
+        own: Iterable[tuple[type, Hook]],
+        layer_map: LayerMap | None,
+        zero_params: Names,
+        canonizers: Sequence[Any] | None,
+    ) -> None:
+        if gates not in GATED_PRODUCTS:
+            raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}")
+        dense: Hook = Epsilon(epsilon, zero_params)
+        if gamma is not None:
+            dense = Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)
+        defaults: LayerMap = [
+            (GatedProduct, GATED_PRODUCTS[gates]()),
+            *own,
+            *layer_map_base(epsilon),
+            (Convolution, Epsilon(epsilon, zero_params)),
+            (nn.Linear, dense),
+        ]
+        super().__init__(layer_map, defaults, canonizers)
+
+
+#: Values of `gates`: the rule for products of a signal and an activation.
+GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": Uniform, "signal": lambda: Only(0)}
+
+
+@register_composite("attn_lrp")
+class AttnLRP(_AttentionComposite):
+    """AttnLRP (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602): relevance flows through attention weights and values.
+
+    Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
+    normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma. `gates`: for
+    products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation is detached). With
+    an `epsilon` of 0, no division takes place where gamma is None: see docs/language_models.md.
+    """
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 0.0,
+        gamma: float | None = None,
+        gates: str = "half",
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(epsilon, gamma, gates, [], layer_map, zero_params, canonizers)
+
+
+@register_composite("cp_lrp")
+class CPLRP(_AttentionComposite):
+    """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): attention weights and the scales of normalizations
+    count as constants, so relevance flows through the values alone. Other layers and arguments as in `AttnLRP`, but the gates of gated products
+    are detached by default.
+    """
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 0.0,
+        gamma: float | None = None,
+        gates: str = "signal",
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, zero_params, canonizers
         )
 
 

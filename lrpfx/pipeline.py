@@ -93,6 +93,7 @@ def transform(
         repr(composite),
         tuple(program.guards),
         program.frozen,
+        program.unfused,
     )
 
 
@@ -103,7 +104,7 @@ def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
     torch.export can capture need `example_inputs`.
     """
     if isinstance(model, ExplainModule):
-        graph = model.graph
+        graph = model.unfused
     elif isinstance(model, (nn.Module, ExportedProgram)):
         graph = normal_form(model, example_inputs)[0].graph
     else:

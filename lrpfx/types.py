@@ -102,8 +102,20 @@ class Gate(Product):
     __subclass__ = ()  # without those of Product
 
 
+class GatedProduct(Product):
+    """Products of a signal, the first input, and an activation of another linear map of it, as in SwiGLU."""
+
+    __subclass__ = ()  # without those of Product
+
+
 class MatMul(Kind):
     """Products of matrices that both depend on the model's input, such as attention scores."""
+
+
+class WeightedValues(MatMul):
+    """Products of attention weights, the first factor, and values."""
+
+    __subclass__ = ()  # without those of MatMul
 
 
 class Softmax(Kind):

@@ -50,6 +50,7 @@ class Program:
     title: str
     history: list[PassRecord] = field(default_factory=list)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
+    unfused: fx.Graph | None = None  # the graph before operations were fused, on the same modules; set by FUSE
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified

@@ -14,15 +14,18 @@ from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
 from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.decompose import Decompose
+from lrpfx.passes.normalize.find_attention import FindAttention
 from lrpfx.passes.normalize.find_gates import FindGates
 from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
 from lrpfx.passes.program import GraphPass
+from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
+from lrpfx.passes.rewrite.fuse_attention import FuseAttention
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
@@ -57,6 +60,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         Decompose(),
         RemoveDeadCode(),
         FindGates(),
+        FindAttention(),
     ),
     "canonize": lambda settings: (
         MergeBatchNormLeft(),
@@ -68,12 +72,14 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "validate": lambda settings: (Validate(settings.keep_gradient),),
     "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
     "rewrite": lambda settings: (
+        *([CarryMultipliers()] if settings.optimize and settings.fold else []),
         *([ChooseShortcuts()] if settings.optimize else []),
         Rewrite(differentiable=not settings.fold),
         CutConstants(),
         *([SaveLess()] if settings.optimize and settings.fold else []),
     ),
     "fold": lambda settings: (Fold(),) if settings.fold else (),
+    "fuse": lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
     "lower": lambda settings: (
         (DropDetach(), OutOfPlace(), NameTensors(settings.module), DeriveWeights(settings.module)) if settings.module else ()
     ),

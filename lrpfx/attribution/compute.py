@@ -5,7 +5,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -31,6 +31,7 @@ from lrpfx.ir.node import (
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes import final_softmax
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, executed, explainable
+from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
 from lrpfx.types import Embedding
@@ -184,7 +185,7 @@ def find_attribution(
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.admit(module)
-        record = recorded_names(module.graph, record)
+        record = recorded_names(module.unfused, record)
         embeddings = embeddings_of(module.graph, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         traced = recorder_of(module, names, bool(embeddings)) if names else module
@@ -195,30 +196,35 @@ def find_attribution(
                 result = arguments.call(runner)
             return select_output(result[0] if names else result, output), list(result[1:]) if names else []
 
-        if _may_be_several(target):  # a compiled module supports one backward pass only
-            explained, layers = run(executed(traced, Execution(several=True)))
-        else:
-            explained, layers = run(traced if names else explain_model)
+        is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
+        is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
+        with _kept_for_several(not is_single):
+            explained, layers = run(_runner(explain_model, module, traced, not is_single))
+        targets, several = _targets(explained, target)
+        if several and is_single:  # two classes look like a position and a token
+            with _kept_for_several(True):
+                explained, layers = run(_runner(explain_model, module, traced, True))
         if explained.is_meta:
             raise InputError(_NO_VALUES.format(module.title))
-        targets, several = _targets(explained, target)
         seeds = [relevance_of_output(explained, one) for one in targets]
         wanted = [*arguments.leaves, *layers]
-        if not explained.requires_grad or not wanted or not all(tensor.requires_grad for tensor in wanted):
+        carried = [*(False for _ in arguments.leaves), *carried_by(traced, len(layers))]
+        if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
         if several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
-            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), 1 if alone else chunk_size or len(seeds))
+            size = 1 if alone else chunk_size or len(seeds)
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), carried, size)
         else:
-            found = relevances_of(explained, wanted, seeds[0])
+            found = relevances_of(explained, wanted, seeds[0], carried)
     recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
 
     def watch(number: int) -> Watch:
         watched = Watch(traced)
         with torch.inference_mode(False), torch.enable_grad():
             again, layers = run(watched.run_with)
-            relevances_of(again, [*arguments.leaves, *layers], seeds[number])
+            relevances_of(again, [*arguments.leaves, *layers], seeds[number], carried)
         return watched
 
     def objection() -> str | None:
@@ -260,14 +266,39 @@ def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
-def _may_be_several(target: Target) -> bool:
-    return isinstance(target, (list, tuple)) or (is_floating(target) and target.ndim > 2)
+def _runner(
+    explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool
+) -> Callable[..., Any]:
+    """What runs `traced`, which is the explainable module or a recorder of it: compiled if `explain_model` is.
+
+    `several`: whether several relevances will be propagated.
+    """
+    if traced is module and not several:
+        return explain_model
+    compiler = getattr(explain_model, "dynamo_ctx", None)  # how torch.compile was called
+    key = (traced, several, compiler)
+    if key not in module.runners:
+        runner = executed(traced, Execution(several=True)) if several else traced
+        module.runners[key] = runner if compiler is None else compiler(runner)
+    return module.runners[key]
+
+
+@contextmanager
+def _kept_for_several(several: bool) -> Iterator[None]:
+    """A context in which torch.compile keeps what several backward passes read."""
+    with torch._functorch.config.patch(donated_buffer=False) if several else nullcontext():
+        yield
+
+
+def _is_place(target: tuple[Any, ...]) -> bool:
+    """Whether a target looks like a position and the token to explain there."""
+    return len(target) == 2 and _is_index(target[0])
 
 
 def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
     """The targets, and whether several were given."""
-    if isinstance(target, tuple) and len(target) == 2 and output.ndim == 3 and _is_index(target[0]):
-        return [target], False  # a position, and the token to explain there
+    if isinstance(target, tuple) and _is_place(target) and output.ndim == 3:
+        return [target], False
     if isinstance(target, (list, tuple)):
         if not target:
             raise InputError("the list of targets is empty")
@@ -282,7 +313,11 @@ def _is_index(value: Any) -> bool:
 
 
 def _relevances_in_chunks(
-    output: torch.Tensor, wanted: Sequence[torch.Tensor], seeds: torch.Tensor, chunk_size: int
+    output: torch.Tensor,
+    wanted: Sequence[torch.Tensor],
+    seeds: torch.Tensor,
+    carried: Sequence[bool],
+    chunk_size: int,
 ) -> list[torch.Tensor]:
     """Relevance of the wanted tensors for each seed, with a leading dimension for the seeds."""
     parts: list[Sequence[torch.Tensor]] = []
@@ -290,21 +325,38 @@ def _relevances_in_chunks(
         chunk = seeds[first : first + chunk_size]
         is_last = first + chunk_size >= len(seeds)
         if len(chunk) == 1:
-            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], not is_last)])
+            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], carried, not is_last)])
         else:
-            parts.append(torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, not last))(chunk))
+            together = torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, carried, not last))
+            parts.append(together(chunk))
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 
 def relevances_of(
-    output: torch.Tensor, wanted: Sequence[torch.Tensor], seed: torch.Tensor, retain_graph: bool = False
+    output: torch.Tensor,
+    wanted: Sequence[torch.Tensor],
+    seed: torch.Tensor,
+    carried: Sequence[bool],
+    retain_graph: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Relevance of the wanted tensors, zeros for tensors without relevance."""
-    relevances = torch.autograd.grad(output, list(wanted), seed, allow_unused=True, retain_graph=retain_graph)
-    return tuple(
-        torch.zeros_like(tensor) if relevance is None else _in_format_of(tensor, relevance)
-        for relevance, tensor in zip(relevances, wanted, strict=True)
-    )
+    """Relevance of the wanted tensors, zeros for tensors without relevance. `carried`: whether each carries a multiplier."""
+    tensors = [tensor for tensor in wanted if tensor.requires_grad]
+    gradients = iter(torch.autograd.grad(output, tensors, seed, allow_unused=True, retain_graph=retain_graph))
+    found = []
+    for tensor, multiplies in zip(wanted, carried, strict=True):
+        gradient = next(gradients) if tensor.requires_grad else None
+        if gradient is not None and multiplies:
+            gradient = relevance_from(tensor.detach(), gradient)
+        found.append(torch.zeros_like(tensor) if gradient is None else _in_format_of(tensor, gradient))
+    return tuple(found)
+
+
+def carried_by(recorder: fx.GraphModule, count: int) -> list[bool]:
+    """Whether each of the `count` nodes that a recorder returns carries a multiplier."""
+    if not count:
+        return []
+    _, *nodes = output_node(recorder.graph).args[0]  # type: ignore[misc]
+    return [node_info(node).carries_multiplier for node in nodes]
 
 
 def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
@@ -612,8 +664,11 @@ def recorder_of(module: ExplainModule, names: tuple[str, ...], leaves: bool = Fa
     """A module on the same tensors that also returns the named nodes; with `leaves`, gradients begin at embeddings."""
     key = (*names, "") if leaves else names
     if key not in module.recorders:
-        graph = copy_graph(module.graph)
-        nodes = resolve_names(graph, names)
+        fused = {name for name, _ in named_nodes(module.graph)}
+        found = resolve_names(module.unfused, names)
+        graph = copy_graph(module.graph if all(node_info(node).name in fused for node in found) else module.unfused)
+        by_name = dict(named_nodes(graph))
+        nodes = [by_name[node_info(node).name] for node in found]
         (output,) = graph.find_nodes(op="output")
         for embedding in [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]:
             with graph.inserting_after(embedding):

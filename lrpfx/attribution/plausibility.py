@@ -12,6 +12,7 @@ from torch import fx
 
 from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
 from lrpfx.runtime.explain_module import TreeGraphModule
+from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.types import Softmax
 
@@ -66,6 +67,8 @@ class Watch(fx.Interpreter):
             return value
 
         def note(relevance: torch.Tensor | None) -> None:
+            if relevance is not None and node_info(edge[0]).carries_multiplier:
+                relevance = relevance_from(value.detach(), relevance)
             amount = 0.0 if relevance is None else magnitudes([relevance[None]], 1)[0]  # None: zero, as autograd knows
             self.flows[edge] = self.flows.get(edge, 0.0) + amount
 

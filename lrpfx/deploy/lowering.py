@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lrpfx.attribution.compute import (
     Arguments,
     OutputSelector,
+    carried_by,
     embeddings_of,
     find_attribution,
     recorded_names,
@@ -151,8 +152,8 @@ def _lowered(
         raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
     if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
         raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
-    record = recorded_names(module.graph, record)
-    resolve_names(module.graph, record)  # raises an error for unknown names
+    record = recorded_names(module.unfused, record)
+    resolve_names(module.unfused, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
@@ -290,7 +291,8 @@ class _Job:
             result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
-            found = relevances_of(explained, [*leaves.values(), *recorded], seed)
+            carried = [*(False for _ in leaves), *carried_by(runner, len(recorded))]
+            found = relevances_of(explained, [*leaves.values(), *recorded], seed, carried)
         relevances, layers = dict(zip(leaves, found, strict=False)), dict(zip(names, found[len(leaves) :], strict=True))
         for name, embeddings in self.embeddings.items():
             of_input = {embedding: layers[embedding] for embedding in embeddings}

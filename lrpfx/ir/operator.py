@@ -64,8 +64,13 @@ class Builder(ABC):
         return self.arguments[name]
 
     @abstractmethod
-    def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, **options: Any) -> fx.Node:
-        """Insert a call of a listed operator. `target`: the function, for a row without a canonical one."""
+    def call(
+        self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, part: str = "", **options: Any
+    ) -> fx.Node:
+        """Insert a call of a listed operator. `target`: the function, for a row without a canonical one.
+
+        `part`: what the call does in the decomposed operation, by which it can be fused again.
+        """
 
     @abstractmethod
     def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
@@ -95,6 +100,7 @@ Function = Callable[..., Any]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], Bound], tuple[torch.Tensor | None, ...] | None]
 ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.Tensor]
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
+Ratio = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
 Decomposition = Callable[[Builder], fx.Node | None]
 #: (dimension of the result, other arguments, rank of the result) -> the same dimension in the first argument, None if the call
@@ -159,6 +165,7 @@ class Operator:
     # Result.
     sign: SignOf | None = None  # None: unknown
     moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
+    selects: bool = False  # likewise, but which argument an entry comes from may depend on values
     converts: bool = False  # every entry of the result is an entry of the first argument, possibly in another dtype
     elementwise: bool = False  # an entry of the result depends only on the data at its position, after broadcasting
     adds_up: bool = False  # an entry of the result is a sum of entries of the only input, with nonnegative weights
@@ -170,6 +177,8 @@ class Operator:
     probability: Probability | None = None  # it returns probabilities or their logarithms
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
     scaled: str = ""  # the row for a call in which one of two operands scales the other
+    activated: str = ""  # the row for a call in which one of two operands is an activation
+    weighted: str = ""  # the row for a call in which attention weights multiply values
 
     # Results that are not a signal, and multiple results.
     discrete: bool = False  # the result is integer, boolean or piecewise constant
@@ -189,6 +198,8 @@ class Operator:
     adjoint: Adjoint | None = None  # the transposed map, if the operator is linear in its data
     constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
     detached: Detached | None = None  # the operator with its scale held constant, if it normalizes
+    ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
+    proportional_to: tuple[str, ...] = ()  # data arguments to which the result is proportional if the others are constant
 
     # Merging of affine maps.
     weight_layout: WeightLayout | None = None  # set if a map of its channels can be merged into its weight and bias

@@ -56,6 +56,7 @@ class Operation:
         self.operator = operator
         self.row = operator or row
         self.kind = kind if self.row is None else self.row.kind
+        self.nested = any(isinstance(argument, (tuple, list, dict, slice)) for argument in (*args, *kwargs.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -71,6 +72,8 @@ class Operation:
         def fill(argument: Any) -> Any:
             return values[argument.index] if isinstance(argument, Slot) else argument
 
+        if not self.nested:  # most operations, and each call of each takes this path
+            return tuple(map(fill, self.args)), {name: fill(argument) for name, argument in self.kwargs.items()}
         args, kwargs = map_arguments((self.args, self.kwargs), fill)
         return args, kwargs
 

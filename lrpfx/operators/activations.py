@@ -1,6 +1,7 @@
 """Element-wise functions."""
 
 import builtins
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data
-from lrpfx.ir.operator import Bound, Builder, Function, Operator, Probability, Sample, SignOf
+from lrpfx.ir.operator import Bound, Builder, Function, Operator, Probability, Ratio, Sample, SignOf
 from lrpfx.operators import signs
 from lrpfx.operators.functions import exponential, thresholded_relu
 from lrpfx.operators.row import row
@@ -39,6 +40,39 @@ def _bounded_by_data(build: Builder) -> fx.Node | None:
     for name in given:
         result = build.call(bounds[name] if is_data(build[name]) else f"clamp_{name}", result, build[name])
     return result
+
+
+# --- f(x) / x, for relevance that passes unchanged ------------------------------------------------------------------------------
+
+
+def _step(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return (input > 0).to(input.dtype)
+
+
+def _ratio_of_leaky_relu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return torch.where(input > 0, 1.0, torch.full_like(input, bound["negative_slope"]))
+
+
+def _ratio_of_gelu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    if bound["approximate"] == "tanh":
+        return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (input + 0.044715 * input**3)))
+    return 0.5 * torch.erfc(-input * math.sqrt(0.5))
+
+
+def _ratio_of_hardswish(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return ((input + 3) / 6).clamp(0, 1)
+
+
+def _quotient(function: Function, slope: float = 1.0) -> Ratio:
+    """f(x) / x for a function with f(0) = 0 and this derivative at 0. torch computes such f(x) to relative precision near 0."""
+
+    def ratio(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+        options = {name: value for name, value in bound.items() if name != "input"}
+        zero = input == 0
+        quotient = function(input, **options) / torch.where(zero, torch.ones_like(input), input)
+        return torch.where(zero, torch.full_like(input, slope), quotient)
+
+    return ratio
 
 
 def _remainder(name: str, functions: Sequence[Function] = (), further_methods: str = "") -> Operator:
@@ -94,6 +128,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         positive_part=True,
         keeps_nonpositive=True,
+        ratio=_step,
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -105,6 +140,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         scales=1,
         keeps_nonpositive=True,
+        ratio=_quotient(functional.relu6, 0.0),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -169,6 +205,7 @@ ROWS: tuple[Operator, ...] = (
         aten="elu.default",
         inplace_aten="elu_.default",
         sign=signs.of_elu,
+        ratio=_quotient(functional.elu),
         sample=call(input=MATRIX, alpha=0.7),
     ),
     _activation(
@@ -180,6 +217,7 @@ ROWS: tuple[Operator, ...] = (
         aten="selu.default",
         inplace_aten="selu_.default",
         sign=signs.of_input,
+        ratio=_quotient(functional.selu, 1.0507009873554805),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -192,6 +230,7 @@ ROWS: tuple[Operator, ...] = (
         aten="celu.default",
         inplace_aten="celu_.default",
         sign=signs.of_elu,
+        ratio=_quotient(functional.celu),
         sample=call(input=MATRIX, alpha=0.7),
     ),
     _activation(
@@ -201,6 +240,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.GELU],
         aten="gelu.default",
         sign=signs.of_input,
+        ratio=_ratio_of_gelu,
         sample=call(input=MATRIX, approximate="tanh"),
     ),
     _activation(
@@ -235,6 +275,7 @@ ROWS: tuple[Operator, ...] = (
         aten="silu.default",
         inplace_aten="silu_.default",
         sign=signs.of_input,
+        ratio=lambda input, bound: torch.sigmoid(input),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -244,6 +285,7 @@ ROWS: tuple[Operator, ...] = (
         aten="hardswish.default",
         inplace_aten="hardswish_.default",
         sign=signs.of_input,
+        ratio=_ratio_of_hardswish,
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -253,6 +295,7 @@ ROWS: tuple[Operator, ...] = (
         aten="mish.default",
         inplace_aten="mish_.default",
         sign=signs.of_input,
+        ratio=lambda input, bound: torch.tanh(functional.softplus(input)),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -267,6 +310,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="tanh_.default",
         sign=signs.of_input,
         scales=1,
+        ratio=_quotient(torch.tanh),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -275,6 +319,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.Tanhshrink],
         sign=signs.of_input,
         whole={"(Tensor input) -> Tensor": (functional.tanhshrink,)},
+        ratio=_quotient(functional.tanhshrink, 0.0),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -283,6 +328,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.Softsign],
         sign=signs.of_input,
         whole={"(Tensor input) -> Tensor": (functional.softsign,)},
+        ratio=lambda input, bound: 1 / (1 + input.abs()),
         sample=call(input=MATRIX),
     ),
     _activation(
@@ -302,6 +348,7 @@ ROWS: tuple[Operator, ...] = (
         aten="softshrink.default",
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (functional.softshrink,)},
+        ratio=_quotient(functional.softshrink, 0.0),
         sample=call(input=MATRIX, lambd=0.2),
     ),
     _activation(
@@ -314,6 +361,7 @@ ROWS: tuple[Operator, ...] = (
         aten="hardshrink.default",
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink)},
+        ratio=_quotient(torch.hardshrink, 0.0),
         sample=call(input=MATRIX, lambd=0.2),
     ),
     _activation(
@@ -334,6 +382,7 @@ ROWS: tuple[Operator, ...] = (
         aten="leaky_relu.default",
         inplace_aten="leaky_relu_.default",
         sign=signs.of_leaky_relu,
+        ratio=_ratio_of_leaky_relu,
         sample=call(input=MATRIX, negative_slope=0.3),
     ),
     _activation(
@@ -376,9 +425,9 @@ ROWS: tuple[Operator, ...] = (
     _remainder("fmod"),
     _of_torch("exp", signs.never_negative),
     _of_torch("exp2", signs.never_negative),
-    _of_torch("expm1", signs.of_input),
+    _of_torch("expm1", signs.of_input, ratio=_quotient(torch.expm1)),
     _of_torch("log", sample=call(input=POSITIVE), logarithm=True),
-    _of_torch("log1p", signs.of_input, call(input=POSITIVE)),
+    _of_torch("log1p", signs.of_input, call(input=POSITIVE), ratio=_quotient(torch.log1p)),
     _of_torch("log2", sample=call(input=POSITIVE)),
     _of_torch("log10", sample=call(input=POSITIVE)),
     _of_torch("sqrt", signs.never_negative, call(input=POSITIVE)),
@@ -389,16 +438,17 @@ ROWS: tuple[Operator, ...] = (
         further_functions=[builtins.abs, torch.absolute],
         further_methods="__abs__ absolute",
         further_aten="absolute.default",
+        ratio=lambda input, bound: input.sign(),
     ),
-    _of_torch("square", signs.never_negative),
-    _of_torch("erf", signs.of_input, scales=1),
-    _of_torch("sin"),
+    _of_torch("square", signs.never_negative, ratio=lambda input, bound: input),
+    _of_torch("erf", signs.of_input, scales=1, ratio=_quotient(torch.erf, 2 / math.sqrt(math.pi))),
+    _of_torch("sin", ratio=_quotient(torch.sin)),
     _of_torch("cos"),
-    _of_torch("tan"),
-    _of_torch("sinh", signs.of_input),
+    _of_torch("tan", ratio=_quotient(torch.tan)),
+    _of_torch("sinh", signs.of_input, ratio=_quotient(torch.sinh)),
     _of_torch("cosh", signs.never_negative),
-    _of_torch("atan", signs.of_input),
-    _of_torch("asinh", signs.of_input),
+    _of_torch("atan", signs.of_input, ratio=_quotient(torch.atan)),
+    _of_torch("asinh", signs.of_input, ratio=_quotient(torch.asinh)),
     _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2),
     _of_torch("frac", signs.of_input),
     _of_torch("logit", sample=call(input=signal(2, 4, low=0.1, high=0.9))),

@@ -34,23 +34,25 @@ def _attention(build: Builder) -> fx.Node:
     if build["enable_gqa"]:
         groups = build.queries_per_key(query, key)
         key, value = (
-            build.call("repeat_interleave", tensor, groups, -3, target=torch.repeat_interleave) for tensor in (key, value)
+            build.call("repeat_interleave", tensor, groups, -3, target=torch.repeat_interleave, part=f"repeated {what}")
+            for tensor, what in ((key, "key"), (value, "value"))
         )
-    transposed = build.call("transpose", key, -2, -1, target=torch.transpose)
-    scores = build.call("matmul", build.call("mul", query, scale), transposed)
+    transposed = build.call("transpose", key, -2, -1, target=torch.transpose, part="transposed")
+    scaled = build.call("mul", query, scale, part="scaled")
+    scores = build.call("matmul", scaled, transposed, part="scores")
     if build["is_causal"]:
-        scores = build.call("add", scores, build.causal_bias(query, key))
+        scores = build.call("add", scores, build.causal_bias(query, key), part="causal")
     if mask is None:
-        weights = build.call("softmax", scores, -1, target=torch.softmax)
+        weights = build.call("softmax", scores, -1, target=torch.softmax, part="weights")
     else:
         if build.is_boolean(mask):
-            forbidden = build.call("logical_not", mask, target=torch.logical_not)
-            scores = build.call("masked_fill", scores, forbidden, -torch.inf)
+            forbidden = build.call("logical_not", mask, target=torch.logical_not, part="mask")
+            scores = build.call("masked_fill", scores, forbidden, -torch.inf, part="masked")
         else:
-            bias = build.call("attention_bias", mask, build.dtype_of(query), target=attention_bias)
-            scores = build.call("add", scores, bias)
-        weights = build.call("masked_softmax", scores, -1, target=masked_softmax)
-    return build.call("matmul", weights, value)
+            bias = build.call("attention_bias", mask, build.dtype_of(query), target=attention_bias, part="mask")
+            scores = build.call("add", scores, bias, part="masked")
+        weights = build.call("masked_softmax", scores, -1, target=masked_softmax, part="weights")
+    return build.call("matmul", weights, value, part="output")
 
 
 ROWS: tuple[Operator, ...] = (

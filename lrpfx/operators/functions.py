@@ -74,6 +74,21 @@ def gate(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return input * other
 
 
+def gated_product(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` * `other`, where `other` is an activation."""
+    return input * other
+
+
+def weighted_values(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` @ `other`, where `input` holds attention weights and `other` values."""
+    return input @ other
+
+
+def weighted_einsum(equation: str, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """torch.einsum of attention weights and values."""
+    return torch.einsum(equation, input, other)
+
+
 def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`input` / `other`, where both depend on the model's input."""
     return input / other

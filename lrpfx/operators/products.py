@@ -12,7 +12,7 @@ from lrpfx import types
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import signs
-from lrpfx.operators.functions import divided_by, gate, quotient
+from lrpfx.operators.functions import divided_by, gate, gated_product, quotient, weighted_einsum, weighted_values
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, weight
 
@@ -122,7 +122,9 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_product,
         elementwise=True,
         affine_in="input other",
+        proportional_to="input other",
         scaled="gate",
+        activated="gated_product",
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -142,6 +144,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_quotient,
         elementwise=True,
         affine_in="input",
+        proportional_to="input",
         scaled="quotient",
         discrete_with="rounding_mode",
         sample=call(input=MATRIX, other=POSITIVE, rounding_mode=None),
@@ -169,6 +172,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="neg_.default",
         sign=signs.flipped,
         elementwise=True,
+        proportional_to="input",
         sample=call(input=MATRIX),
     ),
     row(
@@ -199,6 +203,18 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         sign=signs.of_product,
         elementwise=True,
+        proportional_to="input other",
+        sample=call(input=MATRIX, other=signal(2, 4)),
+    ),
+    row(
+        "gated_product",
+        types.GatedProduct,
+        gated_product,
+        "input other",
+        data="input other",
+        sign=signs.of_product,
+        elementwise=True,
+        proportional_to="input other",
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -209,6 +225,7 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         sign=signs.of_quotient,
         elementwise=True,
+        proportional_to="input",
         sample=call(input=MATRIX, other=POSITIVE),
     ),
     row(
@@ -221,7 +238,17 @@ ROWS: tuple[Operator, ...] = (
         methods="matmul __matmul__ bmm mm mv",
         aten="linalg_matmul.default matmul.default bmm.default mm.default mv.default",
         sign=signs.of_matrix_product,
+        weighted="weighted_values",
         decomposition=_dense_or_not,
+        sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
+    ),
+    row(
+        "weighted_values",
+        types.WeightedValues,
+        weighted_values,
+        "input other",
+        data="input other",
+        sign=signs.of_matrix_product,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
@@ -229,7 +256,14 @@ ROWS: tuple[Operator, ...] = (
         types.MatMul,
         functions=[torch.einsum],
         aten="einsum.default",
+        weighted="weighted_einsum",
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
+    ),
+    row(
+        "weighted_einsum",
+        types.WeightedValues,
+        functions=[weighted_einsum],
+        sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "tensordot",

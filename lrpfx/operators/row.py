@@ -33,6 +33,7 @@ def row(
     aliases: str = "",
     controls: str = "",
     affine_in: str = "",
+    proportional_to: str = "",
     modules: Sequence[type] = (),
     discrete_results: Sequence[int] = (),
     **facts: Any,
@@ -70,6 +71,7 @@ def row(
         indices=tuple(indices.split()),
         controls=tuple(controls.split()),
         affine_in=tuple(affine_in.split()),
+        proportional_to=tuple(proportional_to.split()),
         discrete_results=tuple(discrete_results),
         **facts,
     )

@@ -53,6 +53,7 @@ def _of_two(name: str, other_name: str) -> Operator:
         methods=f"{name} {other_name}",
         aten=f"{name}.default {other_name}.default",
         sign=signs.of_both,
+        selects=True,
         sample=call(input=MATRIX, other=signal(2, 4)),
     )
 
@@ -65,6 +66,7 @@ def _with_places(name: str, sample: Sample, further_aten: str = "") -> Operator:
         aten=f"{name}.default {further_aten}",
         results="values indices",
         discrete_results=(1,),
+        selects=True,
         sample=sample,
     )
 
@@ -149,6 +151,7 @@ ROWS: tuple[Operator, ...] = (
         aten="where.self where.ScalarOther where.ScalarSelf where.Scalar",
         indices="condition",
         sign=signs.of_both,
+        selects=True,
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -162,24 +165,28 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="masked_fill_.Scalar masked_fill_.Tensor",
         indices="mask",
         sign=signs.of_masked_fill,
+        selects=True,
         sample=call(loses="constants", input=MATRIX, mask=_MASK, value=0.5),
     ),
     neutral(
         "slice_scatter",
         [torch.slice_scatter],
         aten="slice_scatter.default",
+        selects=True,
         sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2)),
     ),
     neutral(
         "select_scatter",
         [torch.select_scatter],
         aten="select_scatter.default",
+        selects=True,
         sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,)),
     ),
     neutral(
         "diagonal_scatter",
         [torch.diagonal_scatter],
         aten="diagonal_scatter.default",
+        selects=True,
         sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
     ),
     row(
@@ -192,6 +199,7 @@ ROWS: tuple[Operator, ...] = (
         aten="index_put.default",
         inplace_aten="index_put_.default",
         decomposition=_accumulated,
+        selects=True,
         sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
     ),
     row(
@@ -206,6 +214,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="scatter_.src scatter_.value",
         aliases="value=source",
         indices="index",
+        selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 2], [1, 3]]), source=signal(2, 2)),
     ),
     row(
@@ -217,6 +226,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_methods="copy_",
         aten="copy.default",
         inplace_aten="copy_.default",
+        selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
     row(
@@ -248,6 +258,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d],
         aten="max_unpool2d.default max_unpool3d.default",
         sign=signs.of_input,
+        selects=True,
         sample=of(
             lambda x: functional.max_unpool2d(
                 functional.max_pool2d(x, 2), functional.max_pool2d(x, 2, return_indices=True)[1], (2, 2)
@@ -258,12 +269,13 @@ ROWS: tuple[Operator, ...] = (
     ),
     _of_two("maximum", "fmax"),
     _of_two("minimum", "fmin"),
-    neutral("amax", [torch.amax], aten="amax.default", sign=signs.of_input, sample=of(lambda x: x.amax(1))),
+    neutral("amax", [torch.amax], aten="amax.default", sign=signs.of_input, selects=True, sample=of(lambda x: x.amax(1))),
     neutral(
         "amin",
         [torch.amin],
         aten="amin.default",
         sign=signs.of_input,
+        selects=True,
         sample=of(lambda x: x.amin(axis=1, keepdims=True)),
     ),
     _with_places("max", of(lambda x: x.max(dim=1).values), "max.dim max.other"),

@@ -85,7 +85,7 @@ def assignment(explain_model: nn.Module) -> Assignment:
                 info.sign.value,
                 support_label(info),
             )
-            for name, node in named_nodes(module.graph)
+            for name, node in named_nodes(module.unfused)
             for info in [node_info(node)]
         ]
     )

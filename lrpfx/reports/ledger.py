@@ -17,11 +17,12 @@ from torch import fx, nn
 from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
 from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.errors import LrpfxWarning, RuleError
-from lrpfx.ir.node import Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
 from lrpfx.reports.format_table import format_table
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
+from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, relevance_from, where_finite
 from lrpfx.types import Embedding
 
 #: What takes relevance that is not passed on.
@@ -187,6 +188,11 @@ def _total(value: torch.Tensor) -> float:
     return float(value.detach().double().sum())
 
 
+def _relevance(info: NodeInfo, value: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+    """The relevance of a node's value, which may carry a multiplier."""
+    return relevance_from(value, carried) if info.carries_multiplier else carried
+
+
 def _map_result(value: Any, change: Any) -> Any:
     """A model's result with changed tensors; a dataclass keeps its class."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -224,7 +230,7 @@ class _Sweep:
     def forward(self, *args: Any, **keywords: Any) -> Any:
         given = iter(args)
         result = None
-        for node in self.module.graph.nodes:
+        for node in self.module.unfused.nodes:
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
                 value = keywords.get(str(node.target), default) if keywords else next(given, default)
@@ -313,7 +319,7 @@ class _Sweep:
         while self.calls:
             call = self.calls.pop()
             entries.append(self._account(call))
-        for node in self.module.graph.nodes:
+        for node in self.module.unfused.nodes:
             if node.op == "placeholder":
                 tensors = floating_tensors(self.values[node])
                 if tensors:
@@ -328,7 +334,7 @@ class _Sweep:
         pairs = [
             (output, relevance) for output, relevance in zip(call.outputs, relevances, strict=True) if relevance is not None
         ]
-        incoming = sum(_total(relevance) for _, relevance in pairs)
+        incoming = sum(_total(_relevance(info, output, carried)) for output, carried in pairs)
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
         if info.kind is Embedding:
             self.inputs[info.name] = outgoing = incoming
@@ -343,14 +349,16 @@ class _Sweep:
         for (argument, number, leaf), gradient in zip(call.leaves, gradients, strict=True):
             if gradient is None:
                 continue
-            gradient = torch.where(torch.isinf(leaf), torch.zeros_like(gradient), gradient)  # a mask of -inf takes no relevance
-            if node_info(argument).role is Role.DATA:
-                passed = _total(gradient)
+            gradient = where_finite(leaf, gradient)  # a mask of -inf takes no relevance
+            is_data = node_info(argument).role is Role.DATA
+            relevance = _relevance(node_info(argument) if is_data else info, leaf.detach(), gradient)
+            if is_data:
+                passed = _total(relevance)
                 outgoing += passed
                 self._add(argument, number, gradient)
                 self._flow(argument, info.name, passed)
             else:
-                parts["constants"] += _total(gradient)
+                parts["constants"] += _total(relevance)
         if pairs:
             for part, amount in self._absorbed(call, pairs).items():
                 parts[part] += amount
@@ -366,15 +374,23 @@ class _Sweep:
             if rule.has_code:
                 return {}
             values = tuple(map(detached, call.args))
-            output, relevance = pairs[0]
+            output, carried = pairs[0]
             layer_call = module.ruled.layer_call(values, output.detach())
-            found = rule.absorbed(layer_call, relevance) or {}
+            form = module.ruled.form
+            found = form.absorbed(layer_call, carried) if form is not None else None
+            if found is None:
+                found = rule.absorbed(layer_call, _relevance(info, output.detach(), carried)) or {}
             unknown = [part for part in found if part not in PARTS]
             if unknown:
                 raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
             return {part: float(amount) for part, amount in found.items()}
+        if node.target is carry_multiplier:
+            return {"absent": sum(_total(relevance * (output == 0)) for output, relevance in pairs)}
+        if node.target is carry_relevance:
+            return {}
         if info.neutral and not info.keeps_gradient:
-            return {"constants": self._taken_by_numbers(call, pairs)}
+            relevances = [(output, _relevance(info, output.detach(), carried)) for output, carried in pairs]
+            return {"constants": self._taken_by_numbers(call, relevances)}
         return {}
 
     def _taken_by_numbers(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:

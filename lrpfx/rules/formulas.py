@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, InputTypeError, RuleError
 from lrpfx.ir.node import Facts
-from lrpfx.layers.layer import Layer, Operation
+from lrpfx.layers.layer import Layer, Operation, Slot
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
@@ -27,7 +27,6 @@ from lrpfx.rules.ratios import (
     added,
     held_back,
     sum_of,
-    where_finite,
 )
 from lrpfx.rules.rule import Absorbed, Rule
 from lrpfx.rules.shortcuts import (
@@ -45,9 +44,11 @@ from lrpfx.rules.shortcuts import (
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
 from lrpfx.rules.template import BasicHook
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio, where_finite
 from lrpfx.types import (
     AvgPool,
     Gate,
+    GatedProduct,
     Kind,
     LayerNorm,
     MatMul,
@@ -59,6 +60,7 @@ from lrpfx.types import (
     Statistic,
     Sum,
     Unknown,
+    WeightedValues,
 )
 
 Names = str | Sequence[str] | None
@@ -78,6 +80,9 @@ class Epsilon(BasicHook):
             gradient_mapper=SharedRatios(self.epsilon, [{0: 1}]),
         )
 
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        return Derivative() if is_exact(self.epsilon) and not self.zero_params and is_listed(layer) else None
+
 
 class Norm(BasicHook):
     """Epsilon with unmodified parameters, for sums and average pooling."""
@@ -94,6 +99,36 @@ class Norm(BasicHook):
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         applies = is_plain_addition(layer) and is_elementwise(self.stabilizer)
         return ShareOfSum(self, self.stabilizer, facts) if applies else self
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        return Derivative() if is_exact(self.stabilizer) and is_listed(layer) else None
+
+
+def is_listed(layer: Layer) -> bool:
+    """Whether a layer is a call of the operator table."""
+    return layer.operation.operator is not None
+
+
+def is_exact(stabilizer: StabilizerFunction) -> bool:
+    """Whether a stabilizer leaves all values but 0 as they are."""
+    return type(stabilizer) is Stabilizer and stabilizer.epsilon == 0
+
+
+def _proportional_inputs(layer: Layer) -> list[bool]:
+    """For each input of an element-wise product, whether the output is proportional to it if the others are constant."""
+    row = layer.operation.operator
+    if row is None or not row.elementwise or not issubclass(layer.kind, Product):
+        return [False]
+    names = _names_of_inputs(layer)
+    return [name in row.proportional_to for name in names] if len(names) == len(layer.inputs) else [False]
+
+
+def _names_of_inputs(layer: Layer) -> list[str]:
+    """Names of the arguments that hold the inputs of a listed operation."""
+    operation = layer.operation
+    given = [*zip(operation.listed.arguments, operation.args, strict=False), *operation.kwargs.items()]
+    found = {value.index: name for name, value in given if isinstance(value, Slot) and value.index < operation.inputs}
+    return [found[place] for place in sorted(found)]
 
 
 def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
@@ -451,6 +486,10 @@ class Uniform(_SharingRule):
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         return {"stopped": ((self._weights(call) == 0) * relevance).sum()} if _adds_up(call.operation) else {}
 
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        proportional = _proportional_inputs(layer)
+        return Derivative((1 / len(proportional),) * len(proportional), divides=False) if all(proportional) else None
+
 
 class Only(_SharingRule):
     """All relevance goes to one input, such as the skip connection or the block of a sum, or the signal of a gate."""
@@ -488,6 +527,12 @@ class Only(_SharingRule):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         return {}
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        proportional = _proportional_inputs(layer)
+        if self.input >= len(proportional) or not proportional[self.input]:
+            return None
+        return Derivative(tuple(float(place == self.input) for place in range(len(proportional))), divides=False)
 
 
 class AbsoluteRatio(_SharingRule):
@@ -572,7 +617,7 @@ class _ProductRule(_EpsilonRule):
     def _check_product(operation: Operation, inputs: int) -> None:
         kind, row = operation.kind, operation.row
         of_entries = kind is Product and row is not None and not row.elementwise
-        if kind is Gate or of_entries or (inputs > 1 and kind is not MatMul and kind is not Product):
+        if kind is Gate or of_entries or (inputs > 1 and kind not in (MatMul, WeightedValues, Product, GatedProduct)):
             raise RuleError(
                 f"it is for matrix products, but this layer has {inputs} input(s) and is of kind {kind.__name__}; "
                 "Uniform gives all operands equal shares, Only(0) gives all relevance to the first of several inputs"
@@ -601,6 +646,10 @@ class UniformEpsilon(_ProductRule):
         output, remainders = call.with_remainders(call.run_with, call.inputs, call.parameters, factors)
         return self._absorbed_by(relevance, factors * output, remainders)
 
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        count = len(layer.inputs)
+        return Derivative((1 / count,) * count) if is_exact(self.epsilon) and is_listed(layer) else None
+
 
 class ValueOnly(_ProductRule):
     """For the product of attention weights and values: Epsilon for the last factor, the values. The attention weights get no
@@ -621,6 +670,10 @@ class ValueOnly(_ProductRule):
             lambda inputs, parameters: call.run_with((*others, *inputs), parameters), (last,), call.parameters
         )
         return self._absorbed_by(relevance, output, remainders)
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        shares = (*(0.0 for _ in layer.inputs[1:]), 1.0)
+        return Derivative(shares) if is_exact(self.epsilon) and is_listed(layer) else None
 
 
 class SoftmaxTaylor(Hook):
@@ -651,6 +704,10 @@ class SoftmaxTaylor(Hook):
         output, dimension = call.own_output(), _softmax_dimension(call)
         weighted = (output * input).sum(dimension, keepdim=True)
         return {"expansion": (relevance * (1.0 - input + weighted)).sum()}
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        row = layer.operation.operator
+        return None if row is None or row.negates else Derivative(divides=False)
 
 
 def _scores(call: LayerCall) -> torch.Tensor:
@@ -723,6 +780,10 @@ class NormalizationEpsilon(_EpsilonRule):
         bias = (relevance / self.epsilon(output) * (output - linear)).sum()
         return added([held_back(relevance, output, self.epsilon), {"bias": bias}])
 
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        row = layer.operation.operator
+        return HeldScale() if is_exact(self.epsilon) and row is not None and row.detached is not None else None
+
 
 class _ElementWiseRule(Hook):
     """Base class of rules for layers with one input and an output of the same shape."""
@@ -759,6 +820,13 @@ class Pass(_ElementWiseRule):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         return {}
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        row = layer.operation.operator
+        if row is not None and issubclass(row.kind, RMSNorm) and row.detached is not None:
+            return HeldScale(divides=False)
+        has_ratio = row is not None and row.ratio is not None and not layer.parameters and not layer.extras
+        return Ratio() if has_ratio else None
 
 
 class ReLUDeconvNet(_ElementWiseRule):

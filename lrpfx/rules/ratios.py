@@ -7,6 +7,7 @@ import torch
 from lrpfx.errors import RuleError
 from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import StabilizerFunction
+from lrpfx.runtime.multipliers import where_finite
 
 Tensors = Sequence[torch.Tensor]
 
@@ -108,6 +109,7 @@ def held_back(relevance: torch.Tensor, output: torch.Tensor, stabilizer: Stabili
     """
     stabilized = stabilizer(output)
     kept = where_finite(output, relevance / stabilized * (stabilized - output))
+    kept = torch.where(output == 0, relevance, kept)
     nothing = torch.zeros_like(kept)
     return {
         "stabilizer": torch.where(output == 0, nothing, kept).sum(),
@@ -122,11 +124,6 @@ def added(accounts: Sequence[Absorbed]) -> Absorbed:
         for part, amount in account.items():
             parts[part] = parts.get(part, 0.0) + amount
     return parts
-
-
-def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """`value`, with 0 where `output` is infinite: masked scores, for example, have no relevance to pass on."""
-    return torch.where(torch.isinf(output), torch.zeros_like(value), value)
 
 
 def sum_of(terms: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from lrpfx.ir.node import Facts
 from lrpfx.layers.layer import Layer, Operation
 from lrpfx.rules.modifiers import ParamMod, describe_value
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.multipliers import MultiplierForm
 
 Absorbed = dict[str, Any]  # destination of relevance that no input receives -> amount, a number or a scalar tensor
 
@@ -16,7 +17,7 @@ Absorbed = dict[str, Any]  # destination of relevance that no input receives -> 
 class Rule:
     """A propagation rule: its formula, the relevance it absorbs, the layers it fits, and its shortcuts.
 
-    The base class propagates the ordinary gradient. No subclass inherits a shortcut or a fact about the formula, because it may
+    The base class propagates the ordinary gradient. No subclass inherits a shortcut, a multiplier form, or a fact about the formula, because it may
     change the formula: facts fall back to the defaults below unless the subclass states them.
     """
 
@@ -39,7 +40,7 @@ class Rule:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         own = vars(cls)
-        for name in ("shortcut", *_FACTS):
+        for name in ("shortcut", "multiplier_form", *_FACTS):
             if name not in own:
                 setattr(cls, name, vars(Rule)[name])
 
@@ -88,6 +89,10 @@ class Rule:
     def shortcut(self, layer: Layer, facts: Facts) -> "Rule":
         """A cheaper rule that gives the same relevance for `layer`, given facts about the call; by default this rule."""
         return self
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        """The form that carries multipliers R / t instead of relevance R through `layer`; None if the rule has none."""
+        return None
 
     def copy(self) -> Self:
         """A rule with the same settings: composites use rules as templates. Override it if `__init__` takes arguments."""

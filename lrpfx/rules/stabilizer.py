@@ -18,11 +18,14 @@ def stabilize(
     norm_scale: bool = False,
     dim: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Move `input` away from zero by `epsilon`; zero counts as positive.
+    """Move `input` away from zero by `epsilon`; zero counts as positive. With an `epsilon` of 0, zero becomes infinity: what has no
+    contributions passes no relevance on.
 
     With `clip`, only magnitudes below `epsilon` change: they are raised to it. With `norm_scale`, `epsilon` is a fraction of
     the root mean square of `input` over `dim`, one dimension or several (default: all but the first).
     """
+    if epsilon == 0:
+        return _infinite_where_zero(input)
     epsilon = effective_epsilon(epsilon, input.dtype)
     if norm_scale:
         dims = range(1, input.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
@@ -33,6 +36,10 @@ def stabilize(
         sign = torch.where(input >= 0, 1.0, -1.0).to(input)
         return sign * torch.clamp(input.abs(), min=scale)
     return input + torch.where(input >= 0, scale, -scale)
+
+
+def _infinite_where_zero(input: torch.Tensor) -> torch.Tensor:
+    return torch.where(input == 0, torch.full_like(input, torch.inf), input)
 
 
 def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
@@ -61,7 +68,7 @@ class Stabilizer:
 
         May overwrite `input` unless gradients are enabled. Values of the other sign are rounding errors and count as zero.
         """
-        if self.clip or self.norm_scale:
+        if self.clip or self.norm_scale or self.epsilon == 0:
             return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))
         epsilon = effective_epsilon(self.epsilon, input.dtype)
         if torch.is_grad_enabled():

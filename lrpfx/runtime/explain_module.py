@@ -118,8 +118,11 @@ class ExplainModule(TreeGraphModule):
         composite: str,
         guards: tuple[Guard, ...],
         frozen: dict[str, torch.Tensor],
+        unfused: fx.Graph | None = None,
     ) -> None:
+        """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one."""
         super().__init__(root, graph, title)
+        self.unfused = self.graph if unfused is None else unfused
         self.composite = composite
         self.frozen = frozen
         self.history = history
@@ -127,6 +130,7 @@ class ExplainModule(TreeGraphModule):
         self.derived = derived
         self.guards = guards
         self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
+        self.runners: dict[Any, Any] = {}  # a recorder and how it runs -> what runs it
         self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
         self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
         self._sources = self._folded_tensors()
@@ -224,7 +228,8 @@ class ExplainModule(TreeGraphModule):
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
         root = copy.deepcopy(self._tree(), memo)
-        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen)
+        unfused = None if self.unfused is self.graph else copy_graph(self.unfused)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen, unfused)
         copied = ExplainModule(root, copy_graph(self.graph), *state)
         copied._copy_hooks(self)
         return copied
@@ -238,7 +243,8 @@ class ExplainModule(TreeGraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
-        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen)
+        unfused = None if self.unfused is self.graph else graph_state(self.unfused)
+        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen, unfused)
         return (_rebuild, (self._tree(), graph_state(self.graph), *state))
 
 
@@ -308,9 +314,11 @@ def _rebuild(
     composite: str,
     guards: tuple[Guard, ...],
     frozen: dict[str, torch.Tensor],
+    unfused: list[tuple[Any, ...]] | None,
 ) -> ExplainModule:
     folded = None if fold_graph is None else restore_graph(fold_graph)
-    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen)
+    whole = None if unfused is None else restore_graph(unfused)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen, whole)
 
 
 def explainable(module: Any, caller: str) -> ExplainModule:

@@ -101,7 +101,7 @@ class LayerCall:
         "expansion", the rest of the constant term. A product is linear in each of its `factors`, so its derivative along all of
         them counts it once for each.
         """
-        output, linear = _linear_part(lambda *changed: run(changed, parameters), inputs)
+        output, linear = linear_part(lambda *changed: run(changed, parameters), inputs)
         remainder = factors * output - linear
         kind = self.operation.kind
         if issubclass(kind, Sum):
@@ -120,7 +120,7 @@ class LayerCall:
             given = dict(zip(biases, changed, strict=True))
             return run(inputs, [given.get(place, value) for place, value in enumerate(parameters)])
 
-        bias = _linear_part(of_biases, tuple(parameters[place] for place in biases))[1]
+        bias = linear_part(of_biases, tuple(parameters[place] for place in biases))[1]
         return output, {"bias": bias, "expansion": remainder - bias}
 
     def run(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -199,7 +199,7 @@ class LayerCall:
 AFFINE = (Linear, BatchNorm, AvgPool, Interpolation)
 
 
-def _linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """The result y of `function`, and its derivative J x along `inputs`."""
     try:
         output, linear = torch.func.jvp(function, inputs, inputs)[:2]

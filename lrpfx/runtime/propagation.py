@@ -11,7 +11,9 @@ from torch.fx import traceback as fx_traceback
 from lrpfx.errors import InputError, RuleError
 from lrpfx.ir.node import is_floating
 from lrpfx.runtime.code_of_rules import CodeOfCall
+from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
 
 ORIGIN = "lrpfx"  # the key under which traced operations record their origin
@@ -24,6 +26,8 @@ def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module |
 
     `module` is the module that a rule with its own code receives.
     """
+    if ruled.form is not None:
+        return carry_multipliers(ruled, ruled.form, values)
     handoff = values[-1] if values and isinstance(values[-1], Handoff) else None  # a hook may have dropped it
     if handoff is not None:
         values = values[:-1]
@@ -32,6 +36,16 @@ def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module |
     if ruled.rule.has_code:
         return PropagateByCode.apply(ruled, module, *values)  # type: ignore[no-untyped-call]
     return PropagateRelevance.apply(ruled, None if ruled.is_traced else handoff, *values)  # type: ignore[no-untyped-call]
+
+
+def carry_multipliers(ruled: RuledOperation, form: MultiplierForm, values: Sequence[Any]) -> Any:
+    """Run the layer, with multipliers in the backward pass."""
+    inputs = ruled.operation.inputs
+    _refuse_other_kinds(ruled, values[:inputs])
+    arranged = ruled.arranged(values)
+    others = [value.detach() if isinstance(value, torch.Tensor) else value for value in arranged[inputs:]]
+    with origin(f"{ruled.name}: {ruled.rule}" if ruled.execution.traced else ""):
+        return form.run(ruled.operation, (*arranged[:inputs], *others))
 
 
 def origin(text: str) -> AbstractContextManager[Any]:
@@ -67,7 +81,7 @@ class PropagateRelevance(torch.autograd.Function):
         ruled: RuledOperation = ctx.ruled
         values, (output,) = _saved(ctx, relevance)
         call = ruled.layer_call(ruled.with_recomputed(values), output, ctx.kept)
-        return (None, None, *_final(_checked(ctx, _propagated(ruled, call, relevance))))
+        return (None, None, *_all_final(_checked(ctx, _propagated(ruled, call, relevance))))
 
 
 class PropagateByCode(torch.autograd.Function):
@@ -91,7 +105,7 @@ class PropagateByCode(torch.autograd.Function):
         values, (output, *kept) = _saved(ctx, relevance)
         call = ruled.layer_call(values, output)
         relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
-        return (None, None, *_final(_checked(ctx, relevances)))
+        return (None, None, *_all_final(_checked(ctx, relevances)))
 
 
 class PropagateOrDifferentiate(torch.autograd.Function):
@@ -143,19 +157,24 @@ class PropagateOrDifferentiate(torch.autograd.Function):
 
 def _run(ruled: RuledOperation, values: Sequence[Any]) -> torch.Tensor:
     """The layer's output. Raises `RuleError` if the rule does not fit, and `InputError` for inputs that are not signals."""
-    for place, value in enumerate(values[: ruled.operation.inputs]):
-        if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
-            raise InputError(
-                f"{ruled.name or 'a layer'} gets a tensor of {value.dtype} as input {place}, which the compiler took for a "
-                "signal. Pass example_inputs to lrpfx.transform, so that it knows the dtypes, or declare that the model input "
-                "that it comes from is not a signal: constants=(name,)"
-            )
+    _refuse_other_kinds(ruled, values[: ruled.operation.inputs])
     output = ruled.run(values)
     if not isinstance(output, torch.Tensor):
         raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
     if not ruled.rule.has_code:
         ruled.check(values, output)
     return output
+
+
+def _refuse_other_kinds(ruled: RuledOperation, inputs: Sequence[Any]) -> None:
+    """Raise `InputError` for data inputs that are not signals."""
+    for place, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+            raise InputError(
+                f"{ruled.name or 'a layer'} gets a tensor of {value.dtype} as input {place}, which the compiler took for a "
+                "signal. Pass example_inputs to lrpfx.transform, so that it knows the dtypes, or declare that the model input "
+                "that it comes from is not a signal: constants=(name,)"
+            )
 
 
 # --- saved values ------------------------------------------------------------------------------------------------------------
@@ -218,29 +237,5 @@ def _checked(ctx: Any, relevances: Relevances) -> Relevances:
     return (*relevances, *[None] * (len(ctx.others) - len(relevances)))
 
 
-def _final(relevances: Relevances) -> Relevances:
-    """The relevance, made non-differentiable if gradients are enabled."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return relevances
-    return tuple(value if value is None else _Final.apply(value) for value in relevances)  # type: ignore[no-untyped-call]
-
-
-class _Final(torch.autograd.Function):
-    """Identity without a derivative. Derivatives of relevance would be wrong: modified weights do not follow the parameters,
-    and the rules of other layers would act on the derivative.
-    """
-
-    @staticmethod
-    def forward(relevance: torch.Tensor) -> torch.Tensor:
-        return relevance.view_as(relevance)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        raise InputError(
-            "relevance is not differentiable in this module; transform the model with fold=False, and take the derivative "
-            "inside `with explain_model.inactive()`"
-        )
+def _all_final(relevances: Relevances) -> Relevances:
+    return tuple(value if value is None else final(value) for value in relevances)

@@ -9,6 +9,7 @@ import torch
 from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Layer, Operation
 from lrpfx.runtime.layer_call import LayerCall, ParameterModifier
+from lrpfx.runtime.multipliers import MultiplierForm
 
 
 class Rule(Protocol):
@@ -110,6 +111,8 @@ class RuledOperation:
     stored_tensors: dict[str, Any] | None = None
     #: Whether an output that the rule reads is saved rather than recomputed.
     saves_output: bool = True
+    #: The form of the rule that carries multipliers, if the operation has that form.
+    form: MultiplierForm | None = None
     execution: Execution = ORDINARY
 
     def during(self, execution: Execution) -> Self:
@@ -129,10 +132,14 @@ class RuledOperation:
                 changed[place] = operation([values[at] for at in places])
         return tuple(changed)
 
+    def arranged(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The values of a call in the operation's order, with its own parameters."""
+        parameters = [values[at] for at in self.parameters]
+        return (*values[: self.operation.inputs], *parameters, *values[self.first_extra :])
+
     def run(self, values: Sequence[Any]) -> Any:
         """The operation's result with its own parameters."""
-        parameters = [values[at] for at in self.parameters]
-        return self.operation((*values[: self.operation.inputs], *parameters, *values[self.first_extra :]))
+        return self.operation(self.arranged(values))
 
     def check(self, values: Sequence[Any], output: torch.Tensor) -> None:
         """Raise `RuleError` if the rule does not fit this call."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, role_from
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, role_from, update_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import attention_bias
@@ -94,9 +94,14 @@ class _Builder(Builder):
         self.arguments = {**operator.arguments, **bound_arguments(node, operator)}
         self.made: dict[str, int] = {}
 
-    def call(self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, **options: Any) -> fx.Node:
+    def call(
+        self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, part: str = "", **options: Any
+    ) -> fx.Node:
         row = operator_named(operator_name)
-        return self._insert(operator_name, target or row.function, args, role_from(nodes_in((args, options))), row, options)
+        role = role_from(nodes_in((args, options)))
+        node = self._insert(operator_name, target or row.function, args, role, row, options)
+        update_info(node, part=(self.info.name, part) if part else None)
+        return node
 
     def dtype_of(self, value: fx.Node) -> fx.Node:
         return self._metadata(getattr, value, "dtype")

@@ -21,7 +21,7 @@ class ChooseShortcuts(GraphPass):
         result = PassResult()
         for node in data_calls(program.graph):
             rule = node_info(node).rule
-            if rule is None:
+            if rule is None or node_info(node).form is not None:
                 continue
             layer = layer_of_node(node, program.root)
             chosen = rule.shortcut(layer, _facts(node, layer))

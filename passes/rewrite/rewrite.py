@@ -1,6 +1,7 @@
 """Replace every node that has a rule by a call of a rule module. The pass reads metadata and never sees the composite."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class _RewrittenCall:
             [self._modify(modifier, name, parameter) for name, parameter in layer.parameters.items()]
             for modifier in rule.parameter_modifiers
         ]
-        ruled, values = ruled_operation(layer, rule, self._alias, branches, switch=switch, name=self.info.name)
+        ruled, values = ruled_operation(layer, rule, self._alias, branches, switch=switch, name=self.info.name, form=self.info.form)
         self.node.target = self.tree.place(self.info.name, RuleModule(ruled, self.info.description, self.info.merged))
         self.node.op = "call_module"
         self.node.args = tuple(values)
@@ -105,6 +106,7 @@ class _RewrittenCall:
         """A second node for an operand that occurs twice."""
         name = f"{self.info.name}.alias"
         alias = NodeInfo(name, source=self.info.source, operator=operator_named("view"), description="view_as")
+        alias = replace(alias, carries_multiplier=self.info.carries_multiplier)
         return insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), alias)
 
     def _as_node(self, value: fx.Node | str) -> fx.Node:

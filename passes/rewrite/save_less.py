@@ -42,11 +42,11 @@ class SaveLess(GraphPass):
 
 
 def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
-    """The rule module that a node calls, or None."""
+    """The rule module that a node calls, or None; None as well for one that carries multipliers, which saves what torch does."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     module = root.get_submodule(str(node.target))
-    return module if isinstance(module, RuleModule) else None
+    return module if isinstance(module, RuleModule) and module.ruled.form is None else None
 
 
 def _hand_off(node: fx.Node, module: RuleModule, program: Program) -> bool:

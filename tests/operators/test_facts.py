@@ -477,6 +477,44 @@ def check_moves(row):
             assert all(set(tensor.flatten().tolist()) <= known for tensor in floating_tensors(result))
 
 
+def check_selects(row):
+    if not row.selects:
+        return
+    for signals in (None, between(-30.0, 30.0), between(-2.0, -1.0)):
+        for _, result, arguments in results_of_variants(row, signals):
+            known = {entry for tensor in tensors_in(arguments) for entry in tensor.flatten().tolist()}
+            known |= {0.0, *(value for value in (*arguments[0], *arguments[1].values()) if isinstance(value, (int, float)))}
+            assert all(set(tensor.flatten().tolist()) <= known for tensor in floating_tensors(result))
+
+
+def check_ratio(row):
+    """Times the input it gives the result back, and it is finite and continuous up to a kink at 0."""
+    if row.ratio is None:
+        return
+    for one, result, arguments in results_of_variants(row, between(-4.0, 4.0)):
+        x = first_of(arguments)
+        args, options = arguments
+        bound = {**row.arguments, **dict(zip(row.arguments, args, strict=False)), **options}
+        others = [value for name, value in bound.items() if name != "input"]
+        if any(isinstance(value, torch.Tensor) for value in others) or one.function is not row.canonical:
+            continue
+        finite = torch.isfinite(result)
+        assert is_close((row.ratio(x, bound) * x)[finite], result[finite]), bound
+        near = [row.ratio(torch.full((1,), value), bound) for value in (-1e-9, 0.0, 1e-9)]
+        assert min(near[0], near[2]) - 1e-6 <= near[1] <= max(near[0], near[2]) + 1e-6, bound
+
+
+def check_proportional_to(row):
+    """The result is multiplied by the factor of each such argument."""
+    for name in row.proportional_to:
+        for one in calls_of(row):
+            made = drawn(one)
+            node = one.bound[name]
+            result, _ = result_of(one, made)
+            for factor in (-1.7, 0.3):
+                assert is_close(result_of(one, {**made, node: made[node] * factor})[0], result * factor)
+
+
 def check_converts(row):
     if row.converts:
         for signals in (None, between(-9.0, 9.0)):
@@ -672,6 +710,10 @@ FALSE = [
     ("broadcasts", False, check_rank, "pow remainder clamp_min"),
     ("elementwise", True, check_elementwise, "matmul linear conv2d softmax cumsum flip transpose embedding"),
     ("moves", True, check_moves, "neg relu6 gelu add softmax avg_pool2d"),
+    ("selects", True, check_selects, "neg relu6 gelu add softmax avg_pool2d logsumexp"),
+    ("ratio", lambda x, bound: torch.sigmoid(x), check_ratio, "relu gelu tanh elu square abs"),
+    ("proportional_to", ("input",), check_proportional_to, "add sub pow relu6 tanh"),
+    ("proportional_to", ("other",), check_proportional_to, "div quotient sub"),
     ("converts", True, check_converts, "neg relu softmax linear pad round diag_embed"),
     ("view", True, check_view, "linear clone relu _to_copy flip"),
     ("view", False, check_view, "view unfold dropout reshape"),

@@ -18,7 +18,7 @@ import transformers
 from small_transformers import ARCHITECTURES, architecture, inputs_for, small_model
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus
+from lrpfx.composites import AttnLRP
 from lrpfx.ir.node import floating_tensors
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "transformers.md"
@@ -26,20 +26,16 @@ SECONDS, AT_ONCE = 300, 2
 MOST_UNEXPLAINED = 1e-6
 
 
-def composite():
-    """Epsilon so small that it takes no relevance: what remains are the rules."""
-    return EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
-
-
 def explained(output):
-    """The first floating-point tensor of an output that varies with the batch: the logits, scores or states."""
-    return floating_tensors(dict(output) if hasattr(output, "keys") else output)[0]
+    """The logits of an output, or its first tensor: scores or states."""
+    return output["logits"] if "logits" in output else floating_tensors(dict(output))[0]
 
 
 def largest(output):
     """Relevance of the largest entry of each sample."""
     flat = output.flatten(1)
-    return (flat * torch.nn.functional.one_hot(flat.argmax(1), flat.shape[1])).reshape(output.shape)
+    chosen = torch.nn.functional.one_hot(flat.argmax(1), flat.shape[1]) == 1
+    return torch.where(chosen, flat, 0).reshape(output.shape)
 
 
 def examine(name):
@@ -48,7 +44,7 @@ def examine(name):
     model = small_model(one)
     first, second = (inputs_for(one, model, length) for length in one.lengths)
     start = time.perf_counter()
-    explain_model = lrpfx.transform(model, composite(), example_inputs={**first, **one.said})
+    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs={**first, **one.said})
     row = {"transform": time.perf_counter() - start, "nodes": len(lrpfx.assignment(explain_model))}
     row["front_end"] = lrpfx.history(explain_model)[0].name
     row.update(figures(model, explain_model, first, one.said))
@@ -60,7 +56,7 @@ def examine(name):
         except lrpfx.InputError as error:
             row["refused"] = str(error).partition(":")[0]
             other = figures(
-                model, lrpfx.transform(model, composite(), example_inputs={**second, **one.said}), second, one.said
+                model, lrpfx.transform(model, AttnLRP(), example_inputs={**second, **one.said}), second, one.said
             )
             row["second"] = "a transform of its own"
         for part in ("forward", "unexplained"):
@@ -98,7 +94,7 @@ HEADER = """# Architectures of transformers
 the end of the second hidden by the mask where the architecture takes one, and a second length where inputs have a length. The
 explained output is the largest entry of each sample. For each architecture, `lrpfx.transform` succeeds, the output equals the
 model's, and the ledger has nothing unexplained (at most 1e-6 of the seed at every node), for both lengths. The composite is
-`EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)`. `make sweep-transformers` writes this page.
+`AttnLRP()`. `make sweep-transformers` writes this page.
 
 *Said* are arguments beyond the model's own inputs. *Second length* tells whether one explainable module takes both lengths.
 Seconds are those of one thread.

@@ -1,0 +1,152 @@
+"""Find the regions of a graph through which the backward pass can carry multipliers R / t instead of relevance R.
+
+Inside of such a region, torch's own derivatives propagate the multipliers, without denominators. Relevance is divided by a value
+where a region begins, which is only where the rule in relevance form would divide as well, and multiplied by a value where it ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, output_node, update_info
+from lrpfx.layers.layer import layer_of_node
+from lrpfx.operators.functions import without_gradient
+from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import VALIDATED
+from lrpfx.runtime.multipliers import MultiplierForm, WithoutRelevance, carry_multiplier, carry_relevance
+from lrpfx.types import Embedding
+
+
+class CarryMultipliers(GraphPass):
+    """Choose the form of each rule, and convert between relevance and multipliers where two regions meet.
+
+    A layer whose rule divides by its output has the form with multipliers. A layer whose rule does not divide, and a neutral
+    operation that moves values, have the form of their readers. Layers that get no relevance read detached values.
+    """
+
+    name = "carry_multipliers"
+    stage = "rewrite"
+    requires = (VALIDATED,)
+
+    def run(self, program: Program) -> PassResult:
+        layers = _layers_with_form(program)
+        if not any(form.divides for form, _ in layers.values()):
+            return PassResult()
+        regions = _Regions(program.graph, layers)
+        result = PassResult()
+        for node in data_calls(program.graph):
+            if node in regions.members:
+                update_info(node, carries_multiplier=True)
+                if node in layers:
+                    update_info(node, form=layers[node][0])
+                    result.matches += 1
+                    result.details.append((node_info(node).name, "carries multipliers"))
+            elif node in regions.irrelevant and node_info(node).rule is not None and not node_info(node).rule.has_code:
+                update_info(node, form=WithoutRelevance())
+                result.details.append((node_info(node).name, "gets no relevance"))
+        result.details += regions.convert()
+        return result
+
+
+def _layers_with_form(program: Program) -> dict[fx.Node, tuple[MultiplierForm, tuple[Any, ...]]]:
+    """Layers whose rule has a form that carries multipliers, with this form and the layer's inputs."""
+    found = {}
+    for node in data_calls(program.graph):
+        rule = node_info(node).rule
+        if rule is not None:
+            layer = layer_of_node(node, program.root)
+            form = rule.multiplier_form(layer)
+            if form is not None:
+                found[node] = form, layer.inputs
+    return found
+
+
+class _Regions:
+    """The nodes whose values carry multipliers."""
+
+    def __init__(self, graph: fx.Graph, layers: dict[fx.Node, tuple[MultiplierForm, tuple[Any, ...]]]) -> None:
+        self.graph = graph
+        self.layers = layers
+        self.members: set[fx.Node] = set()
+        self.irrelevant: set[fx.Node] = set()  # calls that get no relevance from any reader
+        self.output = output_node(graph)
+        for node in reversed(graph.nodes):
+            if node.op.startswith("call") and node_info(node).role is Role.DATA:
+                self._decide(node)
+
+    def _decide(self, node: fx.Node) -> None:
+        readers = [user for user in node.users if self._passes_to(user, node)]
+        if not readers:
+            self.irrelevant.add(node)
+            return
+        form = self.layers[node][0] if node in self.layers else None
+        inside = [user for user in readers if user in self.members]
+        outside = [user for user in readers if user not in self.members and user is not self.output]
+        if form is not None and form.divides:
+            self.members.add(node)
+        elif (form is not None or _moves_values(node)) and inside and not outside:
+            self.members.add(node)
+        else:
+            self.members.difference_update(user for user in readers if _picks(user))  # a tuple of tensors has no conversion
+
+    def _passes_to(self, user: fx.Node, node: fx.Node) -> bool:
+        """Whether `user` may pass relevance to `node`."""
+        if user is self.output:
+            return True
+        if node_info(user).role is not Role.DATA or user in self.irrelevant:
+            return False
+        if user not in self.members or user not in self.layers:
+            return True
+        form, inputs = self.layers[user]
+        return any(argument is node and not form.keeps_from(place) for place, argument in enumerate(inputs))
+
+    def convert(self) -> list[tuple[str, str]]:
+        """Insert conversions, and detach what layers without relevance read. Returns what was done where."""
+        done = []
+        for node in list(self.graph.nodes):
+            if node.op == "output" or node_info(node).role is not Role.DATA or node in self.irrelevant:
+                continue
+            name, member = node_info(node).name, node in self.members
+            readers = [user for user in node.users if user is self.output or node_info(user).role is Role.DATA]
+            unread = [user for user in readers if user in self.irrelevant]
+            others = [user for user in readers if user not in self.irrelevant and (user in self.members) != member]
+            if unread:
+                self._insert(node, unread, without_gradient, f"{name}.detached", False)
+            if others and member:
+                self._insert(node, others, carry_multiplier, f"{name}.relevance", False)
+                done.append((name, "relevance is divided by its value"))
+            elif others:
+                self._insert(node, others, carry_relevance, f"{name}.multiplier", True)
+                done.append((name, "multipliers are multiplied by its value"))
+        return done
+
+    def _insert(self, node: fx.Node, readers: list[fx.Node], function: Callable[..., Any], name: str, carries: bool) -> None:
+        of = node_info(node)
+        info = replace(
+            NodeInfo(name, source=of.source, operator=operator_named("view"), description=function.__name__),
+            shape=of.shape, dtype=of.dtype, sign=of.sign, carries_multiplier=carries,
+        )
+        after = node.next
+        while after.op == "placeholder":
+            after = after.next
+        made = insert_call(self.graph, after, function, (node,), info)
+        for reader in readers:
+            reader.replace_input_with(node, made)
+
+
+
+def _moves_values(node: fx.Node) -> bool:
+    """Whether a call without a rule only moves values, or looks them up."""
+    info = node_info(node)
+    row = info.operator
+    if row is None or info.rule is not None or not info.neutral or info.keeps_gradient:
+        return False
+    return row.moves or row.selects or row.converts or row.view or row.always_view or issubclass(row.kind, Embedding)
+
+
+def _picks(node: fx.Node) -> bool:
+    row = node_info(node).operator if node.op.startswith("call") else None
+    return row is not None and row.picks
