@@ -32,6 +32,8 @@ class Architecture:
     said: dict[str, Any] = field(default_factory=dict)  # arguments of forward that lrpfx needs, beyond the model's own inputs
     lengths: tuple[int, int] = (7, 5)  # of the inputs
     dtype: torch.dtype = torch.float64
+    called_before: bool = False  # forward changes the model at its first call
+    seed: int = 0
 
     @property
     def name(self) -> str:
@@ -126,10 +128,6 @@ ENCODER_DECODERS = {
     "MarianMTModel": {"decoder_start_token_id": 0, "decoder_vocab_size": 60},
     "BlenderbotForConditionalGeneration": {"decoder_start_token_id": 1},
     "M2M100ForConditionalGeneration": {"decoder_start_token_id": 2},
-    "ProphetNetForConditionalGeneration": {
-        **{"num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4, "ngram": 2},
-        **{"num_decoder_attention_heads": 4},
-    },
     "LEDForConditionalGeneration": {"attention_window": 4, "max_encoder_position_embeddings": 64},
 }
 MIXTURES = {
@@ -153,7 +151,6 @@ STATE_SPACES = {
     "MambaForCausalLM": {"state_size": 4},
     "FalconMambaForCausalLM": {"state_size": 4},
     "Mamba2ForCausalLM": {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
-    "RwkvForCausalLM": {"attention_hidden_size": 32},
     "RecurrentGemmaForCausalLM": {"lru_width": 32, "attention_window_size": 4, "num_hidden_layers": 3},
     "BambaForCausalLM": {
         **{"mamba_d_state": 4, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_chunk_size": 4},
@@ -181,10 +178,6 @@ VISION = {
     "ResNetForImageClassification": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]},
     "RegNetForImageClassification": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "groups_width": 4},
     "BitForImageClassification": {"embedding_size": 8, "hidden_sizes": [32, 32], "depths": [1, 1], "num_groups": 4},
-    "LevitForImageClassification": {
-        **{"image_size": 64, "patch_size": 16, "hidden_sizes": [16, 16, 16], "num_attention_heads": [2, 2, 2]},
-        **{"depths": [1, 1, 1], "key_dim": [4, 4, 4]},
-    },
     "PoolFormerForImageClassification": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]},
     "FocalNetForImageClassification": {"embed_dim": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "focal_levels": [2, 2],
                                        "focal_windows": [3, 3], "patch_size": 4},
@@ -198,10 +191,6 @@ VISION = {
     },
     "ViTMSNForImageClassification": {},
     "YolosForObjectDetection": {"image_size": [32, 32], "num_detection_tokens": 4},
-    "DPTForDepthEstimation": {
-        **{"backbone_out_indices": [0, 1, 2, 3], "num_hidden_layers": 4, "neck_hidden_sizes": [4, 8, 8, 8]},
-        **{"fusion_hidden_size": 8, "use_auxiliary_head": False},
-    },
 }  # fmt: skip
 SPEECH = {
     "Wav2Vec2ForSequenceClassification": _SPEECH,
@@ -230,6 +219,17 @@ ARCHITECTURES = [
     ),
     *_table("text decoder", "text", DECODERS, _WITHOUT_CACHE),
     *_table("encoder-decoder", "text to text", ENCODER_DECODERS, _WITHOUT_CACHE),
+    Architecture(  # its mask is a sum of two infinities in float64
+        "encoder-decoder",
+        "ProphetNetForConditionalGeneration",
+        {
+            **{"num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4, "ngram": 2},
+            **{"num_decoder_attention_heads": 4},
+        },
+        "text to text",
+        _WITHOUT_CACHE,
+        dtype=torch.float32,
+    ),
     *_table("mixture of experts", "text", MIXTURES, _WITHOUT_CACHE, dtype=torch.float32),  # torch's grouped product takes no float64
     Architecture(
         "mixture of experts",
@@ -239,6 +239,9 @@ ARCHITECTURES = [
         _WITHOUT_CACHE,
     ),
     *_table("state space", "text", STATE_SPACES, _WITHOUT_CACHE),
+    Architecture(
+        "state space", "RwkvForCausalLM", {"attention_hidden_size": 32}, said=_WITHOUT_CACHE, called_before=True
+    ),
     Architecture(
         "state space",
         "JambaForCausalLM",
@@ -250,6 +253,26 @@ ARCHITECTURES = [
         dtype=torch.float32,
     ),
     *_table("vision", "image", VISION),
+    Architecture(
+        "vision",
+        "LevitForImageClassification",
+        {
+            **{"image_size": 64, "patch_size": 16, "hidden_sizes": [16, 16, 16], "num_attention_heads": [2, 2, 2]},
+            **{"depths": [1, 1, 1], "key_dim": [4, 4, 4]},
+        },
+        "image",
+        seed=1,
+    ),
+    Architecture(
+        "vision",
+        "DPTForDepthEstimation",
+        {
+            **{"backbone_out_indices": [0, 1, 2, 3], "num_hidden_layers": 4, "neck_hidden_sizes": [4, 8, 8, 8]},
+            **{"fusion_hidden_size": 8, "use_auxiliary_head": False},
+        },
+        "image",
+        seed=1,
+    ),
     *_table("audio", "waveform", SPEECH, lengths=(400, 320)),
     Architecture("audio", "ASTForAudioClassification", {"num_mel_bins": 16, "max_length": 24, "patch_size": 8}, "spectrogram"),
     Architecture(
@@ -314,7 +337,7 @@ def architecture(name: str) -> Architecture:
 
 def small_model(one: Architecture, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """The model with random weights, biases and statistics, in evaluation mode."""
-    torch.manual_seed(0)
+    torch.manual_seed(one.seed)
     model_class = getattr(transformers, one.model)
     config_class = model_class.config_class
     known = {*config_class.__annotations__, *config_class.attribute_map, "num_labels"}

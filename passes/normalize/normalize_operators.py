@@ -232,7 +232,7 @@ def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _attribute_to_function(node: fx.Node) -> None:
-    """Replace x.mT, x.T, x.data and named results by function calls; x.shape and similar attributes stay."""
+    """Replace x.mT, x.T, x.real, x.data and named results by function calls; x.shape and similar attributes stay."""
     if node.target is not getattr or len(node.args) < 2:
         return
     value, name = node.args[:2]
@@ -240,6 +240,8 @@ def _attribute_to_function(node: fx.Node) -> None:
         node.target, node.args = torch.transpose, (value, -2, -1)
     elif name in ("T", "H"):
         node.target, node.args = torch.ops.aten.numpy_T.default, (value,)
+    elif name == "real":
+        node.target, node.args = torch.real, (value,)
     elif name == "data":
         node.target, node.args = torch.detach, (value,)
     elif isinstance(value, fx.Node) and (spelling := spelling_of(value)) is not None and name in spelling.operator.results:

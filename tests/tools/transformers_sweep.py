@@ -43,6 +43,9 @@ def examine(name):
     one = architecture(name)
     model = small_model(one)
     first, second = (inputs_for(one, model, length) for length in one.lengths)
+    if one.called_before:
+        with torch.no_grad():
+            model(**first, **one.said)
     start = time.perf_counter()
     explain_model = lrpfx.transform(model, AttnLRP(), example_inputs={**first, **one.said})
     row = {"transform": time.perf_counter() - start, "nodes": len(lrpfx.assignment(explain_model))}
@@ -61,7 +64,8 @@ def examine(name):
             row["second"] = "a transform of its own"
         for part in ("forward", "unexplained"):
             row[part] = max(row[part], other[part])
-    row["said"] = ", ".join(f"{name}={value}" for name, value in one.said.items())
+    said = [f"`{name}={value}`" for name, value in one.said.items()]
+    row["said"] = ", ".join([*said, *(["one call before"] if one.called_before else [])])
     row["masked"] = "attention_mask" in first
     return row
 
@@ -77,6 +81,7 @@ def figures(model, explain_model, inputs, said):
     for relevance in floating_tensors(attribution.relevance):
         assert torch.isfinite(relevance).all(), "relevance is not finite"
     accounts = lrpfx.ledger(explain_model, given, largest, output=explained)
+    assert accounts.seed_magnitude, "the output is zero"
     worst = max(accounts, key=lambda entry: abs(entry.unexplained))
     return {
         "attribute": seconds,
@@ -84,7 +89,6 @@ def figures(model, explain_model, inputs, said):
         "unexplained": accounts.unexplained,
         "worst": worst.name,
         "balance": abs(accounts.balance) / accounts.seed_magnitude,
-        "share": sum(accounts.inputs.values()) / accounts.seed,
     }
 
 
@@ -110,7 +114,7 @@ def is_right(row):
 def line(one, row):
     if "error" in row:
         return f"| {one.name} | {row['error']} |" + " |" * (len(COLUMNS) - 2)
-    cells = [one.name, row["nodes"], f"`{row['said']}`" if row["said"] else "", "yes" if row["masked"] else "", row["second"]]
+    cells = [one.name, row["nodes"], row["said"], "yes" if row["masked"] else "", row["second"]]
     cells += [f"{row['forward']:.0e}", f"{row['unexplained']:.0e}", f"{row['transform']:.1f} s", f"{row['attribute']:.2f} s"]
     return "| " + " | ".join(map(str, cells)) + " |"
 
