@@ -20,7 +20,6 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
-from lrpfx.frontends.time_loops import FUNCTIONS as LOOPS
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
@@ -51,6 +50,8 @@ def _keep_rows_whole() -> None:
             if functions[0] not in _kept_whole:
                 _library.define(name + schema)
                 _library.impl(name, functions[0], "CompositeExplicitAutograd")
+                if row.empty_result is not None:
+                    torch.library.register_fake(f"lrpfx::{name}", row.empty_result, lib=_library)
                 overload = getattr(torch.ops.lrpfx, name).default
                 _kept_whole.update(dict.fromkeys(functions, overload))
                 _functions_kept[overload] = functions[0]
@@ -343,7 +344,7 @@ class _Reader:
         copied = self.graph.node_copy(node, self.copies.__getitem__)
         if node.target is aten.slice_scatter.default or node.target is aten.slice.Tensor:
             copied.args = tuple(None if argument == sys.maxsize else argument for argument in copied.args)
-        copied.target = _functions_kept.get(copied.target) or LOOPS.get(copied.target, copied.target)
+        copied.target = _functions_kept.get(copied.target, copied.target)
         if node.target in _EMBEDDING_BAGS:
             names = [argument.name for argument in node.target._schema.arguments]
             bound = {**dict(zip(names, copied.args, strict=False)), **copied.kwargs}

@@ -1,7 +1,7 @@
 """Loops over time, written in Python, as one operator each: torch.export would write out every step.
 
-The loops are those of functions and methods of transformers. A replacement calls an operator of the table, and the compiler
-compares the graph with the model's own loop like any other graph.
+The loops are those of functions and methods of transformers. A replacement calls a function of the table that torch.export keeps
+whole, and the compiler compares the graph with the model's own loop like any other graph.
 """
 
 import inspect
@@ -16,34 +16,6 @@ from torch import nn
 
 from lrpfx.operators.scans import linear_recurrence, selective_scan, weighted_key_value
 
-_library = torch.library.Library("lrpfx", "FRAGMENT")  # must live as long as this module
-
-_SCHEMAS = {
-    selective_scan: "(Tensor input, Tensor step, Tensor decay, Tensor into_state, Tensor out_of_state) -> Tensor",
-    weighted_key_value: "(Tensor input, Tensor key, Tensor decay, Tensor first) -> Tensor",
-    linear_recurrence: "(Tensor input, Tensor factors, int dim=1) -> Tensor",
-}
-#: The dtype of a result is that of this argument, and its shape is that of the first.
-_DTYPES_OF = {selective_scan: 4, weighted_key_value: 0, linear_recurrence: 0}
-#: An operator in an exported graph -> its function.
-FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {}
-
-
-def _operator_of(function: Callable[..., torch.Tensor]) -> Any:
-    """The operator that torch.export sees instead of a function."""
-    name = function.__name__
-    _library.define(name + _SCHEMAS[function])
-    _library.impl(name, function, "CompositeExplicitAutograd")
-    place = _DTYPES_OF[function]
-    torch.library.register_fake(f"lrpfx::{name}", lambda *args: args[place].new_empty(args[0].shape), lib=_library)
-    overload = getattr(torch.ops.lrpfx, name).default
-    FUNCTIONS[overload] = function
-    return overload
-
-
-_SELECTIVE_SCAN, _WEIGHTED_KEY_VALUE, _LINEAR_RECURRENCE = map(_operator_of, _SCHEMAS)
-
-
 # --- replacements of functions: None for arguments that they do not cover ---------------------------------------------------
 
 
@@ -57,7 +29,7 @@ def _selective_scan(arguments: dict[str, Any]) -> Any:
     if arguments["delta_softplus"]:
         step = nn.functional.softplus(step)
     single = (input.float(), step, arguments["A"], arguments["B"].float(), arguments["C"])
-    result = _SELECTIVE_SCAN(*single)
+    result = selective_scan(*single)
     if arguments["D"] is not None:
         result = result + input * arguments["D"][None, :, None]
     return result if arguments["z"] is None else result * nn.functional.silu(arguments["z"])
@@ -68,7 +40,7 @@ def _linear_attention(arguments: dict[str, Any]) -> Any:
     if arguments["state"] is not None or arguments["return_state"]:
         return None
     decay = -torch.exp(arguments["time_decay"])
-    result = _WEIGHTED_KEY_VALUE(arguments["value"], arguments["key"].float(), decay, arguments["time_first"])
+    result = weighted_key_value(arguments["value"], arguments["key"].float(), decay, arguments["time_first"])
     return result.to(arguments["key"].dtype), None
 
 
@@ -112,7 +84,7 @@ def _rnn_scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence of RecurrentGemma, from the beginning of a sequence."""
     factors = (recurrent_gate * ~reset).type(acc_dtype)
-    states = _LINEAR_RECURRENCE(hidden_states.type(acc_dtype), factors)
+    states = linear_recurrence(hidden_states.type(acc_dtype), factors)
     return states.type(hidden_states.dtype), states[:, -1]
 
 

@@ -12,17 +12,20 @@ from torch import fx
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
+from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import call, of, signal
 
 # --- functions --------------------------------------------------------------------------------------------------------------
 
 
+@kept_in_traces
 def rotated(input: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """Pairs of numbers, as complex numbers times `by`. Shape (..., 2)."""
     return torch.view_as_real(torch.view_as_complex(input.contiguous()) * by)
 
 
+@kept_in_traces
 def real_fourier(input: torch.Tensor, dim: Sequence[int] | None = None, norm: str | None = None) -> torch.Tensor:
     """The real part of the Fourier transform over some dimensions."""
     return torch.fft.fftn(input, dim=dim, norm=norm).real
@@ -108,7 +111,7 @@ ROWS: tuple[Operator, ...] = (
         aten="real.default",
         view=True,
         decomposition=_real_part,
-        sample=of(lambda x: torch.fft.fftn(x, dim=(1,)).real),
+        sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
     row(
         "rotated",

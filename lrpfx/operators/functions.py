@@ -1,5 +1,6 @@
 """Implementations of operators that have no suitable function in torch."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -8,6 +9,19 @@ import torch
 from lrpfx.errors import InputError
 from lrpfx.ir.operator import Function
 from lrpfx.support.torch_internals import is_traced, pytree
+
+
+def kept_in_traces(function: Function) -> Function:
+    """A function of tensors that symbolic tracing keeps as one call, as it does with functions of torch."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        given = (*args, *options.values())
+        if torch.overrides.has_torch_function(given):
+            return torch.overrides.handle_torch_function(call, given, *args, **options)
+        return function(*args, **options)
+
+    return call
 
 
 def _with_bias_map(convolution: Function) -> Function:
@@ -153,6 +167,7 @@ def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: An
     return result
 
 
+@kept_in_traces
 def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
     """Groups of rows of `input`, each times its own matrix: a mixture of experts.
 

@@ -11,6 +11,7 @@ import torch
 
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Operator
+from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import call, signal, weight
 from lrpfx.support.torch_internals import is_traced
@@ -18,6 +19,7 @@ from lrpfx.support.torch_internals import is_traced
 # --- functions --------------------------------------------------------------------------------------------------------------
 
 
+@kept_in_traces
 def linear_recurrence(input: torch.Tensor, factors: torch.Tensor, dim: int = 1) -> torch.Tensor:
     """h_t = factors_t h_(t-1) + input_t along the dimension `dim`, from h = 0, as one tensor of all h. Shapes are equal."""
     steps, decays = torch.broadcast_tensors(input, factors)
@@ -50,6 +52,7 @@ def _recurrence_backwards(gradient: torch.Tensor, factors: torch.Tensor, dim: in
     return linear_recurrence(gradient.flip(dim), next_factors, dim).flip(dim)
 
 
+@kept_in_traces
 def selective_scan(
     input: torch.Tensor, step: torch.Tensor, decay: torch.Tensor, into_state: torch.Tensor, out_of_state: torch.Tensor
 ) -> torch.Tensor:
@@ -77,6 +80,7 @@ def _selective_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments:
     return ((states * entering).sum(2),)
 
 
+@kept_in_traces
 def weighted_key_value(input: torch.Tensor, key: torch.Tensor, decay: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """The linear attention of RWKV: means of the values `input` up to each time, weighted by exp(key + decay * age).
 
@@ -121,10 +125,10 @@ ROWS: tuple[Operator, ...] = (
         types.Scan,
         linear_recurrence,
         "input factors dim=1",
+        whole={"(Tensor input, Tensor factors, int dim=1) -> Tensor": (linear_recurrence,)},
+        empty_result=lambda input, factors, dim=1: torch.empty_like(input),
         controls="factors",
         adjoint=_recurrence_adjoint,
-        keeps_rank=True,
-        broadcasts=False,
         sample=call(input=signal(2, 5, 3), factors=signal(2, 5, 3, low=0.2, high=0.9), dim=1),
     ),
     row(
@@ -132,16 +136,18 @@ ROWS: tuple[Operator, ...] = (
         types.Scan,
         selective_scan,
         "input step decay into_state out_of_state",
+        whole={
+            "(Tensor input, Tensor step, Tensor decay, Tensor into_state, Tensor out_of_state) -> Tensor": (selective_scan,),
+        },
+        empty_result=lambda input, step, decay, into_state, out_of_state: out_of_state.new_empty(input.shape),
         controls="step decay into_state out_of_state",
         adjoint=_selective_adjoint,
-        keeps_rank=True,
-        broadcasts=False,
         sample=call(
             input=signal(2, 3, 5),
             step=signal(2, 3, 5, low=0.1, high=1.0),
             decay=weight(3, 4, low=-2.0, high=-0.1),
             into_state=signal(2, 4, 5),
-            out_of_state=signal(2, 4, 5),
+            out_of_state=weight(1, 4, 5),
         ),
     ),
     row(
@@ -149,10 +155,10 @@ ROWS: tuple[Operator, ...] = (
         types.Scan,
         weighted_key_value,
         "input key decay first",
+        whole={"(Tensor input, Tensor key, Tensor decay, Tensor first) -> Tensor": (weighted_key_value,)},
+        empty_result=lambda input, key, decay, first: torch.empty_like(input),
         controls="key decay first",
         adjoint=_weighted_adjoint,
-        keeps_rank=True,
-        broadcasts=False,
         sample=call(
             input=signal(2, 5, 3), key=signal(2, 5, 3), decay=weight(3, low=-2.0, high=-0.1), first=weight(3)
         ),
