@@ -72,7 +72,11 @@ TEXT_ENCODERS = {
     "LongformerForSequenceClassification": {"attention_window": 4},
     "BigBirdForSequenceClassification": {"block_size": 2},
     "FunnelForSequenceClassification": {"block_sizes": [1, 1], "d_head": 8, "d_inner": 48},
-    "MobileBertForSequenceClassification": {"embedding_size": 16, "intra_bottleneck_size": 32, "use_bottleneck_attention": True},
+    "MobileBertForSequenceClassification": {
+        "embedding_size": 16,
+        "intra_bottleneck_size": 32,
+        "use_bottleneck_attention": True,
+    },
     "SqueezeBertForSequenceClassification": {"embedding_size": 32},
     "ConvBertForSequenceClassification": {"embedding_size": 16},
     "RemBertForSequenceClassification": {"input_embedding_size": 16},

@@ -101,7 +101,9 @@ def loops_as_operators(root: nn.Module) -> Iterator[None]:
                 continue
             for name, method in _METHODS.items():
                 own = getattr(type(module), name, None)
-                if own is not None and list(inspect.signature(own).parameters)[1:] == list(inspect.signature(method).parameters):
+                if own is not None and list(inspect.signature(own).parameters)[1:] == list(
+                    inspect.signature(method).parameters
+                ):
                     setattr(module, name, method)
             namespace = vars(sys.modules[type(module).__module__])
             for name, (needed, covers) in _FUNCTIONS.items():

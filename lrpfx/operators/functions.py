@@ -2,7 +2,8 @@
 
 import functools
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -11,7 +12,10 @@ from lrpfx.ir.operator import Function
 from lrpfx.support.torch_internals import is_traced, pytree
 
 
-def kept_in_traces(function: Function) -> Function:
+_Kept = TypeVar("_Kept", bound=Callable[..., torch.Tensor])
+
+
+def kept_in_traces(function: _Kept) -> _Kept:
     """A function of tensors that symbolic tracing keeps as one call, as it does with functions of torch."""
 
     @functools.wraps(function)
@@ -21,7 +25,7 @@ def kept_in_traces(function: Function) -> Function:
             return torch.overrides.handle_torch_function(call, given, *args, **options)
         return function(*args, **options)
 
-    return call
+    return cast(_Kept, call)
 
 
 def _with_bias_map(convolution: Function) -> Function:

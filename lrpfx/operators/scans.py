@@ -159,8 +159,6 @@ ROWS: tuple[Operator, ...] = (
         empty_result=lambda input, key, decay, first: torch.empty_like(input),
         controls="key decay first",
         adjoint=_weighted_adjoint,
-        sample=call(
-            input=signal(2, 5, 3), key=signal(2, 5, 3), decay=weight(3, low=-2.0, high=-0.1), first=weight(3)
-        ),
+        sample=call(input=signal(2, 5, 3), key=signal(2, 5, 3), decay=weight(3, low=-2.0, high=-0.1), first=weight(3)),
     ),
 )

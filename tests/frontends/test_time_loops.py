@@ -141,7 +141,9 @@ def test_other_modules_keep_their_methods():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MixtralForCausalLM", "MambaForCausalLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "MixtralForCausalLM", "MambaForCausalLM", "BertForSequenceClassification"]
+)
 def test_models_of_half_precision(name, dtype):
     """They transform and run; their maps are those of double precision to a few rounding units."""
     one = architecture(name)

@@ -58,9 +58,7 @@ def examine(name):
             row["second"] = "the same module"
         except lrpfx.InputError as error:
             row["refused"] = str(error).partition(":")[0]
-            other = figures(
-                model, lrpfx.transform(model, AttnLRP(), example_inputs={**second, **one.said}), second, one.said
-            )
+            other = figures(model, lrpfx.transform(model, AttnLRP(), example_inputs={**second, **one.said}), second, one.said)
             row["second"] = "a transform of its own"
         for part in ("forward", "unexplained"):
             row[part] = max(row[part], other[part])
