@@ -161,6 +161,7 @@ STATE_SPACES = {
         **{"attn_layer_indices": [1]},
     },
 }
+_FOUR_STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
 VISION = {
     "ViTForImageClassification": {},
     "DeiTForImageClassification": {},
@@ -168,12 +169,12 @@ VISION = {
     "Data2VecVisionForImageClassification": {},
     "SwinForImageClassification": {"embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2], "window_size": 2, "patch_size": 4},
     "Swinv2ForImageClassification": {"embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2], "window_size": 2, "patch_size": 4},
-    "ConvNextForImageClassification": {"num_stages": 4, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "patch_size": 4},
-    "ConvNextV2ForImageClassification": {"num_stages": 4, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "patch_size": 4},
+    "ConvNextForImageClassification": {**_FOUR_STAGES, "num_stages": 4, "patch_size": 4},
+    "ConvNextV2ForImageClassification": {**_FOUR_STAGES, "num_stages": 4, "patch_size": 4},
     "Dinov2ForImageClassification": {},
     "Dinov2WithRegistersForImageClassification": {},
     "PvtForImageClassification": {**_PYRAMID, "sequence_reduction_ratios": [4, 2, 1, 1], "patch_sizes": [4, 2, 2, 2]},
-    "PvtV2ForImageClassification": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4]},
+    "PvtV2ForImageClassification": {**_FOUR_STAGES, "num_attention_heads": [1, 2, 2, 4]},
     "SegformerForImageClassification": {**_PYRAMID},
     "MobileViTForImageClassification": {
         **{"image_size": 64, "patch_size": 2, "hidden_sizes": [16, 16, 16], "neck_hidden_sizes": [8, 8, 16, 16, 16, 16, 32]},
@@ -234,7 +235,8 @@ ARCHITECTURES = [
         _WITHOUT_CACHE,
         dtype=torch.float32,
     ),
-    *_table("mixture of experts", "text", MIXTURES, _WITHOUT_CACHE, dtype=torch.float32),  # torch's grouped product takes no float64
+    # Torch's grouped product takes no float64.
+    *_table("mixture of experts", "text", MIXTURES, _WITHOUT_CACHE, dtype=torch.float32),
     Architecture(
         "mixture of experts",
         "SwitchTransformersForConditionalGeneration",
@@ -282,7 +284,10 @@ ARCHITECTURES = [
     Architecture(
         "audio",
         "WhisperForConditionalGeneration",
-        {"d_model": 32, "num_mel_bins": 16, "max_source_positions": 12, "max_target_positions": 16, "decoder_start_token_id": 1},
+        {
+            **{"d_model": 32, "num_mel_bins": 16, "max_source_positions": 12, "max_target_positions": 16},
+            **{"decoder_start_token_id": 1},
+        },
         "speech to text",
         _WITHOUT_CACHE,
     ),

@@ -16,9 +16,9 @@ def relevance_of_experts(
 ) -> dict[str, torch.Tensor]:
     """Relevance of each expert for each token, by the path of the mixture. Shape (tokens, experts).
 
-    Tokens are those of all samples in order, (batch * sequence). An expert's relevance is that of its last dense layer's output;
-    it is 0 for a token that the router did not send to it. The mixtures are those whose experts are grouped or batched products,
-    as in transformers. Arguments and errors as for `lrpfx.attribute`; `InputError` if there is no mixture.
+    Tokens are those of all samples in order, (batch * sequence). An expert's relevance is that of its last dense layer's
+    output; it is 0 for a token that the router did not send to it. The mixtures are those whose experts are grouped or batched
+    products, as in transformers. Arguments and errors as for `lrpfx.attribute`; `InputError` if there is no mixture.
     """
     module = explainable(explain_model, "relevance_of_experts")
     mixtures = _mixtures(module)
@@ -48,7 +48,7 @@ def _mixtures(module: ExplainModule) -> dict[str, list[fx.Node]]:
 
 
 def _selection(product: fx.Node) -> fx.Node | None:
-    """What selects the expert of each row of a product: the ends of groups of rows, or a lookup of matrices; None for others."""
+    """What selects the expert of each row of a product: the ends of groups of rows, or a lookup of matrices. Else None."""
     row = node_info(product).operator
     constants = [value for value in product.all_input_nodes if node_info(value).role is Role.CONSTANT]
     if row is None or len(constants) != 1:
@@ -64,7 +64,8 @@ def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
 
     def run(*args: Any, **options: Any) -> Any:
-        by_name = [options.get(str(node.target), node.args[0] if node.args else None) for node in module.graph.find_nodes(op="placeholder")]
+        inputs = module.graph.find_nodes(op="placeholder")
+        by_name = [options.get(str(node.target), node.args[0] if node.args else None) for node in inputs]
         return interpreter.run(*(args or by_name))
 
     arguments = Arguments(inputs)

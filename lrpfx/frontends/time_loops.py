@@ -1,7 +1,7 @@
 """Loops over time, written in Python, as one operator each: torch.export would write out every step.
 
-The loops are those of functions and methods of transformers. A replacement calls a function of the table that torch.export keeps
-whole, and the compiler compares the graph with the model's own loop like any other graph.
+The loops are those of functions and methods of transformers. A replacement calls a function of the table that torch.export
+keeps whole, and the compiler compares the graph with the model's own loop like any other graph.
 """
 
 import inspect

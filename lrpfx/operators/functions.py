@@ -11,7 +11,6 @@ from lrpfx.errors import InputError
 from lrpfx.ir.operator import Function
 from lrpfx.support.torch_internals import is_traced, pytree
 
-
 _Kept = TypeVar("_Kept", bound=Callable[..., torch.Tensor])
 
 
@@ -180,8 +179,8 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Ten
     """
     if input.ndim != 2 or weight.ndim != 3 or offsets is None:
         raise InputError(
-            f"a grouped product of shapes {tuple(input.shape)} and {tuple(weight.shape)} is not supported, only that of rows with "
-            "one matrix for each group of them: (rows, in) and (groups, in, out), with offsets"
+            f"a grouped product of shapes {tuple(input.shape)} and {tuple(weight.shape)} is not supported, only that of rows "
+            "with one matrix for each group of them: (rows, in) and (groups, in, out), with offsets"
         )
     if is_traced(offsets):  # sizes of groups are not known
         places = torch.arange(input.shape[0], device=input.device)

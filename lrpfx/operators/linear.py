@@ -211,7 +211,11 @@ ROWS: tuple[Operator, ...] = (
         foreign="torch._ops.transformers.transformers::grouped_mm_fallback",
         reordered=[
             (spelled, "input weight offsets bias out_dtype")
-            for spelled in (getattr(functional, "grouped_mm", None), aten_operator("_grouped_mm.default"))
+            for spelled in (
+                getattr(functional, "grouped_mm", None),
+                getattr(torch, "_grouped_mm", None),
+                aten_operator("_grouped_mm.default"),
+            )
         ],
         indices="offsets",
         aliases="mat_a=input mat_b=weight mat2=weight offs=offsets",

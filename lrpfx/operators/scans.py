@@ -1,7 +1,7 @@
 """Recurrences over time that are linear in their signal: state space models and linear attention.
 
-Their factors (decay, selection, keys) depend on the input, too, but scale the signal as gates do: the signal takes all relevance,
-as in MambaLRP (Rezaei Jafari et al. 2024, https://arxiv.org/abs/2406.07592).
+Their factors (decay, selection, keys) depend on the input, too, but scale the signal as gates do: the signal takes all
+relevance, as in MambaLRP (Rezaei Jafari et al. 2024, https://arxiv.org/abs/2406.07592).
 """
 
 from collections.abc import Sequence

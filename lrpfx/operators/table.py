@@ -75,7 +75,7 @@ METADATA_FUNCTIONS: frozenset[Any] = frozenset(
 #: Operators that make a tensor in memory of its own, from sizes and numbers.
 FACTORIES: frozenset[Any] = METADATA_FUNCTIONS | frozenset(
     getattr(getattr(torch.ops.aten, packet), overload)
-    for packet in ("arange", "linspace", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices", "triu_indices")
+    for packet in ("arange", "linspace", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices")
     for overload in getattr(torch.ops.aten, packet).overloads()
 )
 METADATA_ATTRIBUTES = frozenset(

@@ -13,9 +13,9 @@ from lrpfx.types import Activation, Gate, Product, Sum
 class FindGates(GraphPass):
     """Mark a product as a gate if one factor is a divisor or comes from a bounded function. The other factor is the signal.
 
-    The signal becomes the first argument. A product of a signal and an activation, which is not bounded, is a gated product. The
-    pass looks through views, constant factors, constant terms and other gates: it recognizes 0.5 * (1 + erf(x)) as a scale, and
-    probabilities that are divided by their sum.
+    The signal becomes the first argument. A product of a signal and an activation, which is not bounded, is a gated product.
+    The pass looks through views, constant factors, constant terms and other gates: it recognizes 0.5 * (1 + erf(x)) as a
+    scale, and probabilities that are divided by their sum.
     """
 
     name = "find_gates"

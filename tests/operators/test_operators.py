@@ -1,5 +1,7 @@
 """The operator table: every spelling of an operation means the same."""
 
+import inspect
+
 import pytest
 import torch
 from helpers import Binary, Unary, assert_close
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import rules
 from lrpfx.composites import LayerMapComposite, layer_map_base
+from lrpfx.ir.operator import REQUIRED
 from lrpfx.operators import table as operators
 from lrpfx.rules.template import BasicHook
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
@@ -210,6 +213,20 @@ def test_every_row_is_consistent():
             assert leading == list(row.data), f"{row.name}: data must lead the arguments"
         if row.function is not None:
             assert operators.lookup(row.function).operator is row
+
+
+def test_functions_have_the_defaults_of_their_rows():
+    """The compiler leaves out arguments that have the row's default. Dropout is removed, and cdist has this mode by default."""
+    differing = []
+    for row in operators.all_operators():
+        try:
+            parameters = inspect.signature(row.function).parameters if row.function else {}
+        except ValueError:  # a function of torch in C
+            continue
+        for name, default in row.arguments.items():
+            if default is not REQUIRED and name in parameters and parameters[name].default != default:
+                differing.append((row.name, name))
+    assert differing == [("cdist", "compute_mode"), ("alpha_dropout", "training"), ("feature_alpha_dropout", "training")]
 
 
 def test_every_spelling_can_be_pickled_by_path():

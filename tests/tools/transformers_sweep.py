@@ -5,6 +5,7 @@ name as an argument examines only architectures whose names contain it, and writ
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -65,6 +66,7 @@ def examine(name):
     said = [f"`{name}={value}`" for name, value in one.said.items()]
     row["said"] = ", ".join([*said, *(["one call before"] if one.called_before else [])])
     row["masked"] = "attention_mask" in first
+    row["precision"] = 1e-9 if one.dtype == torch.float64 else 1e-5
     return row
 
 
@@ -92,21 +94,22 @@ def figures(model, explain_model, inputs, said):
 
 HEADER = """# Architectures of transformers
 
-{count} architectures of Hugging Face transformers {version} as they are, in small random configurations, in float64: two samples,
-the end of the second hidden by the mask where the architecture takes one, and a second length where inputs have a length. The
-explained output is the largest entry of each sample. For each architecture, `lrpfx.transform` succeeds, the output equals the
-model's, and the ledger has nothing unexplained (at most 1e-6 of the seed at every node), for both lengths. The composite is
-`AttnLRP()`. `make sweep-transformers` writes this page.
+{count} architectures of Hugging Face transformers {version} as they are, in small random configurations: two samples, the end of
+the second hidden by the mask where the architecture takes one, and a second length where inputs have a length. The composite is
+`AttnLRP()`, and the explained output is the largest entry of each sample. For {right} of them, `lrpfx.transform` succeeds, the
+output equals the model's, and the ledger has nothing unexplained (at most 1e-6 of the seed at every node), for both lengths. The
+rows of the others tell why not. `make sweep-transformers` writes this page.
 
-*Said* are arguments beyond the model's own inputs. *Second length* tells whether one explainable module takes both lengths.
-Seconds are those of one thread.
+*Said* is what had to be said beyond the model's own inputs. *Second length*: whether one explainable module takes both lengths.
+*Forward* and *unexplained* are the larger figures of both; models that compute in single precision, all of them or in part, have
+some 1e-7. Seconds are those of one thread, with two architectures examined at a time.
 
 """
 COLUMNS = ("architecture", "nodes", "said", "mask", "second length", "forward", "unexplained", "transform", "attribute")
 
 
 def is_right(row):
-    return "error" not in row and row["forward"] <= 1e-9 and row["unexplained"] <= MOST_UNEXPLAINED
+    return "error" not in row and row["forward"] <= row["precision"] and row["unexplained"] <= MOST_UNEXPLAINED
 
 
 def line(one, row):
@@ -115,6 +118,12 @@ def line(one, row):
     cells = [one.name, row["nodes"], row["said"], "yes" if row["masked"] else "", row["second"]]
     cells += [f"{row['forward']:.0e}", f"{row['unexplained']:.0e}", f"{row['transform']:.1f} s", f"{row['attribute']:.2f} s"]
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def shortened(error):
+    """An error as the cell of a table: its first sentence, without paths of files."""
+    first = re.sub(r"\(?(in [^()]*, )?/\S+:\d+\)?", "", error.replace("|", "/")).partition(". ")[0]
+    return first if len(first) < 240 else first[:240].rsplit(" ", 1)[0] + " ..."
 
 
 def examine_apart(one):
@@ -127,11 +136,12 @@ def examine_apart(one):
     if run.returncode:
         told = [text for text in run.stderr.splitlines() if text.strip()]
         kept = [text for text in told if "Error" in text or "error:" in text.lower()] or told or [f"exit {run.returncode}"]
-        return {"error": kept[-1].replace("|", "/"), "stderr": run.stderr}
+        return {"error": shortened(kept[-1]), "stderr": run.stderr}
     return json.loads(run.stdout.splitlines()[-1])
 
 
 def main(chosen, log=None):
+    """Examine architectures, print their rows, and return them. `log`: a file for all figures."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         rows = []
         for one, row in zip(chosen, pool.map(examine_apart, chosen), strict=True):
@@ -143,7 +153,7 @@ def main(chosen, log=None):
 
 
 def document(rows):
-    parts = [HEADER.format(count=len(rows), version=transformers.__version__)]
+    parts = [HEADER.format(count=len(rows), right=sum(map(is_right, rows)), version=transformers.__version__)]
     for modality in dict.fromkeys(one.modality for one in ARCHITECTURES):
         parts += [f"## {modality[0].upper()}{modality[1:]}\n", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         parts += [line(one, row) for one, row in zip(ARCHITECTURES, rows, strict=True) if one.modality == modality]
