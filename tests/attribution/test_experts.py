@@ -4,12 +4,14 @@ import functools
 
 import pytest
 import torch
-from small_transformers import architecture, inputs_for, small_model
 from torch import nn
 
 import lrpfx
 from lrpfx.attribution.experts import relevance_of_experts
 from lrpfx.composites import AttnLRP
+
+
+small = pytest.importorskip("small_transformers")
 
 
 def last_token(output):
@@ -20,10 +22,10 @@ def last_token(output):
 
 @functools.cache
 def explained(name, implementation, dtype):
-    one = architecture(name)
-    model = small_model(one, dtype)
+    one = small.architecture(name)
+    model = small.small_model(one, dtype)
     model.set_experts_implementation(implementation)
-    inputs = inputs_for(one, model, 5, dtype) | one.said
+    inputs = small.inputs_for(one, model, 5, dtype) | one.said
     explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=inputs, capture="export")
     return model, inputs, explain_model
 

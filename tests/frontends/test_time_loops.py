@@ -5,7 +5,6 @@ import threading
 
 import pytest
 import torch
-from small_transformers import architecture, inputs_for, small_model
 from torch import nn
 from torch.nn import functional
 
@@ -13,6 +12,8 @@ import lrpfx
 from lrpfx.composites import AttnLRP
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.node import node_info
+
+small = pytest.importorskip("small_transformers")
 
 LOOPS = {
     "MambaForCausalLM": ("selective_scan", 2),
@@ -23,9 +24,9 @@ LOOPS = {
 
 
 def transformed(name, length=7, dtype=None):
-    one = architecture(name)
-    model = small_model(one, dtype)
-    inputs = inputs_for(one, model, length, dtype)
+    one = small.architecture(name)
+    model = small.small_model(one, dtype)
+    inputs = small.inputs_for(one, model, length, dtype)
     if one.called_before:
         with torch.no_grad():
             model(**inputs)
@@ -101,7 +102,7 @@ def norm(module, x):
 
 
 def test_a_replacement_does_not_outlive_its_context():
-    model = small_model(architecture("MambaForCausalLM"))
+    model = small.small_model(small.architecture("MambaForCausalLM"))
     namespace = vars(sys.modules[type(model.backbone.layers[0].mixer).__module__])
     original = namespace["mamba_selective_scan"]
     with pytest.raises(KeyboardInterrupt), loops_as_operators(model):
@@ -112,9 +113,9 @@ def test_a_replacement_does_not_outlive_its_context():
 
 def test_other_threads_run_their_own_loop_meanwhile():
     """With its gradient, which the operator for the export lacks."""
-    one = architecture("MambaForCausalLM")
-    model = small_model(one)
-    inputs = inputs_for(one, model, 5)
+    one = small.architecture("MambaForCausalLM")
+    model = small.small_model(one)
+    inputs = small.inputs_for(one, model, 5)
     expected = model(**inputs).logits
     found = []
     with loops_as_operators(model):
@@ -146,12 +147,12 @@ def test_other_modules_keep_their_methods():
 )
 def test_models_of_half_precision(name, dtype):
     """They transform and run; their maps are those of double precision to a few rounding units."""
-    one = architecture(name)
-    model = small_model(one, torch.float64 if name != "MixtralForCausalLM" else torch.float32)
-    inputs = inputs_for(one, model, 7)
+    one = small.architecture(name)
+    model = small.small_model(one, torch.float64 if name != "MixtralForCausalLM" else torch.float32)
+    inputs = small.inputs_for(one, model, 7)
     maps = []
     for precision in (model.dtype, dtype):
-        cast = small_model(one, precision)
+        cast = small.small_model(one, precision)
         cast.load_state_dict(model.state_dict())
         given = inputs | one.said
         explain_model = lrpfx.transform(cast, AttnLRP(), example_inputs=given, capture="export")
