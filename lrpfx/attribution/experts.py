@@ -53,10 +53,11 @@ def _selection(product: fx.Node) -> fx.Node | None:
     constants = [value for value in product.all_input_nodes if node_info(value).role is Role.CONSTANT]
     if row is None or len(constants) != 1:
         return None
-    looked_up = node_info(constants[0]).operator
-    if row.name == "grouped_linear" or (row.name == "matmul" and looked_up is not None and looked_up.name == "index"):
+    if row.name == "grouped_linear":
         return constants[0]
-    return None
+    looked_up = _lookup(constants[0])
+    of_parameters = looked_up is not None and node_info(looked_up[0]).role is Role.PARAMETER
+    return constants[0] if row.name == "matmul" and of_parameters else None
 
 
 def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
@@ -83,21 +84,40 @@ def _experts_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> tuple[torc
         ends = values[selection]
         places = torch.arange(values[product].shape[0], device=ends.device)
         return torch.searchsorted(ends, places.to(ends.dtype), right=True), len(ends)
-    matrices, (chosen,) = selection.args
-    return values[chosen], len(values[matrices])  # type: ignore[arg-type, index]
+    looked_up = _lookup(selection)
+    assert looked_up is not None
+    matrices, chosen = looked_up
+    return values[chosen], len(values[matrices])
+
+
+def _lookup(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What a call looks up along the first dimension, and the tensor of indices; None for other calls."""
+    row = node_info(node).operator
+    if row is None or row.name not in ("index", "getitem"):
+        return None
+    source, index = node.args[:2]
+    index = index[0] if isinstance(index, (list, tuple)) and len(index) == 1 else index
+    return (source, index) if isinstance(source, fx.Node) and isinstance(index, fx.Node) else None
 
 
 def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tensor:
-    """The token of each row of the first product of a mixture: where its input was looked up, or how often it was repeated."""
+    """The token of each row of the first product of a mixture.
+
+    Tokens were looked up, or each was repeated for its experts. Otherwise each has one row.
+    """
     value = next(argument for argument in product.all_input_nodes if node_info(argument).role is Role.DATA)
-    while True:
-        row = node_info(value).operator
-        if row is not None and row.name == "index":
-            (chosen,) = value.args[1]  # type: ignore[misc]
-            found: torch.Tensor = values[chosen]  # type: ignore[index]
-            return found
+    rows = values[value].shape[0]
+    found: torch.Tensor = torch.arange(rows, device=values[value].device)
+    row = node_info(value).operator
+    while row is not None and (row.moves or row.converts):
         source = value.all_input_nodes[0]
-        if row is not None and row.name == "repeat_interleave":
-            rows, tokens = values[value].shape[0], values[source].shape[0]
-            return torch.arange(rows, device=values[value].device) // (rows // tokens)
-        value = source
+        looked_up = _lookup(value)
+        if looked_up is not None:
+            found = values[looked_up[1]]
+            return found
+        if row.name == "repeat_interleave":
+            return torch.div(found, rows // values[source].shape[0], rounding_mode="floor")
+        if values[source].shape[:1] != (rows,):
+            return found
+        value, row = source, node_info(source).operator
+    return found

@@ -28,7 +28,8 @@ def rotated(input: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
 @kept_in_traces
 def real_fourier(input: torch.Tensor, dim: Sequence[int] | None = None, norm: str | None = None) -> torch.Tensor:
     """The real part of the Fourier transform over some dimensions."""
-    return torch.fft.fftn(input, dim=dim, norm=norm).real
+    transformed: torch.Tensor = torch.fft.fftn(input, dim=dim, norm=norm)
+    return transformed.real
 
 
 def _rotated_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:

@@ -22,6 +22,8 @@ from lrpfx.support.torch_internals import is_traced
 @kept_in_traces
 def linear_recurrence(input: torch.Tensor, factors: torch.Tensor, dim: int = 1) -> torch.Tensor:
     """h_t = factors_t h_(t-1) + input_t along the dimension `dim`, from h = 0, as one tensor of all h. Shapes are equal."""
+    steps: torch.Tensor
+    decays: torch.Tensor
     steps, decays = torch.broadcast_tensors(input, factors)
     if not is_traced(input):
         states = []
