@@ -148,7 +148,6 @@ MIXTURES = {
         **{"v_head_dim": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
     },
     "GptOssForCausalLM": {"sliding_window": 4},
-    "GraniteMoeForCausalLM": {},
     "PhimoeForCausalLM": {},
 }
 STATE_SPACES = {
@@ -237,12 +236,15 @@ ARCHITECTURES = [
     ),
     # Torch's grouped product takes no float64.
     *_table("mixture of experts", "text", MIXTURES, _WITHOUT_CACHE, dtype=torch.float32),
+    Architecture("mixture of experts", "GraniteMoeForCausalLM", {"use_cache": False}, dtype=torch.float32),
     Architecture(
         "mixture of experts",
         "SwitchTransformersForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id": 0},
+        {
+            **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2},
+            **{"decoder_start_token_id": 0, "use_cache": False},
+        },
         "text to text",
-        _WITHOUT_CACHE,
     ),
     *_table("state space", "text", STATE_SPACES, _WITHOUT_CACHE),
     Architecture(
@@ -331,10 +333,10 @@ ARCHITECTURES = [
     Architecture(
         "two modalities", "LlavaForConditionalGeneration",
         {
-            "text_config": {**_SMALL_TEXT, "model_type": "llama", "num_key_value_heads": 2},
+            "text_config": {**_SMALL_TEXT, "model_type": "llama", "num_key_value_heads": 2, "use_cache": False},
             "vision_config": {**_VISION_OF_TWO, "model_type": "clip_vision_model"}, "image_token_index": 5,
         },
-        "text with an image", _WITHOUT_CACHE, (24, 21),
+        "text with an image", lengths=(24, 21),
     ),
     Architecture("two modalities", "LayoutLMForSequenceClassification", {"max_2d_position_embeddings": 64}, "text and boxes"),
 ]  # fmt: skip

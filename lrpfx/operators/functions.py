@@ -149,6 +149,11 @@ def scattered(input: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -
     return torch.scatter(input, dim, index, source)
 
 
+def mask_scattered(input: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`input` with the entries where `mask` is True replaced by entries of `source`, in order."""
+    return torch.masked_scatter(input, mask, source)
+
+
 def pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two results of one operator."""
     return first, second
