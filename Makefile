@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks architecture documentation lint format clean
+.PHONY: demo page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code.
@@ -79,6 +79,11 @@ formats: $(VENV)/linked
 # Test all classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
 sweep: $(VENV)/linked
 	$(BIN)/python tests/tools/torchvision_sweep.py
+
+# Test architectures of Hugging Face transformers, in about half an hour; writes docs/transformers.md.
+sweep-transformers: $(VENV)/linked
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers
+	$(BIN)/python tests/tools/transformers_sweep.py
 
 # Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
 # docs/benchmarks.md. Captum is installed without dependencies, because it requires an older numpy.

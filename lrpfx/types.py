@@ -84,6 +84,12 @@ class Sum(Kind):
     """Additions and subtractions of tensors, and sums over dimensions."""
 
 
+class Scan(Sum):
+    """Recurrences over time that are linear in their signal, as in state space models, with all else as factors."""
+
+    __subclass__ = ()  # without those of Sum
+
+
 class Product(Kind):
     """Element-wise products and quotients, of two tensors or of a tensor and a constant."""
 

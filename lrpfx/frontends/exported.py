@@ -24,6 +24,7 @@ from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, na
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
+from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
@@ -54,6 +55,8 @@ def _keep_rows_whole() -> None:
             if functions[0] not in _kept_whole:
                 _library.define(name + schema)
                 _library.impl(name, functions[0], "CompositeExplicitAutograd")
+                if row.empty_result is not None:
+                    torch.library.register_fake(f"lrpfx::{name}", row.empty_result, lib=_library)
                 overload = getattr(torch.ops.lrpfx, name).default
                 _kept_whole.update(dict.fromkeys(functions, overload))
                 _functions_kept[overload] = functions[0]
@@ -96,7 +99,15 @@ def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension]
     }
     reads = ReadBuffers(root)
     try:
-        with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole(), _named_arguments(root, list(named)):
+        with (
+            undisturbed(),
+            _quiet(),
+            torch.enable_grad(),
+            loops_as_operators(root),
+            reads,
+            _KeepWhole(),
+            _named_arguments(root, list(named)),
+        ):
             exported = torch.export.export(root, (), named, dynamic_shapes=shapes, strict=False)
     except CaptureError:
         raise

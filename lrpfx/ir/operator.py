@@ -173,6 +173,8 @@ class Operator:
     reflected: str = ""  # the row for a call whose first argument is a number: 1 - x is rsub(x, 1)
     like: dict[str, tuple[str, ...]] = field(default_factory=dict)  # spellings that read only these facts of a second tensor
     whole: dict[str, tuple[Function, ...]] = field(default_factory=dict)  # functions that torch.export would split, by schema
+    empty_result: Function | None = None  # an empty result of such a function, if its steps depend on sizes
+    counts_as: type | None = None  # the torch.nn class whose rules apply to its calls, if no class is a spelling of it
     decomposition: Decomposition | None = None  # inserts the calls that it consists of, or returns None to keep it
 
     # Arguments.

@@ -154,7 +154,7 @@ class Layer:
             return type(self.module)
         if operator is not None and len(operator.modules) == 1:
             return operator.modules[0]
-        return self.kind
+        return self.kind if operator is None or operator.counts_as is None else operator.counts_as
 
     def __repr__(self) -> str:
         return f"<layer {self.name}: {self.description}>"

@@ -46,6 +46,11 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether an operation on a tensor is written into a graph, so that its values are not known, and each operation costs."""
+    return torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
+
+
 def aten(name: str) -> OpOverload | None:
     """An operator such as "softmax.int", or None if this torch is older than the operator."""
     packet, _, overload = name.partition(".")
