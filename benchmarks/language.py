@@ -7,19 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
-import torchvision_cpu  # noqa: F401, I001  before anything imports torchvision
-
+import contenders  # noqa: F401  makes torchvision importable, which transformers imports
 import torch
 import transformers
+from memory import peak_of
+from speed import interleaved, ratio
 from torch import nn
 
 import lrpfx
-from memory import peak_of
-from speed import interleaved, ratio
 
 PLAIN, PLAIN_COMPILED = "plain gradient × input", "plain gradient × input, compiled"
 OURS, OURS_COMPILED, LXT = "lrpfx, AttnLRP", "lrpfx, AttnLRP, compiled", "LXT, AttnLRP"

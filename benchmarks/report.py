@@ -86,10 +86,10 @@ products relative to that of the plain gradient: the ratio if nothing else took 
 
 ## Transformers
 
-AttnLRP with an epsilon of 0, whose backward pass carries multipliers instead of relevance, relative to the plain gradient times the
-input. Random weights; GPT-2 and Llama with a hidden size of 256 explain the largest logit at the last position. Compiled contenders
-are compared with the compiled gradient, and LXT with lrpfx, in turns: it patches the model for good. Peaks are above the memory in
-use before one attribution.
+AttnLRP with an epsilon of 0, whose backward pass carries multipliers instead of relevance, relative to the plain gradient times
+the input. Random weights; GPT-2 and Llama with a hidden size of 256 explain the largest logit at the last position. Compiled
+contenders are compared with the compiled gradient, and LXT with lrpfx, in turns: it patches the model for good. Peaks are above
+the memory in use before one attribution.
 
 {_table(language, transformers)}
 

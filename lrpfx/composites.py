@@ -565,9 +565,9 @@ class AttnLRP(_AttentionComposite):
     """AttnLRP (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602): relevance flows through attention weights and values.
 
     Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
-    normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma. `gates`: for
-    products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation is detached). With
-    an `epsilon` of 0, no division takes place where gamma is None: see docs/language_models.md.
+    normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma.
+    `gates`: for products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation
+    is detached). With an `epsilon` of 0, rules other than Gamma need no division: see docs/compiler.md.
     """
 
     def __init__(
@@ -584,9 +584,10 @@ class AttnLRP(_AttentionComposite):
 
 @register_composite("cp_lrp")
 class CPLRP(_AttentionComposite):
-    """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): attention weights and the scales of normalizations
-    count as constants, so relevance flows through the values alone. Other layers and arguments as in `AttnLRP`, but the gates of gated products
-    are detached by default.
+    """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): relevance flows through the values alone.
+
+    Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Other
+    layers and arguments are those of `AttnLRP`.
     """
 
     def __init__(

@@ -120,9 +120,9 @@ def attribute(
     counts from the end, and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose
     output relevance is returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or
     `[...]` all matching nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a
-    function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also return the relevance
-    that parameters and embeddings of positions or token types take where they are added to the signal, by name; tokens of models with
-    and without them then compare.
+    function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also return the
+    relevance that parameters and embeddings of positions or token types take where they are added to the signal, by name; tokens
+    of models with and without them then compare.
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
@@ -831,7 +831,7 @@ def _replaced(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *fur
 
 
 def add_to_detached(value: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
-    """value + probe, with a gradient for the probe alone."""
+    """Value + probe, with a gradient for the probe alone."""
     return value.detach() + probe
 
 

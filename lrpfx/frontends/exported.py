@@ -7,9 +7,8 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 

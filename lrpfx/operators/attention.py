@@ -41,7 +41,7 @@ def _attention(build: Builder) -> fx.Node:
     scaled = build.call("mul", query, scale, part="scaled")
     scores = build.call("matmul", scaled, transposed, part="scores")
     if build["is_causal"]:
-        scores = build.call("add", scores, build.causal_bias(query, key), part="causal")
+        scores = build.call("add", scores, build.causal_bias(query, build["key"]), part="causal")
     if mask is None:
         weights = build.call("softmax", scores, -1, target=torch.softmax, part="weights")
     else:

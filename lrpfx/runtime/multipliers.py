@@ -143,7 +143,7 @@ def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def relevance_from(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
-    """value * multiplier, with 0 where the value is infinite, as a masked score is."""
+    """Value * multiplier, with 0 where the value is infinite, as a masked score is."""
     return where_finite(value, value * multiplier)
 
 

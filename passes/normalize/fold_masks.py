@@ -3,13 +3,13 @@
 Models write such masks out under torch.export. Fused attention is faster without them.
 """
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, attribute_of, calls, node_info, nodes_in
+from lrpfx.ir.node import Role, attribute_of, calls, map_arguments, node_info, nodes_in
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
@@ -18,7 +18,7 @@ _LARGEST = 8192  # the most positions for which a mask is computed
 
 
 class FoldMasks(GraphPass):
-    """Compute each such mask at several sizes, beyond the largest number in its computation, where a window would show."""
+    """Compute each such mask at several sizes, beyond the numbers in its computation, where a window would show."""
 
     name = "fold_masks"
     stage = "normalize"
@@ -65,18 +65,33 @@ class _UnknownMaskError(Exception):
     """Why a mask cannot be folded."""
 
 
+class _FailedError(_UnknownMaskError):
+    """Its computation is not possible for some sizes."""
+
+
 def _pattern(program: Program, mask: fx.Node) -> str:
     """What a mask hides at every size."""
     before = _ancestors(mask)
-    lengths = [5, 8]
-    if any(_is_size(node) and node.args[1] for node in before):
-        beyond = 3 + max((abs(number) for number in _numbers(before)), default=0)
+    places = list(dict.fromkeys((node.args[0], node.args[1]) for node in before if _is_size(node)))
+    samples, lengths = ([place for place in places if bool(place[1]) == is_length] for is_length in (False, True))
+
+    def pattern(sample: int, *given: int) -> str:
+        """The pattern for these sizes of dimension 0, and of the others: one for all, or one for each."""
+        sizes = dict.fromkeys(samples, sample) | dict(zip(lengths, given * (1 if len(given) > 1 else len(lengths)), strict=False))
+        return _pattern_of(_value(program, mask, before, sizes))
+
+    patterns = {pattern(2, 5), pattern(3, 8)}
+    if places:
+        beyond = 3 + math.prod(_numbers(program, before))
         if beyond > _LARGEST:
-            raise _UnknownMaskError(f"its computation contains {beyond - 3}, and may differ for more positions")
-        lengths.append(beyond)
-    patterns = set()
-    for batch, length in zip((2, 3, 2), lengths, strict=False):
-        patterns.add(_pattern_of(_value(program, mask, before, batch, length)))
+            raise _UnknownMaskError("its computation contains large numbers, and it may differ for more positions")
+        patterns.add(pattern(2, beyond))
+        patterns.add(pattern(beyond, 5))  # dimension 0 may be that of positions
+    if len(lengths) > 1:
+        try:
+            patterns.add(pattern(2, *range(5, 5 + len(lengths))))
+        except _FailedError:
+            pass  # these sizes cannot differ
     if len(patterns) > 1:
         raise _UnknownMaskError("it differs between sizes")
     return patterns.pop()
@@ -118,19 +133,31 @@ def _ancestors(mask: fx.Node) -> list[fx.Node]:
     return [node for node in mask.graph.nodes if node in needed]
 
 
-def _numbers(nodes: list[fx.Node]) -> Iterator[int]:
-    """The integers in the arguments of calls, without those that mean "to the end"."""
+def _numbers(program: Program, nodes: list[fx.Node]) -> set[int]:
+    """The numbers that a computation contains, without signs, fractions, and those that mean "to the end" or "hidden".
+
+    A pattern such as a window may show only beyond their product.
+    """
+    found: list[float] = []
+
+    def add(number: Any) -> None:
+        if isinstance(number, (int, float)) and 0 < abs(number) < 2**31 - 1:
+            found.append(max(abs(number), 1 / abs(number)))
+
     for node in nodes:
-        found: list[int] = []
-        fx.node.map_aggregate(
-            (node.args, node.kwargs),
-            lambda leaf: found.append(leaf) if type(leaf) is int else None,  # type: ignore[func-returns-value, arg-type]
-        )
-        yield from (number for number in found if abs(number) < 2**31 - 1)
+        if node.op == "get_attr":
+            value = attribute_of(node, program.root)
+            if isinstance(value, torch.Tensor):
+                add(max(value.shape, default=1))
+                if value.dtype != torch.bool and value.numel():
+                    add(value.abs().max().item())
+        else:
+            map_arguments((node.args, node.kwargs), add)
+    return {math.ceil(number) for number in found}
 
 
-def _value(program: Program, mask: fx.Node, nodes: list[fx.Node], batch: int, length: int) -> torch.Tensor:
-    """The mask for sizes of inputs: `batch` in dimension 0, `length` in all others."""
+def _value(program: Program, mask: fx.Node, nodes: list[fx.Node], sizes: dict[Any, int]) -> torch.Tensor:
+    """The mask for sizes of inputs, by tensor and dimension."""
     values: dict[fx.Node, Any] = {}
     with torch.no_grad():
         for node in nodes:
@@ -139,7 +166,7 @@ def _value(program: Program, mask: fx.Node, nodes: list[fx.Node], batch: int, le
                     raise _UnknownMaskError(f"it depends on {node.target}, which load_state_dict may change")
                 values[node] = attribute_of(node, program.root)
             elif _is_size(node):
-                values[node] = length if node.args[1] else batch
+                values[node] = sizes[node.args[0], node.args[1]]
             elif node.target is getattr:
                 info = node_info(nodes_in(node.args)[0])
                 if node.args[1] != "dtype" or info.dtype is None:
@@ -150,7 +177,7 @@ def _value(program: Program, mask: fx.Node, nodes: list[fx.Node], batch: int, le
                 try:
                     values[node] = node.target(*args, **kwargs)
                 except Exception as error:
-                    raise _UnknownMaskError(f"{node_info(node).name} fails for other sizes: {error}") from error
+                    raise _FailedError(f"{node_info(node).name} fails for other sizes: {error}") from error
             else:
                 raise _UnknownMaskError(f"it depends on {node_info(node).name}")
     found = values[mask]

@@ -24,7 +24,8 @@ class CarryMultipliers(GraphPass):
     """Choose the form of each rule, and convert between relevance and multipliers where two regions meet.
 
     A layer whose rule divides by its output has the form with multipliers. A layer whose rule does not divide, and a neutral
-    operation that moves values, have the form of their readers. Layers that get no relevance read detached values.
+    operation that moves values, have the form of their readers, and carry relevance if these differ or return it. Layers that get
+    no relevance read detached values.
     """
 
     name = "carry_multipliers"
@@ -84,10 +85,8 @@ class _Regions:
             return
         form = self.layers[node][0] if node in self.layers else None
         inside = [user for user in readers if user in self.members]
-        outside = [user for user in readers if user not in self.members and user is not self.output]
-        if form is not None and form.divides:
-            self.members.add(node)
-        elif (form is not None or _moves_values(node)) and inside and not outside:
+        outside = [user for user in readers if user not in self.members]  # the output too: its relevance may be anything
+        if (form is not None and form.divides) or ((form is not None or _moves_values(node)) and inside and not outside):
             self.members.add(node)
         else:
             self.members.difference_update(user for user in readers if _picks(user))  # a tuple of tensors has no conversion

@@ -7,10 +7,11 @@ matrix of attention weights between the forward and the backward pass.
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, set_info
 from lrpfx.layers.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
@@ -71,6 +72,8 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     mask = parts["mask"].args[0] if "mask" in parts else None
     if isinstance(mask, fx.Node) and node_info(mask).role is Role.DATA:
         raise NotFusibleError("its mask depends on the inputs, and gets relevance")
+    if isinstance(mask, fx.Node) and _may_have_large_numbers(root, mask):
+        raise NotFusibleError("its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives")
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}
     if mask is not None and settings["is_causal"]:
         raise NotFusibleError("it has a mask and is causal")
@@ -129,6 +132,46 @@ def _replace(graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node,
     output.replace_all_uses_with(call)
     for node in reversed(region):
         graph.erase_node(node)
+
+
+def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
+    """Whether a mask that depends on inputs may contain large finite numbers.
+
+    Fused kernels save the logarithm of the sum of exponentials for each query. Where a large negative number hides all keys of a
+    query, it is no longer precise, and their derivatives for this query are wrong. Infinity hides keys without this problem.
+    """
+    if node_info(mask).role in (Role.PARAMETER, Role.METADATA):
+        return False  # nothing hides keys that depend on a call
+    pending, seen = [mask], {mask}
+    while pending:
+        node = pending.pop()
+        info = node_info(node)
+        if info.dtype == torch.bool:
+            continue
+        if node.op == "placeholder" and (info.dtype is None or info.dtype.is_floating_point):
+            return True
+        if node.op == "get_attr":
+            value = attribute_of(node, root)
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(_is_large(value).any()):
+                return True
+        row = info.operator
+        if row is None or not (row.view or row.always_view):  # the numbers of views are sizes
+            numbers: list[float] = []
+            map_arguments(
+                (node.args, node.kwargs),
+                lambda leaf, numbers=numbers: numbers.append(leaf) if isinstance(leaf, (int, float)) else None,
+            )
+            if bool(_is_large(torch.tensor(numbers, dtype=torch.float64)).any()):
+                return True
+        before = [one for one in node.all_input_nodes if one not in seen]
+        seen.update(before)
+        pending += before
+    return False
+
+
+def _is_large(value: torch.Tensor) -> torch.Tensor:
+    """Which numbers are finite, and large for a score."""
+    return torch.isfinite(value) & (value.abs() > 1000)
 
 
 def _shares(root: nn.Module, parts: dict[str, fx.Node]) -> tuple[float, float, float]:

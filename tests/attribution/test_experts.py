@@ -10,7 +10,6 @@ import lrpfx
 from lrpfx.attribution.experts import relevance_of_experts
 from lrpfx.composites import AttnLRP
 
-
 small = pytest.importorskip("small_transformers")
 
 
