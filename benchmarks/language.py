@@ -112,17 +112,17 @@ def lxt_of(model: nn.Module, inputs: torch.Tensor) -> Callable[[], torch.Tensor]
 def _speed(name: str, rounds: int) -> list[dict[str, Any]]:
     torch.set_num_threads(2)
     model, inputs = _made(name)
-    contenders = {
+    runs = {
         PLAIN: gradient_of(model, inputs),
         OURS: lrpfx_of(model, inputs),
         PLAIN_COMPILED: gradient_of(model, inputs, compiled=True),
         OURS_COMPILED: lrpfx_of(model, inputs, compiled=True),
     }
-    times = interleaved(contenders, rounds)
-    found = {one: ratio(times, one, PLAIN_COMPILED if "compiled" in one else PLAIN) for one in contenders}
+    times = interleaved(runs, rounds)
+    found = {one: ratio(times, one, PLAIN_COMPILED if "compiled" in one else PLAIN) for one in runs}
     milliseconds = {one: 1000 * sorted(values)[len(values) // 2] for one, values in times.items()}
     try:
-        times = interleaved({LXT: lxt_of(copy.deepcopy(model), inputs), OURS: contenders[OURS]}, rounds)
+        times = interleaved({LXT: lxt_of(copy.deepcopy(model), inputs), OURS: runs[OURS]}, rounds)
     except (ImportError, AttributeError, TypeError):
         pass  # LXT has no rules for it, or none that run under this transformers
     else:

@@ -121,8 +121,8 @@ def attribute(
     output relevance is returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or
     `[...]` all matching nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a
     function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also return the
-    relevance that parameters and embeddings of positions or token types take where they are added to the signal, by name; tokens
-    of models with and without them then compare.
+    relevance that parameters and embeddings of positions or token types take where they are added to the signal, by name;
+    tokens of models with and without them then compare.
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
@@ -245,7 +245,8 @@ def find_attribution(
     first = len(arguments.leaves) + len(names)
     recorded = dict(zip(names, found[len(arguments.leaves) : first], strict=True))
     of_constants: dict[str, torch.Tensor] = {}
-    for name, relevance in zip(_recorded_by(traced)[len(names) :] if constants else [], found[first:], strict=True):
+    for node, relevance in zip(_recorded_by(traced)[len(names) :] if constants else [], found[first:], strict=True):
+        name = node_info(node).name
         of_constants[name] = of_constants[name] + relevance if name in of_constants else relevance
 
     def watch(number: int) -> Watch:
@@ -399,8 +400,7 @@ def factors_of(recorder: fx.GraphModule, layers: Sequence[torch.Tensor]) -> list
     """For each layer that a recorder returns, itself if its gradient is a multiplier, and None if it is relevance."""
     if not layers:
         return []
-    _, *nodes = output_node(recorder.graph).args[0]  # type: ignore[misc]
-    pairs = zip(layers, nodes, strict=True)
+    pairs = zip(layers, _recorded_by(recorder), strict=True)
     return [layer if node_info(node).carries_multiplier else None for layer, node in pairs]
 
 
@@ -767,10 +767,10 @@ def recorder_of(
     return module.recorders[key]
 
 
-def _recorded_by(recorder: fx.GraphModule) -> list[str]:
-    """The names of the values that a recorder returns."""
-    _, *nodes = output_node(recorder.graph).args[0]  # type: ignore[misc]
-    return [node_info(node).name for node in nodes]
+def _recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:
+    """The nodes whose values a recorder returns beside the model's result."""
+    results: Any = output_node(recorder.graph).args[0]
+    return list(results[1:])
 
 
 def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Node, fx.Node]]:
@@ -779,10 +779,10 @@ def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Nod
     for user in data_calls(graph):
         layer = module.get_submodule(str(user.target)) if user.op == "call_module" else None
         if isinstance(layer, RuleModule):
-            read = list(user.args[: layer.ruled.operation.inputs])
+            read = nodes_in(user.args[: layer.ruled.operation.inputs])
         else:
             read = nodes_in(user.args) if node_info(user).neutral and node_info(user).kind is not Embedding else []
-        found += [(node, user) for node in dict.fromkeys(read) if isinstance(node, fx.Node) and _is_constant_tensor(node)]
+        found += [(node, user) for node in dict.fromkeys(read) if _is_constant_tensor(node)]
     return found
 
 
@@ -826,7 +826,7 @@ def _replaced(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *fur
     with graph.inserting_after(node):
         made = graph.call_function(function, (node, *further))
     set_info(made, node_info(node))
-    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)  # type: ignore[misc]
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
     return made
 
 

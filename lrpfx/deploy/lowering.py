@@ -115,8 +115,8 @@ def lower(
     """Forward and relevance as one exported program: a function of the inputs and a target that returns a dict of tensors.
 
     A single input is named "input"; several keep the model's names. `target`: with "index" the program takes class indices of
-    shape (batch,) as `target`, with "token" a position and a token for each sample, of shape (batch, 2), for outputs of shape (batch,
-    positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
+    shape (batch,) as `target`, with "token" a position and a token for each sample, of shape (batch, 2), for outputs of shape
+    (batch, positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
     the largest output. `reduce`: relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or
     as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size, and keeps all other sizes open that
     `lrpfx.transform` found open by torch.export, such as lengths of sequences; without it, all sizes are those of the example.

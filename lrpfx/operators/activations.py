@@ -42,7 +42,7 @@ def _bounded_by_data(build: Builder) -> fx.Node | None:
     return result
 
 
-# --- f(x) / x, for relevance that passes unchanged ------------------------------------------------------------------------------
+# --- f(x) / x, for relevance that passes unchanged --------------------------------------------------------------------------
 
 
 def _step(input: torch.Tensor, bound: Bound) -> torch.Tensor:

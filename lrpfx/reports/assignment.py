@@ -67,15 +67,9 @@ class Assignment(Sequence[Assigned]):
         return [asdict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        rows = [
-            (row.name, row.kind, row.rule, row.form, row.sign, row.support, row.chosen_by, ", ".join(row.merged))
-            for row in self.rows
-        ]
-        columns = self.columns
-        if all(row.form == RELEVANCE for row in self.rows):
-            place = columns.index("form")
-            columns, *rows = [(*cells[:place], *cells[place + 1 :]) for cells in (columns, *rows)]
-        return format_table(columns, rows)
+        shown = [title for title in self.columns if title != "form" or any(row.form != RELEVANCE for row in self.rows)]
+        values = [{**vars(row), "chosen by": row.chosen_by, "merged": ", ".join(row.merged)} for row in self.rows]
+        return format_table(shown, [tuple(row[title] for title in shown) for row in values])
 
 
 def assignment(explain_model: nn.Module) -> Assignment:

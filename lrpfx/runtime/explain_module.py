@@ -88,7 +88,7 @@ class Recomputed(Scope):
         self.runner: TreeGraphModule | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "runner": None}  # type: ignore[misc]
+        return {**vars(self), "runner": None}
 
     def forward(self, *values: Any) -> Any:
         if self.runner is None:

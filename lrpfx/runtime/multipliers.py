@@ -1,9 +1,9 @@
 """Relevance without division: forms of operations whose backward pass carries multipliers.
 
-The multiplier m of a tensor t with relevance R is defined by R = t m. For the rules that have such a form, the multipliers of the
-inputs are vector-Jacobian products of those of the output (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602; Ali et al.
-2022, https://proceedings.mlr.press/v162/ali22a.html). No denominator needs a stabilizer, and torch's own derivatives save no more
-than for a gradient.
+The multiplier m of a tensor t with relevance R is defined by R = t m. For the rules that have such a form, the multipliers of
+the inputs are vector-Jacobian products of those of the output (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602; Ali et
+al. 2022, https://proceedings.mlr.press/v162/ali22a.html). No denominator needs a stabilizer, and torch's own derivatives save
+no more than for a gradient.
 """
 
 from abc import ABC, abstractmethod

@@ -130,11 +130,17 @@ def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], Callab
     return compiler
 
 
-def apply(function: type[torch.autograd.Function], *values: Any) -> Any:
+def _apply(function: Any) -> Callable[..., Any]:
+    """The part of `Function.apply` that is written in C++."""
+    bound: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    return bound
+
+
+def apply(function: Any, *values: Any) -> Any:
     """`function.apply(*values)` for a Function whose `forward` has no defaults.
 
     torch's own `apply` inspects the signature of `forward` in every call, which takes longer than a small layer.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*values)  # type: ignore[no-untyped-call]
-    return super(torch.autograd.Function, function).apply(*values)  # type: ignore[misc]
+        return function.apply(*values)
+    return _apply(function)(*values)

@@ -10,7 +10,7 @@ from lrpfx.types import Softmax
 
 
 class FindAttention(GraphPass):
-    """Mark a matrix product whose first factor is a softmax, also through views, casts and constant factors, as weighted values."""
+    """Mark a matrix product as weighted values if its first factor is a softmax, perhaps behind views, casts and constants."""
 
     name = "find_attention"
     stage = "normalize"

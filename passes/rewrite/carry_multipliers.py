@@ -1,7 +1,8 @@
 """Find the regions of a graph through which the backward pass can carry multipliers R / t instead of relevance R.
 
-Inside of such a region, torch's own derivatives propagate the multipliers, without denominators. Relevance is divided by a value
-where a region begins, which is only where the rule in relevance form would divide as well, and multiplied by a value where it ends.
+Inside of such a region, torch's own derivatives propagate the multipliers, without denominators. Relevance is divided by a
+value where a region begins, which is only where the rule in relevance form would divide as well, and multiplied by a value
+where it ends.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,8 @@ class CarryMultipliers(GraphPass):
     """Choose the form of each rule, and convert between relevance and multipliers where two regions meet.
 
     A layer whose rule divides by its output has the form with multipliers. A layer whose rule does not divide, and a neutral
-    operation that moves values, have the form of their readers, and carry relevance if these differ or return it. Layers that get
-    no relevance read detached values.
+    operation that moves values, have the form of their readers, and carry relevance if these differ or return it. Layers that
+    get no relevance read detached values.
     """
 
     name = "carry_multipliers"

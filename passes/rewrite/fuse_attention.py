@@ -1,7 +1,7 @@
-"""Run attention as one fused kernel where all of its parts carry multipliers, and recompute its parts in the backward pass elsewhere.
+"""Run attention as one fused kernel where all of its parts carry multipliers, and recompute its parts elsewhere.
 
-The multipliers of queries, keys and values are the kernel's own derivatives, each times its share. Either way, nothing holds the
-matrix of attention weights between the forward and the backward pass.
+The multipliers of queries, keys and values are the kernel's own derivatives, each times its share. Either way, nothing holds
+the matrix of attention weights between the forward and the backward pass.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, set_info
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, set_info
 from lrpfx.layers.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
@@ -21,6 +21,7 @@ from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, gra
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation
+from lrpfx.support.torch_internals import pytree
 
 ATTENTION = "scaled_dot_product_attention"  # the row of the fused call
 
@@ -73,7 +74,9 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     if isinstance(mask, fx.Node) and node_info(mask).role is Role.DATA:
         raise NotFusibleError("its mask depends on the inputs, and gets relevance")
     if isinstance(mask, fx.Node) and _may_have_large_numbers(root, mask):
-        raise NotFusibleError("its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives")
+        raise NotFusibleError(
+            "its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives"
+        )
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}
     if mask is not None and settings["is_causal"]:
         raise NotFusibleError("it has a mask and is causal")
@@ -81,7 +84,7 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     outside = [part for part, node in parts.items() if node is not output and not set(node.users) <= inside]
     if outside:
         raise NotFusibleError(f"something else reads its {outside[0]}")
-    given = [query, key, value, *([] if mask is None else [mask])]
+    given = nodes_in([query, key, value, mask])
     slots = tuple(Slot(place) for place in range(len(given)))
     row = operator_named(ATTENTION)
     options = {option: value for option, value in settings.items() if value != row.arguments[option]}
@@ -117,10 +120,11 @@ def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
 def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node]) -> list[fx.Node]:
     """The parts, conversions between them, and values of shapes that only they read, in order."""
     region = {output}
-    for node in reversed(graph.nodes):
-        if node in parts or (node.op == "call_function" and node.users and set(node.users) <= region):
-            if node in parts or node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes):
-                region.add(node)
+    for node in reversed([one for one in graph.nodes if one.op != "output"]):
+        is_between = node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes)
+        serves = node.op == "call_function" and node.users and set(node.users) <= region
+        if node in parts or (serves and is_between):
+            region.add(node)
     return [node for node in graph.nodes if node in region]
 
 
@@ -137,8 +141,9 @@ def _replace(graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node,
 def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
     """Whether a mask that depends on inputs may contain large finite numbers.
 
-    Fused kernels save the logarithm of the sum of exponentials for each query. Where a large negative number hides all keys of a
-    query, it is no longer precise, and their derivatives for this query are wrong. Infinity hides keys without this problem.
+    Fused kernels save the logarithm of the sum of exponentials for each query. Where a large negative number hides all keys
+    of a query, it is no longer precise, and their derivatives for this query are wrong. Infinity hides keys without this
+    problem.
     """
     if node_info(mask).role in (Role.PARAMETER, Role.METADATA):
         return False  # nothing hides keys that depend on a call
@@ -156,11 +161,8 @@ def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
                 return True
         row = info.operator
         if row is None or not (row.view or row.always_view):  # the numbers of views are sizes
-            numbers: list[float] = []
-            map_arguments(
-                (node.args, node.kwargs),
-                lambda leaf, numbers=numbers: numbers.append(leaf) if isinstance(leaf, (int, float)) else None,
-            )
+            leaves = pytree.tree_leaves((node.args, node.kwargs))
+            numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
             if bool(_is_large(torch.tensor(numbers, dtype=torch.float64)).any()):
                 return True
         before = [one for one in node.all_input_nodes if one not in seen]

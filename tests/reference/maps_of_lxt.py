@@ -1,7 +1,7 @@
 """Write the relevance that LXT 2.1 gives small transformers into a file: `python maps_of_lxt.py PATH`.
 
-LXT changes classes and tables of transformers and torch, so it runs in a process of its own, and each map in a fork of it. Where it
-has no version of a method for a model, the method is composed of LXT's own functions, or of torch's.
+LXT changes classes and tables of transformers and torch, so it runs in a process of its own, and each map in a fork of it.
+Where it has no version of a method for a model, the method is composed of LXT's own functions, or of torch's.
 """
 
 import importlib
@@ -41,9 +41,9 @@ BertConfig.use_return_dict = True
 PreTrainedModel.get_head_mask = lambda self, head_mask, layers: [None] * layers
 PreTrainedModel.get_extended_attention_mask = lambda self, mask, shape: 1.0 - mask[:, None, None]  # no token is hidden
 
-from lxt.efficient import monkey_patch, patches
-from lxt.efficient.models import vit_torch
-from lxt.efficient.rules import divide_gradient
+from lxt.efficient import monkey_patch, patches  # noqa: E402  after the shims
+from lxt.efficient.models import vit_torch  # noqa: E402  after the shims
+from lxt.efficient.rules import divide_gradient  # noqa: E402  after the shims
 
 Maps = dict[str, torch.Tensor]
 
