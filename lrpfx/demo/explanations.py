@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 import lrpfx
-from lrpfx.composites import AttnLRP, Composite, CPLRP
+from lrpfx.composites import CPLRP, AttnLRP, Composite
 from lrpfx.demo.sentence_similarity import MiniLM
 
 GAMMA = 0.1  # not tuned
@@ -28,7 +28,7 @@ COMPOSITES: dict[str, Composite] = {
 
 @dataclass(frozen=True)
 class Question:
-    """Why is one sentence similar to another? `ids` of the explained one: shape (1, tokens); `reference`: shape (1, features)."""
+    """Why is one sentence, with `ids` of shape (1, tokens), similar to another, the `reference` of shape (1, features)?"""
 
     ids: torch.Tensor
     reference: torch.Tensor
@@ -42,7 +42,7 @@ class Question:
 def export(minilm: MiniLM, example: Question) -> ExportedProgram:
     """The model as a graph for any number and length of sentences: captured once, for all composites."""
     inputs = {"input_ids": example.ids.expand(2, -1), "reference": example.reference.expand(2, -1)}
-    batch, tokens = Dim("batch"), Dim("tokens", max=minilm.model.encoder.config.max_position_embeddings)  # type: ignore[union-attr]
+    batch, tokens = Dim("batch"), Dim("tokens", max=minilm.model.encoder.config.max_position_embeddings)
     sizes = {"input_ids": {0: batch, 1: tokens}, "reference": {0: batch}}
     return torch.export.export(minilm.model, (), inputs, dynamic_shapes=sizes, strict=False)
 

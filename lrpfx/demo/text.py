@@ -77,7 +77,9 @@ def run(directory: Path) -> None:
             lambda masks, question=question: explanations.score_masked(minilm, question, masks),  # type: ignore[misc]
             {name: found[question.inner] for name, found in _with_random(relevance, number).items()},
         )
-        for number, (question, relevance) in enumerate(zip(tqdm(questions, desc="deletion", unit="pair"), relevances, strict=True))
+        for number, (question, relevance) in enumerate(
+            zip(tqdm(questions, desc="deletion", unit="pair"), relevances, strict=True)
+        )
     ]
     results = measure(curves)
     shares = {name: _shares(model, questions, relevances, name) for name, model in models.items()}
@@ -130,7 +132,7 @@ def _names(method: str) -> list[str]:
     return [_random(seed) for seed in range(SEEDS)] if method == RANDOM else [method]
 
 
-# --- measures ------------------------------------------------------------------------------------------------------------------
+# --- measures ----------------------------------------------------------------------------------------------------------------
 
 
 def measure(curves: Sequence[dict[str, Deletion]]) -> list[Result]:
@@ -162,19 +164,26 @@ def _shares(
     model: nn.Module, questions: Sequence[Question], relevances: Sequence[dict[str, torch.Tensor]], name: str
 ) -> dict[str, float]:
     """Where the similarities of all pairs go, as shares of their sum: to tokens, and to what the ledger lists."""
-    seed = ordinary = special = 0.0
-    totals = dict.fromkeys(("position and type embeddings", "other constants", "bias", "expansion"), 0.0)
-    for question, relevance in zip(tqdm(questions, desc=f"ledgers of {name}", unit="pair"), relevances, strict=True):
-        accounts = lrpfx.ledger(model, {"input_ids": question.ids, "reference": question.reference}, target=0)
+    of_words = sum(float(found[name][question.inner].sum()) for question, found in zip(questions, relevances, strict=True))
+    seed = tokens = embeddings = constants = bias = expansion = 0.0
+    for length in sorted({question.ids.shape[1] for question in questions}):  # a ledger adds up a batch
+        batch = [question for question in questions if question.ids.shape[1] == length]
+        ids, references = (torch.cat(parts) for parts in zip(*((one.ids, one.reference) for one in batch), strict=True))
+        accounts = lrpfx.ledger(model, {"input_ids": ids, "reference": references}, target=0)
         seed += accounts.seed
-        ordinary += float(relevance[name][question.inner].sum())
-        special += float(relevance[name].sum() - relevance[name][question.inner].sum())
-        embeddings = sum(entry.constants for entry in accounts if entry.name.startswith("encoder.embeddings."))
-        totals["position and type embeddings"] += embeddings
-        totals["other constants"] += accounts.total("constants") - embeddings
-        for part in ("bias", "expansion"):
-            totals[part] += accounts.total(part)
-    parts = {"words": ordinary, "[CLS] and [SEP]": special, **totals}
+        tokens += sum(accounts.inputs.values())
+        embeddings += sum(entry.constants for entry in accounts if entry.name.startswith("encoder.embeddings."))
+        constants += accounts.total("constants")
+        bias += accounts.total("bias")
+        expansion += accounts.total("expansion")
+    parts = {
+        "words": of_words,
+        "[CLS] and [SEP]": tokens - of_words,
+        "position and type embeddings": embeddings,
+        "other constants": constants - embeddings,
+        "bias": bias,
+        "expansion": expansion,
+    }
     return {part: value / seed for part, value in parts.items()}
 
 
@@ -185,7 +194,7 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 def _results_table(results: Sequence[Result]) -> Table:
     header = ("deletion, areas", "most relevant first", "least relevant first", "between", f"between, minus {OURS}")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             result.method,
             str(result.most_relevant_first),
@@ -239,7 +248,9 @@ def _write_curves(path: Path, curves: Sequence[dict[str, Deletion]], results: Se
     """A panel for each method: the mean curves in both orders with 95 % bands, over those of the random order."""
     columns = 4
     rows = math.ceil(len(results) / columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(3 * columns, 2.9 * rows), sharex=True, sharey=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(3 * columns, 2.9 * rows), sharex=True, sharey=True, layout="constrained"
+    )
     for axis, result in zip(axes.flat, results, strict=False):
         for order, color in (("most_relevant_first", "C3"), ("least_relevant_first", "C0")):
             values = _on_grid(curves, result.method, order)

@@ -5,10 +5,12 @@ Declaring these two is enough for torchvision.models, and for libraries that imp
 torchvision's own operators load, or where there is no torchvision, this does nothing.
 """
 
+from importlib import import_module
+
 import torch
 
 try:
-    import torchvision  # noqa: F401
+    import_module("torchvision")
 except ModuleNotFoundError:
     pass
 except RuntimeError:

