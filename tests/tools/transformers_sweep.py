@@ -98,8 +98,8 @@ HEADER = """# Architectures of transformers
 {count} architectures of Hugging Face transformers {version} as they are, in small random configurations: two samples, the end
 of the second hidden by the mask where the architecture takes one, and a second length where inputs have a length. The composite
 is `AttnLRP()`, and the explained output is the largest entry of each sample. For {right} of them, `lrpfx.transform` succeeds,
-the output equals the model's, and the ledger has nothing unexplained (at most 1e-6 of the seed at every node), for both lengths.
-The rows of the others tell why not. `make sweep-transformers` writes this page.
+the output equals the model's, and the ledger has nothing unexplained (at most 1e-6 of the seed at every node), for both
+lengths. The rows of the others tell why not. `make sweep-transformers` writes this page.
 
 *Said* is what had to be said beyond the model's own inputs. *Second length*: whether one explainable module takes both lengths.
 *Forward* and *unexplained* are the larger figures of both; models that compute in single precision, all of them or in part,
