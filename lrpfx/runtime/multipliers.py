@@ -71,8 +71,8 @@ class Derivative(MultiplierForm):
 
         factors = 1 if self.shares is None else len(places)
         inputs = tuple(call.inputs[place] for place in places)
-        _, remainders = call.with_remainders(run, inputs, call.parameters, factors)
-        return {part: (where_finite(value, multiplier * value)).sum() / factors for part, value in remainders.items()}
+        output, remainders = call.with_remainders(run, inputs, call.parameters, factors)
+        return {part: where_finite(output, multiplier * value).sum() / factors for part, value in remainders.items()}
 
 
 @dataclass(frozen=True)
