@@ -87,7 +87,6 @@ sweep: $(VENV)/linked
 
 # Test architectures of Hugging Face transformers, in about half an hour; writes docs/transformers.md.
 sweep-transformers: $(VENV)/linked
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers
 	$(BIN)/python tests/tools/transformers_sweep.py
 
 # Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
