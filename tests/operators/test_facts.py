@@ -502,7 +502,9 @@ def check_selects(row):
     if not row.selects:
         return
     for signals in (None, between(-30.0, 30.0), between(-2.0, -1.0)):
-        for _, result, arguments in results_of_variants(row, signals):
+        for one, result, arguments in results_of_variants(row, signals):
+            if one.bound.get("accumulate"):
+                continue  # it is a sum then, with a row of its own
             known = {entry for tensor in tensors_in(arguments) for entry in tensor.flatten().tolist()}
             known |= {0.0, *(value for value in (*arguments[0], *arguments[1].values()) if isinstance(value, (int, float)))}
             assert all(set(tensor.flatten().tolist()) <= known for tensor in floating_tensors(result))
