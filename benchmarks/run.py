@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import compilation
+import language
 import memory
 import report
 import speed
@@ -13,7 +14,7 @@ import torch
 from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
-PARTS = ("speed", "formats", "profile", "memory", "compilation")
+PARTS = ("speed", "formats", "profile", "memory", "compilation", "language")
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -28,6 +29,7 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     measures = {
         "compilation": compilation.measure,
+        "language": lambda: language.measure(arguments.rounds),
         "memory": lambda: memory.measure(arguments.networks, list(COMPOSITES)),
         "speed": lambda: [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)],
         "formats": lambda: [record for name in arguments.networks for record in speed.formats(name, arguments.rounds)],

@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, rules, torchvision, types
+    from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, rules, text, torchvision, types
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.deploy.artefact import load, package, save
     from lrpfx.deploy.lowering import lower
@@ -107,6 +107,7 @@ __all__ = [
     "package",
     "rules",
     "save",
+    "text",
     "to_networkx",
     "torchvision",
     "transform",

@@ -113,7 +113,7 @@ def export(
     composite: Annotated[str, typer.Option(help="Name of the composite.")] = "epsilon_plus_flat",
     setting: Annotated[list[str] | None, typer.Option(help="Setting of the composite: low=0.0. May be repeated.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A state_dict, read with weights_only=True.")] = None,
-    target: Annotated[str, typer.Option(help="The target that the program takes: index, weights or max.")] = "index",
+    target: Annotated[str, typer.Option(help="The target that the program takes: index, token, weights or max.")] = "index",
     record: Annotated[list[str] | None, typer.Option(help="Layer whose relevance is returned. May be repeated.")] = None,
     reduce: Annotated[str | None, typer.Option(help="Reduction of relevance over channels: sum, absolute or bytes.")] = None,
     balance: Annotated[bool, typer.Option("--balance", help="Return relevance of the input minus that of the output.")] = False,

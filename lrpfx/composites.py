@@ -40,6 +40,7 @@ from lrpfx.rules.formulas import (
 )
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
+from lrpfx.rules.recurrent import SignalTakesAll
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
     Activation,
@@ -53,6 +54,7 @@ from lrpfx.types import (
     Linear,
     MatMul,
     Product,
+    Recurrent,
     RMSNorm,
     Softmax,
     Statistic,
@@ -365,8 +367,10 @@ class NameLayerMapComposite(MixedComposite):
         super().__init__([NameMapComposite(name_map or []), LayerMapComposite(layer_map or [])], canonizers)
 
 
-def layer_map_base(stabilizer: Stabilization = 1e-6) -> list[tuple[type | tuple[type, ...], Hook]]:
-    """Entries shared by the LRP composites."""
+def layer_map_base(
+    stabilizer: Stabilization = 1e-6, epsilon: Stabilization | None = None
+) -> list[tuple[type | tuple[type, ...], Hook]]:
+    """Entries shared by the LRP composites. `epsilon`: the stabilizer of recurrent layers, by default the same."""
     return [
         (Activation, Pass()),
         (Sum, Norm(stabilizer)),
@@ -380,6 +384,7 @@ def layer_map_base(stabilizer: Stabilization = 1e-6) -> list[tuple[type | tuple[
         (LayerNorm, NormalizationEpsilon(stabilizer)),
         (RMSNorm, Pass()),
         (Statistic, Norm(stabilizer)),
+        (Recurrent, SignalTakesAll(stabilizer if epsilon is None else epsilon)),
     ]
 
 
@@ -409,7 +414,7 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
 
 def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names) -> LayerMap:
     return [
-        *layer_map_base(stabilizer),
+        *layer_map_base(stabilizer, epsilon),
         (Convolution, convolution),
         (nn.Linear, Epsilon(epsilon=epsilon, zero_params=zero_params)),
     ]
@@ -560,9 +565,9 @@ class AttnLRP(_AttentionComposite):
     """AttnLRP (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602): relevance flows through attention weights and values.
 
     Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
-    normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma. `gates`: for
-    products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation is detached). With
-    an `epsilon` of 0, no division takes place where gamma is None: see docs/language_models.md.
+    normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma.
+    `gates`: for products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation
+    is detached). With an `epsilon` of 0, rules other than Gamma need no division: see docs/compiler.md.
     """
 
     def __init__(
@@ -579,9 +584,10 @@ class AttnLRP(_AttentionComposite):
 
 @register_composite("cp_lrp")
 class CPLRP(_AttentionComposite):
-    """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): attention weights and the scales of normalizations
-    count as constants, so relevance flows through the values alone. Other layers and arguments as in `AttnLRP`, but the gates of gated products
-    are detached by default.
+    """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): relevance flows through the values alone.
+
+    Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Other
+    layers and arguments are those of `AttnLRP`.
     """
 
     def __init__(
@@ -593,9 +599,7 @@ class CPLRP(_AttentionComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(
-            epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, zero_params, canonizers
-        )
+        super().__init__(epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, zero_params, canonizers)
 
 
 class _GradientComposite(_BuiltInComposite):

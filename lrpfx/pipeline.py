@@ -11,6 +11,7 @@ from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
+from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.symbolic import private_copy
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
@@ -34,6 +35,7 @@ def transform(
     optimize: bool = True,
     constants: Collection[str] = (),
     explain: str = "output",
+    dynamic_shapes: DynamicShapes = None,
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
@@ -42,6 +44,12 @@ def transform(
     stage is verified against the model's output; without them, random inputs verify the stages if they fit the model.
     `capture`: "symbolic", "export" (torch.export, which needs example inputs), or "auto": the symbolic trace, with torch.export
     as the fallback if there are example inputs.
+
+    `dynamic_shapes`: which sizes may vary in the graph of torch.export. By default, all that the model leaves open, such as
+    batches and lengths of sequences; heights and widths of images only on request. A dict such as `{"input_ids": {1: True}}`
+    asks for dimension 1 of this argument: True, `(smallest, largest)` or a torch.export.Dim opens it, None fixes it at the
+    example's size, and other dimensions keep the default. False fixes all sizes. Each open size is verified against the model
+    at other sizes; a call with a size outside of what is allowed is an `InputError`.
 
     `unassigned`: "error", or "gradient" to let operations without a rule keep their plain gradient. `input_range`: the lowest
     and highest value of the inputs, for all or by name in a dict; it makes rules cheaper. `fold=False` keeps merged and
@@ -53,8 +61,9 @@ def transform(
     for them are not signals either. `explain`: "output", or "logits" to return and explain the input of a final softmax or
     sigmoid: a softmax passes on next to nothing of a class that it is sure of.
 
-    Errors: `CaptureError` for models that cannot be traced or are in training mode, `UnsupportedOperationError` for
-    operations without a rule, `RuleError` for rules that do not fit their layer, `VerificationError`.
+    Errors: `CaptureError` for models that cannot be traced, are in training mode or fix a size that `dynamic_shapes` opens,
+    `UnsupportedOperationError` for operations without a rule, `RuleError` for rules that do not fit their layer,
+    `VerificationError`.
     """
     _check_arguments(model, composite, unassigned, explain)
     canonizers = needed_in_graphs(composite.canonizers)
@@ -76,13 +85,15 @@ def transform(
         fold,
         optimize,
     )
-    program, verification = normal_form(model, example_inputs, settings, capture)
+    program, verification = normal_form(model, example_inputs, settings, capture, dynamic_shapes)
     verification = verification or guessed_verification(program, model)
     later = [stage for stage in STAGES if stage != "normalize"]
     for message in run_passes(program, passes_of(settings, *later), verification):
         warnings.warn(message, LrpfxWarning, stacklevel=4)
     if program.fixed_dimensions and verification is not None:
         program.guards += fixed_dimensions(program, verification)
+    if verification is not None:
+        hold_sizes(program, verification, dynamic_shapes)
     return ExplainModule(
         program.root,
         program.graph,

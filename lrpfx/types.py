@@ -9,8 +9,6 @@ modules that are not in the table.
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
-
 
 class SubclassMeta(type):
     """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses.
@@ -86,6 +84,12 @@ class Sum(Kind):
     """Additions and subtractions of tensors, and sums over dimensions."""
 
 
+class Scan(Sum):
+    """Recurrences over time that are linear in their signal, as in state space models, with all else as factors."""
+
+    __subclass__ = ()  # without those of Sum
+
+
 class Product(Kind):
     """Element-wise products and quotients, of two tensors or of a tensor and a constant."""
 
@@ -141,9 +145,7 @@ class Embedding(Kind):
 
 
 class Recurrent(Kind):
-    """Recurrent layers, each as a whole."""
-
-    __subclass__ = (nn.RNNBase, nn.RNNCellBase)
+    """Recurrent layers: LSTM, GRU and RNN, each layer in each direction, and their cells."""
 
 
 class Neutral(Kind):

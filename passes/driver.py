@@ -41,6 +41,7 @@ class Verification:
         self.expected = _leaves(fresh(expected))
         tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
         self.largest = max(map(_largest, tensors), default=0.0) or 1.0
+        self.another: Verification | None = None  # the same at other sizes of the inputs, for the final graph
 
     def check(self, program: Program, name: str, overwrites: bool = False) -> None:
         """Raise `VerificationError` if the graph's outputs differ from the source model's. Record shapes and dtypes.
@@ -58,7 +59,7 @@ class Verification:
                 f"after {name} the graph of {program.title} raises {type(error).__name__}, but the model does not: {error}"
             ) from error
         try:
-            self._compare(actual)
+            self._compare(actual, _coarsest(program))
         except AssertionError as error:
             self._refuse_random(program)
             raise VerificationError(
@@ -70,6 +71,8 @@ class Verification:
         """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
         with torch.no_grad():
             self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
+        if self.another is not None:
+            self.another.expect_outputs_of(program)
 
     def _refuse_random(self, program: Program) -> None:
         """Raise `CaptureError` if a result differs between two runs; prefer to name an operation that draws randomly."""
@@ -88,8 +91,11 @@ class Verification:
         for node in sorted(varying, key=draws_random_numbers, reverse=True)[:1]:
             raise random_error(node_info(node).name, node_info(node).source) from None
 
-    def _compare(self, actual: list[Any]) -> None:
-        """Raise `AssertionError` unless the number, dtypes, shapes and values of the outputs are as expected."""
+    def _compare(self, actual: list[Any], computed_in: torch.dtype | None = None) -> None:
+        """Raise `AssertionError` unless the number, dtypes, shapes and values of the outputs are as expected.
+
+        `computed_in`: a dtype whose precision is enough for all outputs, whatever their own.
+        """
         if len(actual) != len(self.expected):
             raise AssertionError(f"it returns {len(actual)} values instead of {len(self.expected)}")
         for found, expected in zip(actual, self.expected, strict=True):
@@ -99,10 +105,17 @@ class Verification:
                 continue
             relative, absolute = 0.0, 0.0
             if expected.is_floating_point() or expected.is_complex():
-                relative, absolute = _PRECISION.get(expected.dtype, _SINGLE_PRECISION)
+                pairs = [_PRECISION.get(dtype, _SINGLE_PRECISION) for dtype in (expected.dtype, computed_in or expected.dtype)]
+                relative, absolute = (max(values) for values in zip(*pairs, strict=True))
                 scale = _largest(expected) or self.largest
                 absolute = max(absolute * scale, min(absolute, _CANCELLATION * scale))
             torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, check_stride=False, equal_nan=True)
+
+
+def _coarsest(program: Program) -> torch.dtype | None:
+    """The dtype of half precision among the tensors of a graph, if there is one: outputs may be converted to more digits."""
+    dtypes = {getattr(attribute_of(node, program.root), "dtype", None) for node in program.graph.find_nodes(op="get_attr")}
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes), None)
 
 
 def fresh(values: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import lrpfx
@@ -32,6 +33,14 @@ def assert_close(actual, expected, tolerance=1e-9):
     scale = expected.abs().max()
     assert scale > 0, "nothing to compare: everything that is expected is zero"
     assert (actual - expected).abs().max() <= tolerance * scale
+
+
+def same_in_a_graph(function, *tensors):
+    """The function's result, which a graph traced without values must give, too."""
+    expected = function(*tensors)
+    traced = make_fx(function, tracing_mode="symbolic")(*tensors)
+    torch.testing.assert_close(traced(*tensors), expected, rtol=1e-12, atol=1e-12)
+    return expected, traced
 
 
 def randomize_batch_norm(model):

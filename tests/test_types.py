@@ -55,6 +55,8 @@ def make_batch_norm(module_class):
 #: module -> (how to make it, shape of the features in front of it without the batch); other activations take no arguments.
 FEATURES, CHANNELS = (8,), (4, 6, 6)
 MODULES = {
+    nn.GRUCell: (lambda: nn.GRUCell(8, 4), FEATURES),
+    nn.RNNCell: (lambda: nn.RNNCell(8, 4), FEATURES),
     nn.Linear: (lambda: nn.Linear(8, 8), FEATURES),
     lrpfx.layer.Sum: (lambda: lrpfx.layer.Sum(-1), CHANNELS),
     nn.Threshold: (lambda: nn.Threshold(0.1, 0.2), FEATURES),
@@ -89,6 +91,8 @@ TAKEN_APART = {
 }
 #: Layers without an input that relevance could go to, and layers that are called with indices, which have no rule.
 NO_RULE = {nn.Embedding, nn.EmbeddingBag, nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d}
+#: Layers with several results (tests/rules/test_recurrent.py).
+NO_RULE |= {nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell}
 LISTED = list(dict.fromkeys(module for row in all_operators() for module in row.modules))
 
 

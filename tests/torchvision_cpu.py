@@ -1,14 +1,3 @@
-"""Let PyPI's torchvision import beside a CPU build of torch.
+"""Let PyPI's torchvision import beside a CPU build of torch: to be imported before anything imports torchvision."""
 
-Its compiled operators need CUDA, and without them `import torchvision` fails where it describes two of them to the compiler.
-Declaring these two is enough for torchvision.models. Where torchvision's own operators load, this does nothing.
-"""
-
-import torch
-
-try:
-    import torchvision  # noqa: F401
-except RuntimeError:
-    _library = torch.library.Library("torchvision", "FRAGMENT")
-    for _name in ("nms", "qnms"):
-        _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from lrpfx.demo import torchvision_cpu  # noqa: F401

@@ -11,6 +11,7 @@ from lrpfx.attribution.attributors import (
     occlude_independent,
 )
 from lrpfx.attribution.compute import Attribution, attribute
+from lrpfx.attribution.experts import relevance_of_experts
 
 __all__ = [
     "Attribution",
@@ -23,4 +24,5 @@ __all__ = [
     "constant",
     "identity",
     "occlude_independent",
+    "relevance_of_experts",
 ]

@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar, overload
@@ -30,13 +30,14 @@ from lrpfx.ir.node import (
     set_info,
 )
 from lrpfx.ir.operator import WeightLayout
+from lrpfx.operators.table import spelling_of
 from lrpfx.passes import final_softmax
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, executed, explainable
 from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import compiler_of, pytree
-from lrpfx.types import Embedding
+from lrpfx.types import Embedding, Neutral
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 Contrast = Mapping[int, float]  # class or token -> weight
@@ -53,6 +54,8 @@ Relevance = TypeVar("Relevance")
 class Attribution(Generic[Relevance]):
     """The explained output, relevance of the inputs (same structure and shapes), and relevance of recorded layers by name.
 
+    `constants` holds the relevance of terms that do not depend on the inputs, such as embeddings of positions, if requested.
+
     An integer input is represented by the relevance of the output of its embedding, by a dict of these by name if several
     embeddings read it, or by None if none does.
     """
@@ -60,6 +63,7 @@ class Attribution(Generic[Relevance]):
     output: torch.Tensor
     relevance: Relevance
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # in the shapes of the constants
 
 
 @overload
@@ -71,6 +75,7 @@ def attribute(
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
+    constants: bool = False,
 ) -> Attribution[torch.Tensor]: ...
 @overload
 def attribute(
@@ -81,6 +86,7 @@ def attribute(
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
+    constants: bool = False,
 ) -> Attribution[dict[str, Any]]: ...
 @overload
 def attribute(
@@ -91,6 +97,7 @@ def attribute(
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
+    constants: bool = False,
 ) -> Attribution[tuple[Any, ...]]: ...
 def attribute(
     explain_model: nn.Module,
@@ -100,19 +107,22 @@ def attribute(
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
+    constants: bool = False,
 ) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
-    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, which may hold tensors in tuples,
-    lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices of shape (batch,), relevance
-    of the output as a tensor of its shape, a function from the output to such a tensor, or None for the class of the largest
-    output. A class index assigns the output of that class as its relevance, so relevance sums to the logit. A dict
-    `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape (batch, positions,
-    tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position counts from the end,
-    and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is
-    returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or `[...]` all matching
-    nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a function of all
-    outputs.
+    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, such as a tokenizer returns, which
+    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices
+    of shape (batch,), relevance of the output as a tensor of its shape, a function from the output to such a tensor, or None
+    for the class of the largest output. A class index assigns the output of that class as its relevance, so relevance sums to
+    the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape
+    (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position
+    counts from the end, and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose
+    output relevance is returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or
+    `[...]` all matching nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a
+    function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also return the
+    relevance that parameters and embeddings of positions or token types take where they are added to the signal, by name;
+    tokens of models with and without them then compare.
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
@@ -122,7 +132,7 @@ def attribute(
     issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
     that is explained after a final softmax.
     """
-    attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size)
+    attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size, constants)
     message = None if torch.compiler.is_compiling() else objection()
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
@@ -179,6 +189,7 @@ def find_attribution(
     record: Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
+    constants: bool = False,
 ) -> tuple[Attribution[Any], Callable[[], str | None]]:
     """The result of `attribute`, and a function that returns an objection if the result is implausible, or None."""
     module = explainable(explain_model, "attribute")
@@ -191,14 +202,16 @@ def find_attribution(
         embeddings = embeddings_of(module, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         is_compiled = explain_model is not module
-        traced = recorder_of(module, names, bool(embeddings), is_compiled) if names else module
-        probes = _probes(module, names, arguments) if names and is_compiled else {}
+        records = bool(names) or constants
+        recording = (names, bool(embeddings), constants)
+        traced = recorder_of(module, *recording, is_compiled) if records else module
+        probes = _probes(module, recording, arguments) if records and is_compiled else {}
 
         def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
             """The explained output and the recorded layers."""
             with _misfits(module, arguments):
                 result = arguments.call(runner, probes)
-            return select_output(result[0] if names else result, output), list(result[1:]) if names else []
+            return select_output(result[0] if records else result, output), list(result[1:]) if records else []
 
         is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
         is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
@@ -229,14 +242,19 @@ def find_attribution(
             found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), factors, size)
         else:
             found = relevances_of(explained, wanted, seeds[0], factors)
-    recorded = dict(zip(names, found[len(arguments.leaves) :], strict=True))
+    first = len(arguments.leaves) + len(names)
+    recorded = dict(zip(names, found[len(arguments.leaves) : first], strict=True))
+    of_constants: dict[str, torch.Tensor] = {}
+    for node, relevance in zip(_recorded_by(traced)[len(names) :] if constants else [], found[first:], strict=True):
+        name = node_info(node).name
+        of_constants[name] = of_constants[name] + relevance if name in of_constants else relevance
 
     def watch(number: int) -> Watch:
-        recorder = recorder_of(module, names, bool(embeddings)) if names else module
+        recorder = recorder_of(module, *recording) if records else module
         watched = Watch(recorder)
         with torch.inference_mode(False), torch.enable_grad(), _misfits(module, arguments):
             result = arguments.call(watched.run_with)
-            again, layers = (result[0], list(result[1:])) if names else (result, [])
+            again, layers = (result[0], list(result[1:])) if records else (result, [])
             factors = [*(None for _ in arguments.leaves), *factors_of(recorder, layers)]
             relevances_of(select_output(again, output), [*arguments.leaves, *layers], seeds[number], factors)
         return watched
@@ -247,8 +265,8 @@ def find_attribution(
         return _objection(explained, targets, torch.stack(seeds), shares, _final_softmax(module.graph, output), watch)
 
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
-    relevance = arguments.in_form(found[: len(arguments.leaves)], of_integers)
-    return Attribution(explained.detach(), relevance, {name: recorded[name] for name in record}), objection
+    of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
+    return Attribution(explained.detach(), of_inputs, {name: recorded[name] for name in record}, of_constants), objection
 
 
 def _objection(
@@ -280,9 +298,7 @@ def _final_softmax(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
     return final_softmax(leaves[0]) if len(leaves) == 1 else None
 
 
-def _runner(
-    explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool
-) -> Callable[..., Any]:
+def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool) -> Callable[..., Any]:
     """What runs `traced`, which is `module` or a recorder of it: compiled, if `explain_model` is.
 
     `several`: whether several relevances will be propagated.
@@ -297,16 +313,20 @@ def _runner(
     return module.runners[key]  # type: ignore[no-any-return]
 
 
-def _probes(module: ExplainModule, names: tuple[str, ...], arguments: "Arguments") -> dict[str, torch.Tensor]:
+def _probes(
+    module: ExplainModule, recording: tuple[tuple[str, ...], bool, bool], arguments: "Arguments"
+) -> dict[str, torch.Tensor]:
     """For each recorded node a tensor of zeros, which is added to its value: its gradient is that of the value.
 
     A compiled graph has no gradients of one output with respect to another, only with respect to inputs.
     """
-    sizes = tuple((str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape"))
-    key = (names, sizes)
+    sizes = tuple(
+        (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
+    )
+    key = (recording, sizes)
     if key not in module.runners:
         with torch.no_grad():
-            _, *layers = arguments.call(recorder_of(module, names, True))
+            _, *layers = arguments.call(recorder_of(module, *recording))
         module.runners[key] = [torch.empty_like(layer, device="meta") for layer in layers]
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
     layouts = module.runners[key]
@@ -380,8 +400,7 @@ def factors_of(recorder: fx.GraphModule, layers: Sequence[torch.Tensor]) -> list
     """For each layer that a recorder returns, itself if its gradient is a multiplier, and None if it is relevance."""
     if not layers:
         return []
-    _, *nodes = output_node(recorder.graph).args[0]  # type: ignore[misc]
-    pairs = zip(layers, nodes, strict=True)
+    pairs = zip(layers, _recorded_by(recorder), strict=True)
     return [layer if node_info(node).carries_multiplier else None for layer, node in pairs]
 
 
@@ -421,7 +440,10 @@ class Arguments:
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
         self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
-            raise InputTypeError("none of the inputs is a tensor that could carry relevance")
+            raise InputTypeError(
+                "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with "
+                "return_tensors='pt'"
+            )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
         if isinstance(value, Mapping):
@@ -554,7 +576,7 @@ def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
                     pending.append((user, keys[1:]))
             elif node_info(user).kind is Embedding and user.args[0] is node:
                 found.append(user)
-            elif user.op == "call_function" and user not in seen:
+            elif user.op == "call_function" and node_info(user).role is not Role.METADATA and user not in seen:
                 seen.add(user)
                 pending.append((user, ()))
     return found
@@ -576,12 +598,24 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
             raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
         return chosen
     tensors = floating_tensors(chosen)
-    if len(tensors) == 1 and selector is None:
-        return tensors[0]
+    if selector is None:
+        named = [_item(chosen, name) for name in _EXPLAINED]
+        tensors = [one for one in named if is_floating(one)][:1] or tensors
+        if len(tensors) == 1:
+            return tensors[0]
     raise InputTypeError(
         f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
         "index, its key or attribute, or a function"
     )
+
+
+#: The output to explain among several, if it has one of these names.
+_EXPLAINED = ("logits", "last_hidden_state")
+
+
+def _item(result: Any, name: str) -> Any:
+    """An output by key or attribute, or None."""
+    return result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
 
 
 def _describe_output(result: Any) -> str:
@@ -696,13 +730,17 @@ def as_leaf(value: torch.Tensor) -> torch.Tensor:
 
 
 def recorder_of(
-    module: ExplainModule, names: tuple[str, ...], leaves: bool = False, probed: bool = False
+    module: ExplainModule,
+    names: tuple[str, ...],
+    leaves: bool = False,
+    constants: bool = False,
+    probed: bool = False,
 ) -> TreeGraphModule:
-    """A module on the same tensors that also returns the named nodes.
+    """A module on the same tensors that also returns the named nodes, and with `constants` the constants that take relevance.
 
-    With `leaves`, gradients begin at embeddings. With `probed`, it takes a probe for each named node: see `_probes`.
+    With `leaves`, gradients begin at embeddings. With `probed`, it takes a probe for each of these values: see `_probes`.
     """
-    key = (*names, *([""] if leaves else []), *(["", ""] if probed else []))
+    key = (names, leaves, constants, probed)
     if key not in module.recorders:
         fused = {name for name, _ in named_nodes(module.graph)}
         found = resolve_names(module.unfused, names)
@@ -711,16 +749,76 @@ def recorder_of(
         nodes = [by_name[node_info(node).name] for node in found]
         (output,) = graph.find_nodes(op="output")
         embeddings = [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]
+        edges = _constant_terms(graph, module) if constants else []
         if probed:
             for number, node in enumerate(nodes):
-                _add_probe(graph, node, f"probe_{number}", node in embeddings)
+                _replaced(graph, node, add_to_detached if node in embeddings else operator.add, _probe(graph, number))
+            terms = [
+                _as_term(graph, node, user, add_to_detached, _probe(graph, number))
+                for number, (node, user) in enumerate(edges, len(nodes))
+            ]
         else:
             for embedding in embeddings:
                 leaf = _replaced(graph, embedding, as_leaf)
                 nodes = [leaf if node is embedding else node for node in nodes]
-        output.args = ((output.args[0], *nodes),)
+            terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
+        output.args = ((output.args[0], *nodes, *terms),)
         module.recorders[key] = TreeGraphModule(module, graph, module.title)
     return module.recorders[key]
+
+
+def _recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:
+    """The nodes whose values a recorder returns beside the model's result."""
+    results: Any = output_node(recorder.graph).args[0]
+    return list(results[1:])
+
+
+def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Node, fx.Node]]:
+    """Constants that take relevance, each with the operation that gives it some."""
+    found = []
+    for user in data_calls(graph):
+        layer = module.get_submodule(str(user.target)) if user.op == "call_module" else None
+        if isinstance(layer, RuleModule):
+            read = nodes_in(user.args[: layer.ruled.operation.inputs])
+        else:
+            read = nodes_in(user.args) if node_info(user).neutral and node_info(user).kind is not Embedding else []
+        found += [(node, user) for node in dict.fromkeys(read) if _is_constant_tensor(node)]
+    return found
+
+
+def _is_constant_tensor(node: fx.Node) -> bool:
+    info = node_info(node)
+    floating = node.op == "get_attr" or (info.dtype is not None and info.dtype.is_floating_point)
+    return info.role in (Role.PARAMETER, Role.METADATA) and floating
+
+
+def _as_term(graph: fx.Graph, node: fx.Node, user: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
+    """A call of `function` on a constant, which replaces it for one reader, and carries what the reader gives it."""
+    with graph.inserting_before(user):
+        made = graph.call_function(function, (node, *further))
+    user.replace_input_with(node, made)
+    name = node_info(_source_of(node)).name
+    set_info(made, replace(node_info(node), name=name, carries_multiplier=node_info(user).carries_multiplier))
+    return made
+
+
+def _source_of(constant: fx.Node) -> fx.Node:
+    """The embedding or parameter that a constant is a view, a cast or an expansion of."""
+    while (spelling := spelling_of(constant)) is not None and spelling.operator.kind is Neutral:
+        source = constant.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        constant = source
+    return constant
+
+
+def _probe(graph: fx.Graph, number: int) -> fx.Node:
+    """A placeholder for a probe."""
+    name = f"probe_{number}"
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        probe = graph.placeholder(name)
+    set_info(probe, NodeInfo(name, role=Role.CONSTANT))
+    return probe
 
 
 def _replaced(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
@@ -728,20 +826,12 @@ def _replaced(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *fur
     with graph.inserting_after(node):
         made = graph.call_function(function, (node, *further))
     set_info(made, node_info(node))
-    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)  # type: ignore[misc]
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
     return made
 
 
-def _add_probe(graph: fx.Graph, node: fx.Node, name: str, begins: bool) -> None:
-    """Add a placeholder to a node's value. `begins`: whether gradients begin at the node."""
-    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-        probe = graph.placeholder(name)
-    set_info(probe, NodeInfo(name, role=Role.CONSTANT))
-    _replaced(graph, node, add_to_detached if begins else operator.add, probe)
-
-
 def add_to_detached(value: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
-    """value + probe, with a gradient for the probe alone."""
+    """Value + probe, with a gradient for the probe alone."""
     return value.detach() + probe
 
 

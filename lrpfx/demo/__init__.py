@@ -1,1 +1,1 @@
-"""A demo on real data: train a small network on handwritten digits, explain it, and measure the explanations."""
+"""Demos on real data: handwritten digits, and sentences under a trained encoder; explanations of both are measured."""

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.compute import (
     Arguments,
+    OneTarget,
     OutputSelector,
     embeddings_of,
     factors_of,
@@ -35,7 +36,8 @@ from lrpfx.attribution.compute import (
     select_output,
 )
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
-from lrpfx.ir.node import has_info, node_info
+from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
+from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.lower.out_of_place import is_in_place
@@ -59,7 +61,7 @@ from lrpfx.support.torch_internals import (
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, _EXAMPLES = "lrpfx", "lrpfx_examples"  # keys of a program's metadata
+MANIFEST, _EXAMPLES, _OPEN = "lrpfx", "lrpfx_examples", "lrpfx_open_sizes"  # keys of a program's metadata
 
 _VERIFIED_LATER = "it is verified when it is exported"
 
@@ -75,7 +77,7 @@ DECOMPOSED = {
 }
 
 #: The kinds of target that a program can take.
-TARGETS = ("index", "weights", "max")
+TARGETS = ("index", "token", "weights", "max")
 
 ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
@@ -113,9 +115,11 @@ def lower(
     """Forward and relevance as one exported program: a function of the inputs and a target that returns a dict of tensors.
 
     A single input is named "input"; several keep the model's names. `target`: with "index" the program takes class indices of
-    shape (batch,) as `target`, with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
+    shape (batch,) as `target`, with "token" a position and a token for each sample, of shape (batch, 2), for outputs of shape
+    (batch, positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
     the largest output. `reduce`: relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or
-    as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size; all other sizes are those of the example.
+    as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size, and keeps all other sizes open that
+    `lrpfx.transform` found open by torch.export, such as lengths of sequences; without it, all sizes are those of the example.
 
     The results are "output", the explained output; "output.<key>" for each tensor if the model returns several; "relevance", or
     "relevance.<input>" for each of several inputs (for integer inputs, the relevance of the embeddings that they index); and
@@ -157,31 +161,38 @@ def _lowered(
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
-    inputs = _named_inputs(module, example_inputs)
-    embeddings = {str(place[0]): tuple(names) for place, names in embeddings_of(module, Arguments(inputs)).items()}
-    job = _Job(module, tuple(inputs), embeddings, target, tuple(dict.fromkeys(record)), reduce, balance, output)
-    tensors = list(inputs.values())
-    batches = [_with_batch(tensors, size) for size in _batch_sizes(tensors)] if dynamic_batch else [tensors]
+    inputs, constants = _named_inputs(module, example_inputs)
+    placed = embeddings_of(module, Arguments({**inputs, **constants}))
+    embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
+    job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output)
+    opened = _open_sizes(module, inputs) if dynamic_batch else []
+    variants = (
+        [_with_sizes(inputs, opened, number) for number in range(_VARIANTS)] if dynamic_batch else [list(inputs.values())]
+    )
     try:
-        examples = [job.arguments(batch) for batch in batches]
+        examples = [job.arguments(tensors) for tensors in variants]
     except LrpfxError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}") from error
-    graphs = [_trace(job, example, dynamic_batch) for example in examples[:2]]
+    dimensions = _dimensions(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
+    graphs = [_trace(job, example, dimensions) for example in examples[:2]]
     if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
         raise LoweringError(
-            f"{module.title} has different operations for a batch of {len(batches[0][0])} than for one of "
-            f"{len(batches[1][0])}; lower it with dynamic_batch=False, for one batch size"
+            f"{module.title} has different operations for a batch of {len(examples[0][0])} than for one of "
+            f"{len(examples[1][0])}; lower it with dynamic_batch=False, for one batch size"
         )
-    program, lowered = _export(job, graphs[0], examples[0], dynamic_batch)
-    for example in examples:
-        _verify(job, program, example)
+    program, lowered = _export(job, graphs[0], examples[0], opened, dimensions)
+    tolerance = _tolerance(job, examples[0])
+    results = [_verify(job, program, example, tolerance) for example in examples]
+    dimensions |= _dimensions(opened, results)
+    opened = [_from_one(job, program, inputs, one, tolerance) for one in opened]
     verified_after_all(lowered, len(module.history))
-    return _with_facts(job, program, lowered, examples[0], dynamic_batch)
+    return _with_facts(job, program, lowered, examples[0], opened, dimensions, tolerance)
 
 
-def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, torch.Tensor]:
+def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors among the example inputs, and the flags and numbers that the graph has fixed, by name."""
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
@@ -196,6 +207,10 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, tor
         if len(inputs) > len(names):
             raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}")
         named = dict(zip(names, inputs, strict=False))
+    constants = {name: value for name, value in named.items() if is_constant(value)}
+    named = {name: value for name, value in named.items() if name not in constants}
+    if constants and not named:
+        raise InputTypeError(f"a program takes tensors, but the examples are {', '.join(map(repr, constants.values()))}")
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
             raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
@@ -206,21 +221,116 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> dict[str, tor
             raise InputError(f"the example of {name!r} has no {'samples' if value.ndim else 'batch dimension'}")
     if not named:
         raise InputError("there are no example inputs")
-    return named
+    return named, constants
 
 
-def _batch_sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
-    """Three batch sizes greater than 1 and different from all other sizes: tracing would treat equal sizes as the same."""
-    if len({len(tensor) for tensor in tensors}) > 1:
-        raise InputError(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in tensors)}")
-    others = {size for tensor in tensors for size in tensor.shape[1:]}
-    free = (size for size in itertools.count(2) if size not in others)
-    return next(free), next(free), next(free)
+_VARIANTS = 3  # sizes with which a program is compared with `attribute`; it is traced with the first two
+#: Sizes for which a condition must hold if the program, which has no conditions, leaves them open.
+_SAMPLES = (1, 2, 3, 4, 5, 8, 13, 64, 1000, 65_537)
 
 
-def _with_batch(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """A batch of `size` samples: those of `tensors`, repeated as often as needed."""
-    return [torch.cat([tensor] * -(-size // len(tensor)))[:size] for tensor in tensors]
+@dataclass(frozen=True)
+class _OpenSize:
+    """Dimensions of inputs, as (input, dimension), that have one size, which may vary in the program."""
+
+    of: tuple[tuple[str, int], ...]
+    sizes: tuple[int, ...]  # in each variant of the example
+    lower: int = 1
+    upper: int | None = None
+
+    def admits(self, size: int) -> bool:
+        return size >= self.lower and (self.upper is None or size <= self.upper)
+
+
+def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> list[_OpenSize]:
+    """The open sizes of a program: the batch, then other sizes that the module leaves open.
+
+    The sizes of the variants are greater than 1 and differ from all other sizes: tracing would treat equal sizes as the same.
+    """
+    if len({len(tensor) for tensor in inputs.values()}) > 1:
+        raise InputError(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}")
+    opened = [_OpenSize(tuple((name, 0) for name in inputs), ())]
+    for guard in module.guards:
+        if isinstance(guard, SharedSize) and all(number for _, number in guard.of):
+            of = tuple((place.argument, number) for place, number in guard.of if place.argument in inputs and not place.keys)
+            opened += [_OpenSize(of, (), max(guard.lower, 1), guard.upper)] if of else []
+    conditions = [guard for guard in module.guards if isinstance(guard, SizeCondition)]
+    opened[1:] = [one for one in opened[1:] if all(_always_holds(guard, one, opened, inputs) for guard in conditions)]
+    varying = {dimension for one in opened for dimension in one.of}
+    taken = {
+        size for name, tensor in inputs.items() for number, size in enumerate(tensor.shape) if (name, number) not in varying
+    }
+    found: list[_OpenSize] = []
+    for one in opened:
+        name, number = one.of[0]
+        example = inputs[name].shape[number] if number else 2
+        near = itertools.chain.from_iterable((example + step, example - step) for step in itertools.count(1))
+        candidates = itertools.islice(itertools.chain([example], near), 100 + 2 * example)
+        free = [size for size in candidates if size > 1 and size not in taken and one.admits(size)][:_VARIANTS]
+        if len(free) == _VARIANTS:
+            found.append(replace(one, sizes=tuple(free)))
+            taken |= set(free)
+    return found
+
+
+def _always_holds(
+    guard: SizeCondition, size: _OpenSize, opened: Sequence[_OpenSize], inputs: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether a condition of the module follows from the shared sizes alone, as far as samples show, or is of others."""
+    places = [(place.argument, number) for place, number in guard.of]
+    if not any(dimension in size.of for dimension in places):
+        return True
+    if not all(name in inputs for name, _ in places):
+        return False  # the module itself reports the missing input
+    involved = [one for one in opened if any(dimension in one.of for dimension in places)]
+    for sample in itertools.product(_SAMPLES, repeat=len(involved)):
+        sizes = {name_and_number: size for one, size in zip(involved, sample, strict=True) for name_and_number in one.of}
+        within = all(one.admits(size) for one, size in zip(involved, sample, strict=True))
+        if within and not guard.holds([sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
+            return False
+    return True
+
+
+def _with_sizes(inputs: Mapping[str, torch.Tensor], opened: Sequence[_OpenSize], variant: int) -> list[torch.Tensor]:
+    """The inputs in the sizes of one variant: entries are repeated as often as needed."""
+    return list(_resized(inputs, {dimension: one.sizes[variant] for one in opened for dimension in one.of}).values())
+
+
+def _resized(inputs: Mapping[str, torch.Tensor], sizes: Mapping[tuple[str, int], int]) -> dict[str, torch.Tensor]:
+    changed = dict(inputs)
+    for (name, number), size in sizes.items():
+        tensor = changed[name]
+        changed[name] = tensor.index_select(number, torch.arange(size, device=tensor.device) % tensor.shape[number])
+    return changed
+
+
+def _dimensions(
+    opened: Sequence[_OpenSize], variants: Sequence[Mapping[str, torch.Tensor]]
+) -> dict[str, dict[int, _OpenSize | None]]:
+    """The dimensions that vary, by name: dimension -> the open size that it has, or None for a size computed from one."""
+    of_sizes = {one.sizes: one for one in opened}
+    found: dict[str, dict[int, _OpenSize | None]] = {}
+    for name, first in variants[0].items():
+        shapes = [variant[name].shape for variant in variants]
+        found[name] = {}
+        for number in range(first.ndim):
+            sizes = tuple(shape[number] for shape in shapes)
+            if len(set(sizes)) > 1:
+                found[name][number] = of_sizes.get(sizes)
+    return found
+
+
+def _from_one(
+    job: "_Job", program: ExportedProgram, inputs: Mapping[str, torch.Tensor], size: _OpenSize, tolerance: float
+) -> _OpenSize:
+    """The open size without 1 if the program is wrong there: tracing assumes that open sizes are at least two."""
+    if size.lower > 1 or not size.of[0][1]:  # the self-test has a batch of one
+        return size
+    try:
+        _verify(job, program, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
+    except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError):
+        return replace(size, lower=2)
+    return size
 
 
 @dataclass(frozen=True)
@@ -229,6 +339,7 @@ class _Job:
 
     module: ExplainModule
     inputs: tuple[str, ...]
+    constants: dict[str, Any]  # arguments that the graph has fixed
     embeddings: dict[str, tuple[str, ...]]  # integer input -> the embeddings that it indexes
     target: str
     record: tuple[str, ...]
@@ -241,22 +352,33 @@ class _Job:
         if self.target == "max":
             return list(tensors)
         with torch.no_grad():
-            result = select_output(self.module(**dict(zip(self.inputs, tensors, strict=True))), self.output)
+            result = select_output(self.module(**self.values(tensors)), self.output)
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]
+        if self.target == "token":
+            if result.ndim != 3:
+                raise InputError(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
+            samples = torch.arange(len(result), device=result.device)
+            return [*tensors, torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)]
         if result.ndim != 2:
-            raise InputError(
-                f'class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use "weights"'
-            )
+            other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
+            raise InputError(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
         return [*tensors, torch.arange(len(result), device=result.device) % result.shape[1]]
+
+    def values(self, arguments: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The model's arguments by name."""
+        return {**dict(zip(self.inputs, arguments, strict=False)), **self.constants}
 
     def names(self) -> list[str]:
         """Names of the program's arguments."""
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
         return inputs if self.target == "max" else [*inputs, "target"]
 
-    def target_of(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def target_of(self, arguments: Sequence[torch.Tensor]) -> OneTarget:
+        """The target for `lrpfx.attribute`."""
+        if self.target == "token":
+            return arguments[-1][:, 0], arguments[-1][:, 1]
         return None if self.target == "max" else arguments[-1]
 
     def results(
@@ -302,21 +424,32 @@ class _Job:
     def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.target == "weights":
             return arguments[-1]
+        if self.target == "token":
+            return _relevance_of_token(output, *arguments[-1].unbind(1))
         indices = output.argmax(1) if self.target == "max" else arguments[-1]
         return relevance_of_class(output, indices)
 
     def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The program's results according to `lrpfx.attribute`."""
-        values = dict(zip(self.inputs, arguments, strict=False))
+        values = self.values(arguments)
         target = self.target_of(arguments)
         found, _ = find_attribution(self.module, values, target, self.record, self.output)
         with torch.no_grad():
             result = self.module(**values)
-        floating = [name for name, value in values.items() if value.is_floating_point()]
+        floating = [name for name, value in values.items() if is_floating(value)]
         relevances: dict[str, torch.Tensor] = {}
         for name in (*floating, *self.embeddings):
             relevances.update(_by_name(name, found.relevance[name]))
         return self.results(result, relevance_of_output(found.output, target), relevances, found.layers)
+
+
+def _relevance_of_token(output: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The output of one token at one position of each sample, zero elsewhere. Output (batch, positions, tokens)."""
+    length = output.shape[1]
+    places = torch.where(positions < 0, positions + length, positions)
+    here = (torch.arange(length, device=output.device) == places[:, None])[:, :, None]
+    this = (torch.arange(output.shape[2], device=output.device) == tokens[:, None])[:, None, :]
+    return output * (here & this).to(output)
 
 
 def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -382,16 +515,19 @@ class _Tracer(fx.Interpreter):
             return super().call_module(target, args, kwargs)
 
 
-def _trace(job: _Job, arguments: Sequence[torch.Tensor], dynamic: bool) -> fx.GraphModule:
-    """The program as one graph of ATen operators. The batch size is symbolic if `dynamic`; no other size is."""
+def _trace(
+    job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str, Mapping[int, _OpenSize | None]]
+) -> fx.GraphModule:
+    """The program as one graph of ATen operators. Open sizes are symbols, all others are numbers."""
     logger.info("tracing a batch of %d", len(arguments[0]))
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    batch = DimDynamic.DYNAMIC if dynamic else DimDynamic.STATIC
     try:
         fakes = []
-        for number, value in enumerate(arguments):
-            sizes: Any = StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (value.ndim - 1)])
-            fakes.append(mode.from_tensor(value, source=constant_source(f"input{number}"), symbolic_context=sizes))
+        for name, value in zip(job.names(), arguments, strict=True):
+            varying = [number in dimensions[name] for number in range(value.ndim)]
+            kinds = [DimDynamic.DYNAMIC if varies else DimDynamic.STATIC for varies in varying]
+            sizes: Any = StatelessSymbolicContext(kinds)
+            fakes.append(mode.from_tensor(value, source=constant_source(f"argument_{name}"), symbolic_context=sizes))
         with (
             fx_traceback.preserve_node_meta(),
             sdpa_kernel(SDPBackend.MATH),
@@ -408,7 +544,11 @@ def _operations(traced: fx.GraphModule) -> list[str]:
 
 
 def _export(
-    job: _Job, traced: fx.GraphModule, arguments: Sequence[torch.Tensor], dynamic: bool
+    job: _Job,
+    traced: fx.GraphModule,
+    arguments: Sequence[torch.Tensor],
+    opened: Sequence[_OpenSize],
+    dimensions: Mapping[str, Mapping[int, _OpenSize | None]],
 ) -> tuple[ExportedProgram, Program]:
     """The exported program, and the record of its stages."""
     traced.graph.owning_module = None  # passes replace this module
@@ -420,7 +560,12 @@ def _export(
         node.target = name
         node.name = name
     program = fx.GraphModule(lowered.root, lowered.graph)
-    shapes = tuple({0: Dim("batch", min=1)} if dynamic else None for _ in arguments)
+    symbols = {
+        one: Dim(f"size_{number}" if number else "batch", min=one.lower, max=one.upper) for number, one in enumerate(opened)
+    }
+    shapes = tuple(
+        {number: symbols[one] for number, one in dimensions[name].items() if one is not None} or None for name in job.names()
+    )
     try:
         exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
         if any(map(is_in_place, exported.graph.nodes)):
@@ -432,8 +577,10 @@ def _export(
     return exported, lowered
 
 
-def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor]) -> None:
-    """Raise `LoweringError` if the program's results differ from those of `lrpfx.attribute`."""
+def _verify(
+    job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], tolerance: float
+) -> dict[str, torch.Tensor]:
+    """The results of `lrpfx.attribute`. Raises `LoweringError` if those of the program differ by more than `tolerance`."""
     logger.info("comparing a batch of %d with attribute", len(arguments[0]))
     expected = job.expected(arguments)
     actual = program.module()(*arguments)
@@ -444,18 +591,29 @@ def _verify(job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tenso
         if name == "balance":
             scale = expected["output"].norm()
         difference = (actual[name] - value).norm()
-        allowed = tolerance_of(value.dtype) * scale + torch.finfo(value.dtype).tiny
+        allowed = max(tolerance_of(value.dtype), tolerance) * scale + torch.finfo(value.dtype).tiny
         if not difference <= allowed < torch.inf:  # fails for results that are not finite
             raise LoweringError(
                 f"{name} of the program differs from the module's own for a batch of {len(arguments[0])} by "
                 f"{float(difference / scale):.1e} of its norm"
             )
+    return expected
 
 
 def _with_facts(
-    job: _Job, program: ExportedProgram, lowered: Program, arguments: Sequence[torch.Tensor], dynamic: bool
+    job: _Job,
+    program: ExportedProgram,
+    lowered: Program,
+    arguments: Sequence[torch.Tensor],
+    opened: Sequence[_OpenSize],
+    dimensions: Mapping[str, Mapping[int, _OpenSize | None]],
+    tolerance: float,
 ) -> ExportedProgram:
     """Attach the facts for a manifest, the arguments for a self-test, and the history."""
+    names, shared = job.names(), []
+    for one in opened[1:]:
+        of = [[name, number] for name in names for number, size in dimensions[name].items() if size and size.of == one.of]
+        shared.append({"of": of, "lower": one.lower, "upper": one.upper})
     rows = assignment(job.module)
     stages = job.module.history
     program.graph_module.meta[MANIFEST] = {
@@ -465,12 +623,14 @@ def _with_facts(
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,
         "reduce": job.reduce,
-        "dynamic_batch": dynamic,
-        "tolerance": _tolerance(job, arguments),
+        "dynamic_batch": bool(opened),
+        "sizes": shared,
+        "tolerance": tolerance,
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }
     program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
+    program.graph_module.meta[_OPEN] = {name: sorted(numbers) for name, numbers in dimensions.items()}
     program.graph_module.meta[HISTORY] = tuple(lowered.history)
     return program
 
@@ -513,6 +673,12 @@ def argument_examples(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """The arguments, by name, with which `lower` verified the program."""
     examples: dict[str, torch.Tensor] = program.graph_module.meta[_EXAMPLES]
     return examples
+
+
+def open_dimensions(program: ExportedProgram) -> dict[str, list[int]]:
+    """The dimensions that may vary of each argument and result of a program, by name."""
+    found: dict[str, list[int]] = program.graph_module.meta[_OPEN]
+    return found
 
 
 def tolerance_of(dtype: torch.dtype) -> float:

@@ -10,13 +10,13 @@ from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of
+from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of, open_dimensions
 from lrpfx.errors import ArtefactError, InputTypeError
 from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 
 
 def checked_facts(program: ExportedProgram) -> dict[str, Any]:
@@ -33,24 +33,25 @@ def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord])
     logger.info("recording a self-test")
     facts = checked_facts(program)
     arguments = argument_examples(program)
-    batch = None if facts["dynamic_batch"] else len(next(iter(arguments.values())))
+    opened = open_dimensions(program)
     test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], facts["tolerance"])
     manifest = {
         "format": FORMAT,
         "kind": kind,
         "torch": str(torch.__version__),
         **facts,
-        "arguments": {name: _description(value, batch) for name, value in arguments.items()},
-        "results": {name: _description(value, batch) for name, value in results.items()},
+        "arguments": {name: _description(value, opened[name]) for name, value in arguments.items()},
+        "results": {name: _description(value, opened[name]) for name, value in results.items()},
         "self_test": list(test.sizes),
         "stages": [f"{stage.stage} {stage.name}: {stage.matches}" for stage in history],
     }
     return manifest, test.to_bytes()
 
 
-def _description(value: torch.Tensor, batch: int | None) -> dict[str, Any]:
-    """The shape, with None for an arbitrary batch size, and the dtype."""
-    return {"shape": [batch, *value.shape[1:]] if value.ndim else [], "dtype": str(value.dtype).removeprefix("torch.")}
+def _description(value: torch.Tensor, opened: Sequence[int]) -> dict[str, Any]:
+    """The shape, with None for sizes that may vary, and the dtype."""
+    shape = [None if number in opened else size for number, size in enumerate(value.shape)]
+    return {"shape": shape, "dtype": str(value.dtype).removeprefix("torch.")}
 
 
 def manifest_of(text: str | bytes) -> dict[str, Any]:
@@ -68,13 +69,15 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
             sizes, dtype = described["shape"], described["dtype"]
             if not all(size is None or (type(size) is int and size >= 0) for size in sizes) or dtype not in DTYPES:
                 raise RefusedError(f"its manifest does not give a valid shape and dtype for {name}")
-            if any(size is None for size in sizes[1:]) or (role == "arguments" and not sizes):
+            if role == "arguments" and not sizes:
                 raise RefusedError(f"its manifest does not give a valid shape for {name}")
+    _check_sizes(manifest)
     names, results = list(manifest["arguments"]), manifest["results"]
     if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
-    if not has_target or (manifest["target"] == "index" and len(results["output"]["shape"]) != 2):
+    dimensions = {"index": 2, "token": 3}.get(manifest["target"])
+    if not has_target or dimensions not in (None, len(results["output"]["shape"])):
         raise RefusedError("its manifest does not describe the program's target")
     described = [
         manifest["canonizers"],
@@ -88,6 +91,24 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     if strange is not None:
         raise RefusedError(f"its manifest has {strange!r}, which cannot be printed")
     return manifest
+
+
+def _check_sizes(manifest: dict[str, Any]) -> None:
+    """Raise `RefusedError` unless each size that may vary, except batches, is one of those in `sizes`, with its limits."""
+    limited = []
+    for shared in manifest["sizes"]:
+        limits = shared["lower"], shared["upper"]
+        if type(limits[0]) is not int or not (limits[1] is None or type(limits[1]) is int) or not shared["of"]:
+            raise RefusedError("its manifest does not give valid limits of sizes")
+        limited += [(name, number) for name, number in shared["of"]]
+    varying = [
+        (name, number)
+        for name, described in manifest["arguments"].items()
+        for number, size in enumerate(described["shape"])
+        if size is None and number
+    ]
+    if sorted(limited) != sorted(varying):
+        raise RefusedError("its manifest does not give the limits of all sizes")
 
 
 def _texts_of(value: Any) -> Iterator[str]:
@@ -104,6 +125,6 @@ _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
     **dict.fromkeys(("arguments", "results", "rules", "merged"), dict),
     **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
-    "self_test": list,
+    **{"self_test": list, "sizes": list},
 }
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

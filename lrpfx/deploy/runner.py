@@ -11,6 +11,7 @@ import torch
 from lrpfx.deploy.manifest import DTYPES
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
+from lrpfx.ir.guards import Place, SharedSize
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
@@ -74,9 +75,16 @@ class Runner:
             raise InputError(
                 f"the batch sizes differ: {', '.join(f'{n} {len(t)}' for n, t in zip(names, tensors, strict=True))}"
             )
-        if self.manifest["target"] == "index":
+        for shared in self.manifest["sizes"]:
+            of = tuple((Place(name), number) for name, number in shared["of"])
+            problem = SharedSize(of, shared["lower"], shared["upper"]).problem(dict(zip(names, tensors, strict=True)))
+            if problem is not None:
+                raise InputError(problem)
+        if self.manifest["target"] in ("index", "token"):
             self._check_classes(tensors[-1])
         results = self._run(tensors)
+        if self.manifest["target"] == "token":
+            self._check_positions(tensors[-1][:, 0], results["output"].shape[1])
         if any(isinstance(value, np.ndarray) for value in given.values()):
             return {name: as_array(value) for name, value in results.items()}
         return results
@@ -123,7 +131,8 @@ class Runner:
             raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")
         shape, sizes = list(tensor.shape), wanted["shape"]
         if len(shape) != len(sizes) or any(want not in (None, have) for have, want in zip(shape, sizes, strict=True)):
-            shown = "×".join("batch" if size is None else str(size) for size in sizes)
+            varying = ("any" if number else "batch" for number in range(len(sizes)))
+            shown = "×".join(name if size is None else str(size) for name, size in zip(varying, sizes, strict=True))
             raise InputError(f"{name} has shape {'×'.join(map(str, shape))}, but the program takes {shown}")
         if not len(tensor):
             raise InputError(f"{name} is an empty batch")
@@ -132,10 +141,17 @@ class Runner:
         return tensor.contiguous()
 
     def _check_classes(self, target: torch.Tensor) -> None:
-        classes = self.manifest["results"]["output"]["shape"][1]
+        classes = self.manifest["results"]["output"]["shape"][-1]
+        target = target[:, 1] if target.ndim == 2 else target
         outside = target[(target < 0) | (target >= classes)]
         if outside.numel():
             raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+
+    @staticmethod
+    def _check_positions(positions: torch.Tensor, length: int) -> None:
+        outside = positions[(positions < -length) | (positions >= length)]
+        if outside.numel():
+            raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
 
     def verify(self) -> float:
         """Run the self-test, with two batch sizes if the program takes any, and return the largest difference of a result.

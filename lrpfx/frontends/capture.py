@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,21 +10,36 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError
 from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
+from lrpfx.frontends.open_sizes import (
+    Dimension,
+    DynamicShapes,
+    FinalCaptureError,
+    Named,
+    OpenSizes,
+    Wish,
+    attempts,
+    enlarged,
+    settle,
+    tensors_in,
+    wishes_of,
+)
 from lrpfx.frontends.symbolic import capture_symbolic, private_copy
-from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SizeCondition, is_constant, place_of
+from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, is_constant, place_of
 from lrpfx.ir.node import Role, data_calls, node_info
 from lrpfx.layers.layer import layer_of_node
+from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
 from lrpfx.passes.driver import NOT_VERIFIED, Verification, fresh, random_arguments, record, run_passes, verified_after_all
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.rules.mapping import MappingContext, RuleMapping
-from lrpfx.support.torch_internals import pytree
+from lrpfx.support.torch_internals import pytree, size_symbol
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
@@ -41,22 +56,25 @@ def normal_form(
     example_inputs: ExampleInputs = None,
     settings: Settings = NO_SETTINGS,
     capture: str = AUTO,
+    dynamic_shapes: DynamicShapes = None,
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of `model`, and its output on the example inputs, with which later stages are verified.
 
     `capture`: "symbolic" for a symbolic trace; "export" for torch.export, which needs example inputs; "auto" tries the trace,
     and falls back to torch.export if the trace fails, is wrong, or calls unknown operators. The fallback needs example inputs,
-    and a composite that maps no module as a whole.
+    and a composite that maps no module as a whole. `dynamic_shapes`: see `lrpfx.transform`.
     """
     if capture not in (AUTO, *(one.name for one in FRONT_ENDS)):
         known = " or ".join(f'"{one.name}"' for one in FRONT_ENDS)
         raise InputError(f'capture is "auto", {known}, not {capture!r}')
+    if isinstance(dynamic_shapes, Mapping) and (example_inputs is None or isinstance(model, ExportedProgram)):
+        raise InputError("dynamic_shapes is for modules with example_inputs; an exported program has sizes of its own")
     if isinstance(model, ExportedProgram):
         return _of_exported(model, example_inputs, settings)
     refuse_scripts(model)
     check_evaluation_mode(model)
-    unquantized, replaced = dequantized(model)
-    program, verification = _captured(unquantized, example_inputs, settings, capture)
+    unquantized, replaced = dequantized(without_cache(model))
+    program, verification = _captured(unquantized, example_inputs, settings, capture, dynamic_shapes)
     if replaced.matches:
         record(program, "normalize", DEQUANTIZED, replaced)
     return program, verification
@@ -71,6 +89,12 @@ class Request:
     names: list[str]  # the arguments that they are for
     opaque: set[str]  # paths of modules that the composite maps as a whole
     settings: Settings
+    wishes: dict[Dimension, Wish]  # which sizes may vary
+
+    @property
+    def named(self) -> Named:
+        """The example inputs by name."""
+        return dict(zip(self.names, self.args or (), strict=False))
 
 
 class FrontEnd(ABC):
@@ -102,12 +126,22 @@ class SymbolicTrace(FrontEnd):
 
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
         model, args, names = request.model, request.args, request.names
+        gathered = [name for name in names if name not in inspect.signature(model.forward).parameters]
+        if gathered:
+            raise CaptureError(f"forward does not name the argument {gathered[0]!r}, so the symbolic trace has no input for it")
         given = {} if args is None else dict(zip(names, args, strict=True))
         program = capture_symbolic(model, request.opaque, given)
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
-        verification = None if args is None else Verification(args, _run_untouched(model, args, names))
-        return _normalized(program, self.name, verification, request.settings), verification
+        if args is None:
+            return _normalized(program, self.name, None, request.settings), None
+        run = _runner(model)
+        verification = Verification(args, run(given))
+        program = _normalized(program, self.name, verification, request.settings)
+        if request.wishes:
+            guards, verification.another = settle(program, _asked_sizes(request), given, run, request.wishes, given)
+            program.guards = [*guards, *program.guards]
+        return program, verification
 
 
 class TorchExport(FrontEnd):
@@ -137,27 +171,37 @@ class TorchExport(FrontEnd):
         return super().hint(request)
 
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
-        model, names = request.model, request.names
-        args = request.args or ()
-        verification = Verification(args, _run_untouched(model, args, names))
-        try:
-            program = _normalized(capture_export(model, args, names), self.name, verification, request.settings)
-        except VerificationError:  # a batch of one has its own graph
-            program = _normalized(capture_export(model, args, names, dynamic=False), self.name, verification, request.settings)
-        program.guards += _fixed_defaults(model, names)
-        program.guards += _smallest_batch(program, model, args, names)
-        return program, verification
+        model, named = request.model, request.named
+        run = _runner(model)
+        verification = Verification(tuple(named.values()), run(named))
+        failure: LrpfxError | None = None
+        for dimensions in attempts(named, request.wishes):
+            example = enlarged(named, dimensions, lambda larger: _succeeds(run, larger))
+            try:
+                program, sizes = capture_export(model, example, dimensions)
+                program = _normalized(program, self.name, verification, request.settings)
+                guards, verification.another = settle(program, sizes, example, run, request.wishes, named)
+            except FinalCaptureError:
+                raise
+            except (CaptureError, VerificationError) as error:  # a batch of one has its own graph, for example
+                failure = error
+                continue
+            program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
+            if not any(guard.problem(named) for guard in program.guards):
+                return program, verification
+        raise failure or CaptureError(f"no graph of {type(model).__name__} is valid for the example inputs")
 
 
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 
 
 def _captured(
-    model: nn.Module, example_inputs: ExampleInputs, settings: Settings, capture: str
+    model: nn.Module, example_inputs: ExampleInputs, settings: Settings, capture: str, dynamic_shapes: DynamicShapes
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of a module, from the requested front end or from the first one whose graph has no unknown calls."""
     args, names = positional(model, example_inputs)
-    request = Request(model, args, names, _opaque_paths(model, settings.composite), settings)
+    wishes = wishes_of(dynamic_shapes, dict(zip(names, args or (), strict=True)))
+    request = Request(model, args, names, _opaque_paths(model, settings.composite), settings, wishes)
     chosen = [one for one in FRONT_ENDS if capture in (AUTO, one.name)]
     others = [one for one in FRONT_ENDS if one not in chosen]
     captured: tuple[Program, Verification | None] | None = None
@@ -176,6 +220,9 @@ def _captured(
             if captured is not None:
                 reason = (unknown[0], f"kept the graph of another front end: {error}")
                 record(captured[0], "capture", front_end.name, PassResult(reasons=[reason]))
+            elif isinstance(error, FinalCaptureError) and failure is not None:
+                error.add_note(str(failure))
+                failure = error
             elif failure is not None:
                 failure.add_note(f"{front_end.title}, tried as well: {error}")
             else:
@@ -193,35 +240,24 @@ def _captured(
     raise failed
 
 
+def _asked_sizes(request: Request) -> OpenSizes:
+    """The sizes of a trace: those that the user wants to vary, each as a symbol, and the others as numbers."""
+    sizes = OpenSizes({})
+    for place, tensor in tensors_in(request.named):
+        shape: list[Any] = list(tensor.shape)
+        for number in range(tensor.ndim):
+            if request.wishes.get((place, number), Wish(False)).is_open:
+                shape[number] = size_symbol(len(sizes.limits))
+                sizes.limits[shape[number]] = (0, None)
+        sizes.tensors[place] = tuple(shape)
+    return sizes
+
+
 def _fixed_defaults(model: nn.Module, names: Sequence[str]) -> list[Guard]:
     """Guards for arguments that keep their default."""
     parameters = inspect.signature(model.forward).parameters.values()
     optional = [one for one in parameters if one.default is not one.empty and one.name not in names]
     return [FixedValue(Place(one.name), one.default, default=True) for one in optional]
-
-
-def _smallest_batch(program: Program, model: nn.Module, args: tuple[Any, ...], names: list[str]) -> list[Guard]:
-    """A guard against a batch of one, if the graph and the model differ for it.
-
-    torch.export assumes that dynamic sizes are at least two. It chooses branches accordingly and records no condition.
-    """
-    varying = [
-        guard.place for guard in program.guards if isinstance(guard, FixedSizes) and guard.sizes and guard.sizes[0] is None
-    ]
-    if not varying:
-        return []
-    named = dict(zip(names, args, strict=True))
-    batches = {place.value_in(named).shape[0] for place in varying}
-    if batches == {1}:
-        return []  # the example is a batch of one
-    first = {id(place.value_in(named)) for place in varying}
-    single = pytree.tree_map(lambda value: value[:1] if id(value) in first else value, args)
-    try:
-        expected = _run_untouched(model, single, names)
-        Verification(single, expected, records=False).check(program, "capture")
-    except LrpfxError:
-        return [SizeCondition("sizes[0] >= 2", ((place, 0),)) for place in varying]
-    return []
 
 
 def _fixed_kinds(program: Program) -> list[Guard]:
@@ -305,11 +341,11 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
     """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
     if isinstance(model, ExportedProgram):
         return None
-    model, _ = dequantized(model)
+    model, _ = dequantized(without_cache(model))
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     for args in random_arguments(program):
         try:
-            verification = Verification(args, _run_untouched(model, args, names), records=False)
+            verification = Verification(args, _runner(model)(dict(zip(names, args, strict=True))), records=False)
             verification.check(program, "normalize")
         except InputError:  # the inputs have the wrong size for this model or its graph
             continue
@@ -358,6 +394,11 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
     }
 
 
+def names_arguments(model: nn.Module, value: Any) -> bool:
+    """Whether a value is a dict of the model's arguments by name, not an argument itself."""
+    return isinstance(value, Mapping) and bool(value) and next(iter(value)) in inspect.signature(model.forward).parameters
+
+
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
     """The example inputs in the order of `forward`'s parameters, and the names of those parameters."""
     if example_inputs is None:
@@ -372,21 +413,60 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
             bound = signature.bind(*example_inputs)
     except TypeError as error:
         raise InputError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
-    gathered = [name for name in bound.arguments if signature.parameters[name].kind in (_GATHERED, _GATHERED_BY_NAME)]
-    if gathered:
-        raise InputError(
-            f"{type(model).__name__}.forward{signature} gathers arguments in {gathered[0]!r}, so the inputs of the graph have "
-            "no names. Wrap the model in a module whose forward names them."
-        )
-    return tuple(bound.arguments.values()), list(bound.arguments)
+    named: Named = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is _GATHERED:
+            raise InputError(
+                f"{type(model).__name__}.forward{signature} gathers arguments in {name!r}, so the inputs of the graph have no "
+                "names. Wrap the model in a module whose forward names them."
+            )
+        named |= value if kind is _GATHERED_BY_NAME else {name: value}
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(named)):
+        raise InputError("example_inputs hold no tensors; a tokenizer returns them with return_tensors='pt'")
+    packed = [name for name, value in named.items() if isinstance(value, PackedSequence)]
+    if packed:
+        raise InputError(f"the example input {packed[0]!r} is packed: {PACKED}.")
+    return tuple(named.values()), list(named)
 
 
-def _run_untouched(model: nn.Module, args: tuple[Any, ...], names: list[str]) -> Any:
-    """The output of a copy of the model. Parameters, buffers, hooks and caches of the user's model stay unchanged."""
+def _runner(model: nn.Module) -> Callable[[Named], Any]:
+    """A function that returns the output of a copy of the model, which leaves the user's model unchanged."""
     copied = private_copy(model)
+
+    def run(named: Named) -> Any:
+        try:
+            with torch.no_grad():
+                return copied(**fresh(named))
+        except Exception as error:
+            name = type(model).__name__
+            raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error
+
+    return run
+
+
+def _succeeds(run: Callable[[Named], Any], named: Named) -> bool:
     try:
-        with torch.no_grad():
-            return copied(**dict(zip(names, fresh(args), strict=True)))
-    except Exception as error:
-        name = type(model).__name__
-        raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error
+        run(named)
+    except InputError:
+        return False
+    return True
+
+
+def without_cache(model: nn.Module) -> nn.Module:
+    """A copy whose configurations say `use_cache=False`, or the model itself if none of them asks for a cache.
+
+    Language models of transformers return the keys and values of all layers by default: state of a generation, not an output
+    to explain. Each submodule may hold a configuration of its own.
+    """
+    if not any(_keeps_cache(module) for module in model.modules()):
+        return model
+    copied = private_copy(model, share_parameters=True)  # front ends copy it again
+    for module in copied.modules():
+        if _keeps_cache(module):
+            module.config.use_cache = False  # type: ignore[union-attr]
+    return copied
+
+
+def _keeps_cache(module: nn.Module) -> bool:
+    return getattr(vars(module).get("config"), "use_cache", None) is True

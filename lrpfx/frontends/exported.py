@@ -1,12 +1,14 @@
 """CAPTURE by torch.export: bring a model with example inputs, or an exported program, into the form of a symbolic trace."""
 
 import dataclasses
+import inspect
 import logging
 import operator
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +20,14 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
+from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
-from lrpfx.ir.guards import FixedSizes, FixedValue, Guard, Place, SizeCondition, place_of
+from lrpfx.frontends.time_loops import loops_as_operators
+from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.operators.functions import embedding_bag
+from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
@@ -49,6 +54,8 @@ def _keep_rows_whole() -> None:
             if functions[0] not in _kept_whole:
                 _library.define(name + schema)
                 _library.impl(name, functions[0], "CompositeExplicitAutograd")
+                if row.empty_result is not None:
+                    torch.library.register_fake(f"lrpfx::{name}", row.empty_result, lib=_library)
                 overload = getattr(torch.ops.lrpfx, name).default
                 _kept_whole.update(dict.fromkeys(functions, overload))
                 _functions_kept[overload] = functions[0]
@@ -62,6 +69,8 @@ class _KeepWhole(TorchFunctionMode):
         _keep_rows_whole()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "_pack_padded_sequence":
+            raise FinalCaptureError(f"forward packs sequences: {PACKED}.")
         whole = _kept_whole.get(func)
         if whole is not None and _fits(whole, args, kwargs or {}):
             return whole(*args, **(kwargs or {}))
@@ -74,36 +83,84 @@ def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> boo
     return len(args) <= len(names) and set(keywords) <= set(names)
 
 
-def capture_export(model: nn.Module, args: tuple[Any, ...], names: Sequence[str], dynamic: bool = True) -> Program:
-    """Export `model`, called with `args` for the arguments called `names`, without changing it.
+def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension] = ()) -> tuple[Program, OpenSizes]:
+    """Export `model`, called with the arguments `named`, without changing it, and find out which sizes may vary.
 
-    With `dynamic`, the batch size may vary unless the model fixes it: dimension 0 of every tensor where it equals that of the
-    first. Other sizes are those of the example. Raises `CaptureError` if torch.export cannot follow the model.
+    The dimensions in `opened` may vary unless the model fixes them; all other sizes are those of the example. Raises
+    `CaptureError` if torch.export cannot follow the model.
     """
     require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
     before = tensors_held(root)
-    errors: list[Exception] = []
-    for given, batch in _attempts(args) if dynamic else [(args, None)]:
-        keywords = dict(zip(names, given, strict=True))
-        shapes = pytree.tree_map(lambda value, size=batch: _dynamic_shape(value, size), keywords)
-        reads = ReadBuffers(root)
-        try:
-            with undisturbed(), _quiet(), torch.enable_grad(), reads, _KeepWhole():
-                program = torch.export.export(root, (), keywords, dynamic_shapes=shapes, strict=False)
-        except Exception as error:
-            errors.append(error)
-            continue
-        finally:
-            restore_tensors(root, before)  # tensors that forward stored during the export are fake
-        captured = _to_program(program, root, type(model).__name__)
-        captured.frozen.update(reads.frozen)
-        return captured
-    raise CaptureError(
-        f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(errors[-1], 3)}. "
-        f"Write data-dependent branches with tensor operations such as torch.where, or map the "
-        'module around them to a rule as a whole with capture="symbolic".'
-    ) from errors[-1]
+    shapes = {
+        name: pytree.tree_map_with_path(lambda path, leaf, name=name: _dynamic_shape(place_of(name, path), leaf, opened), value)
+        for name, value in named.items()
+    }
+    reads = ReadBuffers(root)
+    try:
+        with (
+            undisturbed(),
+            _quiet(),
+            torch.enable_grad(),
+            loops_as_operators(root),
+            reads,
+            _KeepWhole(),
+            _named_arguments(root, list(named)),
+        ):
+            exported = torch.export.export(root, (), named, dynamic_shapes=shapes, strict=False)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise _failure(model, error) from error
+    finally:
+        restore_tensors(root, before)  # tensors that forward stored during the export are fake
+    program, sizes = _to_program(exported, root, type(model).__name__)
+    program.frozen.update(reads.frozen)
+    return program, sizes
+
+
+@contextmanager
+def _named_arguments(root: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Give `root` a forward with a parameter for each of these arguments, which torch.export needs to know them apart."""
+    forward = root.forward
+    signature = inspect.signature(forward)
+    known = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    gathered = [name for name in names if name not in signature.parameters]
+    if not gathered:
+        yield
+        return
+
+    def named_forward(*args: Any, **keywords: Any) -> Any:
+        return forward(*args, **keywords)
+
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in gathered]
+    vars(named_forward)["__signature__"] = signature.replace(parameters=[*known, *added])
+    before = vars(root).get("forward")
+    vars(root)["forward"] = named_forward
+    try:
+        yield
+    finally:
+        del vars(root)["forward"]
+        vars(root).update({} if before is None else {"forward": before})
+
+
+def _failure(model: nn.Module, error: Exception) -> CaptureError:
+    """What torch.export cannot follow, and the remedy."""
+    unknown = re.search(r"Found <class '([\w.]+)'> in (output|input)", str(error))
+    name = "" if unknown is None else unknown[1].rpartition(".")[2]
+    if unknown is not None and "cache" in name.lower():
+        return FinalCaptureError(
+            f"forward of {type(model).__name__} {'returns' if unknown[2] == 'output' else 'takes'} a {name}, which a graph "
+            "cannot hold and an explanation does not need. Leave use_cache and past_key_values out of example_inputs, or pass "
+            "use_cache=False; if forward itself asks for a cache, change that in a wrapper."
+        )
+    remedy = (
+        "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
+        'as a whole with capture="symbolic".'
+    )
+    if unknown is not None:
+        remedy = f"Wrap the model in a module that returns tensors, not a {name}."
+    return CaptureError(f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(error, 3)}. {remedy}")
 
 
 def capture_program(program: ExportedProgram) -> Program:
@@ -117,29 +174,19 @@ def capture_program(program: ExportedProgram) -> Program:
             holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), value.requires_grad))
         else:
             holder.register_buffer(leaf, value.detach().clone())
-    return _to_program(program, root.eval(), "ExportedProgram")
+    captured, sizes = _to_program(program, root.eval(), "ExportedProgram")
+    captured.guards = [*sizes.guards(), *captured.guards]
+    return captured
 
 
-def _attempts(args: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], int | None]]:
-    """Inputs for the export and their batch size: first with a dynamic batch, then unchanged."""
-    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    batch = tensors[0].shape[0] if tensors else None
-    if batch == 1:  # torch.export treats a batch of one as fixed
-        doubled = pytree.tree_map(
-            lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (1,) else leaf, args
-        )
-        return [(doubled, 2), (args, None)]
-    return [(args, batch), (args, None)]
+def _dynamic_shape(place: Place, value: Any, opened: Collection[Dimension]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return {number: Dim.AUTO for number in range(value.ndim) if (place, number) in opened} or None
 
 
-def _dynamic_shape(value: Any, batch: int | None) -> Any:
-    if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
-        return {0: Dim.AUTO}
-    return None
-
-
-def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Program:
-    guards = _guards(exported)
+def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> tuple[Program, OpenSizes]:
+    guards, sizes = _guards(exported)
     if _writes_into_views(exported.graph):
         exported = exported.run_decompositions({})  # functional: slice assignments become operations
     graph = _Reader(exported, root).graph
@@ -154,18 +201,18 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> Progr
         set_info(node, info)
         if stack is not None:
             node.meta["nn_module_stack"] = stack
-    return Program(root, names, title, guards=guards)
+    return Program(root, names, title, guards=guards), sizes
 
 
-def _guards(exported: ExportedProgram) -> list[Guard]:
-    """Guards for everything that torch.export fixed: constant arguments, sizes, and conditions on other sizes."""
+def _guards(exported: ExportedProgram) -> tuple[list[Guard], OpenSizes]:
+    """Guards for constant arguments and conditions on sizes, and the sizes that torch.export fixed and left open."""
     spec = _in_spec(exported)
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     specs = [item for item in exported.graph_signature.input_specs if item.kind is InputKind.USER_INPUT]
     args, keywords = pytree.tree_unflatten(list(range(len(specs))), spec)
     named = dict(zip(_argument_names(exported, len(args)), args, strict=True)) | keywords
     guards: list[Guard] = []
-    sizes: dict[Any, list[tuple[Place, int]]] = {}  # a dynamic size -> its places
+    sizes = OpenSizes({})
     sources: dict[str, Place] = {}  # torch.export's name -> the tensor
     for name, structure in named.items():
         for path, number in pytree.tree_flatten_with_path(structure)[0]:
@@ -174,21 +221,29 @@ def _guards(exported: ExportedProgram) -> list[Guard]:
                 guards.append(FixedValue(place, getattr(item, "value", None)))
                 continue
             shape = placeholders[item.name].meta["val"].shape
-            fixed = tuple(size if isinstance(size, int) else None for size in shape)
-            guards.append(FixedSizes(place, fixed, "torch.export fixes all sizes but the batch"))
+            sizes.tensors[place] = tuple(map(_expression, shape))
             sources[f"L[{name!r}]{pytree.keystr(path)}"] = place
-            for dimension, size in enumerate(shape):
-                if not isinstance(size, int):
-                    sizes.setdefault(size.node.expr, []).append((place, dimension))
-    for expression, places in sizes.items():
-        guards += [SizeCondition("sizes[0] == sizes[1]", (places[0], other)) for other in places[1:]]
-        limits = exported.range_constraints.get(expression)
-        if limits is not None and limits.lower.is_Integer and limits.lower > 2:  # 2 is assumed, not required
-            guards.append(SizeCondition(f"sizes[0] >= {limits.lower}", (places[0],)))
-        if limits is not None and limits.upper.is_Integer:
-            guards.append(SizeCondition(f"sizes[0] <= {limits.upper}", (places[0],)))
+    symbols = {
+        symbol
+        for shape in sizes.tensors.values()
+        for size in shape
+        if not isinstance(size, int)
+        for symbol in size.free_symbols
+    }
+    for symbol in symbols:
+        limits = exported.range_constraints.get(symbol)
+        lower = 0 if limits is None or not limits.lower.is_Integer else int(limits.lower)
+        upper = None if limits is None or not limits.upper.is_Integer else int(limits.upper)
+        sizes.limits[symbol] = (lower if lower > 2 else 0, upper)  # 2 is assumed, not required
     guards += [_condition(text, sources) for text in getattr(exported, "_guards_code", None) or ()]
-    return list(dict.fromkeys(guards))
+    return list(dict.fromkeys(guards)), sizes
+
+
+def _expression(size: Any) -> Any:
+    """A size as a number, or as an expression of symbols."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.expr) if size.node.expr.is_Integer else size.node.expr
 
 
 def _condition(text: str, sources: Mapping[str, Place]) -> Guard:
@@ -222,7 +277,9 @@ def _quiet() -> Iterator[None]:
 
     known = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
-    with _EXPORTING:
+    with _EXPORTING, warnings.catch_warnings():
+        # Recurrent modules list their parameters a second time, in a private copy of the model.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
         stream = sys.stderr
         sys.stderr = stream and _WithoutPartialGraphs(stream)
         for logger in loggers:
@@ -422,6 +479,12 @@ def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
     return names
 
 
+def _module_stack(node: fx.Node) -> dict[str, Any]:
+    """The module calls around a node. Reads of sizes have an entry that is no module."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return {key: call for key, call in stack.items() if not key.startswith("_empty_nn_module_stack")}
+
+
 class _ModuleCalls:
     """The module call that made each node of an exported graph."""
 
@@ -429,7 +492,7 @@ class _ModuleCalls:
         self.root = root
         self.calls: dict[str, ModuleCall] = {}
         self.of_node: dict[fx.Node, ModuleCall] = {}
-        stacks = {node: node.meta.get("nn_module_stack") or {} for node in graph.nodes}
+        stacks = {node: _module_stack(node) for node in graph.nodes}
         self.parents = {str(path).rpartition(".")[0] for stack in stacks.values() for path, _ in stack.values() if path}
         for node, stack in stacks.items():
             if node.op != "call_function" or not stack:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.nn.utils import rnn
 
 from lrpfx.errors import CaptureError
 from lrpfx.frontends.known_values import KnownValues
@@ -19,10 +20,10 @@ from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, na
 from lrpfx.frontends.traceable import make_traceable, traceable
 from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.ir.node import attribute_of
+from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
-from lrpfx.types import Recurrent
 
 # A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
 _TRACING = threading.Lock()
@@ -40,11 +41,6 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapp
 
 def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
     """`capture_symbolic` for a private copy, which is consumed."""
-    if isinstance(root, Recurrent):
-        raise CaptureError(
-            f"the model is an {type(root).__name__} itself, so a composite cannot name it. Make it a submodule of a module "
-            "that calls it."
-        )
     make_traceable(root)
     before = tensors_held(root)
     tracer = _Tracer(set(opaque), {} if given is None else dict(given))
@@ -183,6 +179,16 @@ def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
     return root
 
 
+def packs_sequences(error: BaseException) -> bool:
+    """Whether an error comes from packed sequences."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == rnn.__file__:
+            return True
+        trace = trace.tb_next
+    return error.__cause__ is not None and packs_sequences(error.__cause__)
+
+
 def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") -> str:
     """The error, its module and line, and the remedy."""
     name, place = type(model).__name__, _last_user_frame(error)
@@ -190,6 +196,8 @@ def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") ->
         kind = type(model.get_submodule(failed.path)).__name__
         place = f"in {failed.path!r}, a {kind}" + (f", {place}" if place else "")
     place = f" ({place})" if place else ""
+    if packs_sequences(error):
+        return f"the forward of {name} cannot be traced symbolically{place}: {PACKED}."
     whole = "map the module around it to a rule as a whole, by its name or its class: the compiler then does not look inside"
     if "used as inputs to control flow" in str(error):
         return (
@@ -356,7 +364,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.opaque or isinstance(m, Recurrent)
+        return module_qualified_name in self.opaque
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         value = self.known.value(obj.node)

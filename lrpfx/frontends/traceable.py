@@ -14,8 +14,11 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import PackedSequence
 
+from lrpfx.errors import CaptureError
 from lrpfx.operators.functions import head_bias, padding_bias, require_batch
+from lrpfx.operators.recurrent import PACKED
 
 for _name in ("require_batch", "padding_bias", "head_bias"):
     fx.wrap(_name)
@@ -249,6 +252,45 @@ def softmax2d(module: nn.Softmax2d, input: torch.Tensor) -> torch.Tensor:
     return functional.softmax(input, -3)
 
 
+def recurrent(module: nn.RNNBase, input: torch.Tensor, hx: Any = None) -> tuple[torch.Tensor, Any]:
+    """`torch.nn.LSTM`, GRU and RNN."""
+    if isinstance(input, PackedSequence):
+        raise CaptureError(f"{type(module).__name__}: {PACKED}.")
+    is_lstm, batch_dimension = module.mode == "LSTM", 0 if module.batch_first else 1
+    states = () if hx is None else tuple(hx) if is_lstm else (hx,)
+    batched, input = _with_known_dimensions(module, 3, input)
+    if not batched:
+        input, states = input.unsqueeze(batch_dimension), tuple(state.unsqueeze(1) for state in states)
+    if hx is None:
+        count, batch = module.num_layers * (2 if module.bidirectional else 1), input.size(batch_dimension)
+        sizes = (module.proj_size or module.hidden_size, module.hidden_size)[: 2 if is_lstm else 1]
+        states = tuple(input.new_zeros((count, batch, size)) for size in sizes)
+    weights = [getattr(module, name) for name in module._flat_weights_names]
+    settings = (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional, module.batch_first)
+    call = getattr(torch, module.mode.lower())(input, states if is_lstm else states[0], weights, *settings)
+    output, *ends = (call[number] for number in range(1 + len(states)))
+    if not batched:
+        output, ends = output.squeeze(batch_dimension), [end.squeeze(1) for end in ends]
+    return output, tuple(ends) if is_lstm else ends[0]
+
+
+def recurrent_cell(module: nn.RNNCellBase, input: torch.Tensor, hx: Any = None) -> Any:
+    """`torch.nn.LSTMCell`, GRUCell and RNNCell."""
+    is_lstm = isinstance(module, nn.LSTMCell)
+    states = () if hx is None else tuple(hx) if is_lstm else (hx,)
+    batched, input = _with_known_dimensions(module, 2, input)
+    if not batched:
+        input, states = input.unsqueeze(0), tuple(state.unsqueeze(0) for state in states)
+    if hx is None:
+        states = tuple(input.new_zeros((input.size(0), module.hidden_size)) for _ in range(2 if is_lstm else 1))
+    name = "lstm_cell" if is_lstm else "gru_cell" if isinstance(module, nn.GRUCell) else f"rnn_{module.nonlinearity}_cell"
+    weights = (module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
+    call = getattr(torch, name)(input, states if is_lstm else states[0], *weights)
+    ends = [call[0], call[1]] if is_lstm else [call]
+    ends = ends if batched else [end.squeeze(0) for end in ends]
+    return tuple(ends) if is_lstm else ends[0]
+
+
 def orthogonal(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     """The parametrization of `torch.nn.utils.parametrizations.orthogonal`."""
     map: Any = module.orthogonal_map
@@ -285,5 +327,11 @@ FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.Transformer: transformer,
     nn.modules.instancenorm._InstanceNorm: instance_norm,
     nn.Softmax2d: softmax2d,
+    nn.LSTM: recurrent,
+    nn.GRU: recurrent,
+    nn.RNN: recurrent,
+    nn.LSTMCell: recurrent_cell,
+    nn.GRUCell: recurrent_cell,
+    nn.RNNCell: recurrent_cell,
     parametrizations._Orthogonal: orthogonal,
 }

@@ -135,6 +135,44 @@ class FixedSizes(Guard):
 
 
 @dataclass(frozen=True)
+class SharedSize(Guard):
+    """Dimensions of one size that may vary between limits: a batch, or the length of a sequence.
+
+    `of`: the dimensions, as (place, dimension). `upper`: None if there is no upper limit.
+    """
+
+    of: tuple[tuple[Place, int], ...]
+    lower: int = 0
+    upper: int | None = None
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        first = ""
+        common = -1
+        for place, dimension in self.of:
+            value = place.value_in(arguments)
+            if not isinstance(value, torch.Tensor) or value.ndim <= dimension:
+                continue  # another guard reports this
+            size = value.shape[dimension]
+            found = f"dimension {dimension} of the input {str(place)!r} has size {size}"
+            if size < self.lower or (self.upper is not None and size > self.upper):
+                return f"{found}, but the graph is valid only for {self.range}"
+            if first and size != common:
+                return f"{first}, but {found}: the graph needs the same size for both"
+            first, common = first or found, size
+        return None
+
+    @property
+    def range(self) -> str:
+        """The allowed sizes, in words."""
+        lower = f"size >= {self.lower}" if self.upper is None else f"{self.lower} <= size <= {self.upper}"
+        return f"size <= {self.upper}" if self.upper is not None and self.lower <= 1 else lower
+
+    def __str__(self) -> str:
+        named = " = ".join(f"{place}.shape[{dimension}]" for place, dimension in self.of)
+        return named if self.lower <= 1 and self.upper is None else f"{named}, {self.range}"
+
+
+@dataclass(frozen=True)
 class FloatingPoint(Guard):
     """A floating-point tensor, because forward checks for one."""
 
@@ -148,7 +186,7 @@ class FloatingPoint(Guard):
 
 
 #: Names that an expression may use besides `sizes`: the functions in the conditions of torch.export.
-_NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf}
+_NAMES = {**SYMPY_INTERP, "math": math, "inf": math.inf, "max": max, "min": min}
 _ARITHMETIC = (
     *(ast.Expression, ast.Constant, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop, ast.BinOp, ast.operator),
     *(ast.UnaryOp, ast.unaryop, ast.IfExp, ast.Call, ast.Subscript, ast.Load),

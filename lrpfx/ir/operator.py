@@ -65,11 +65,19 @@ class Builder(ABC):
 
     @abstractmethod
     def call(
-        self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, part: str = "", **options: Any
+        self,
+        operator_name: str,
+        *args: Any,
+        target: Callable[..., Any] | None = None,
+        part: str = "",
+        label: str | None = None,
+        **options: Any,
     ) -> fx.Node:
         """Insert a call of a listed operator. `target`: the function, for a row without a canonical one.
 
-        `part`: what the call does in the decomposed operation, by which it can be fused again.
+        `part`: what the call does in the decomposed operation, by which it can be fused again. `label`: the last part of the
+        new call's name, by default that of the operator. With "", it takes the name of the decomposed call. A call with a label
+        is a layer of the module whose call is decomposed.
         """
 
     @abstractmethod
@@ -111,7 +119,8 @@ ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.T
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
 Ratio = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
-Decomposition = Callable[[Builder], fx.Node | None]
+#: Returns a node, or one for each of several results.
+Decomposition = Callable[[Builder], fx.Node | tuple[fx.Node, ...] | None]
 #: (dimension of the result, other arguments, rank of the result) -> the same dimension in the first argument, None if the call
 #: added it.
 DimensionBefore = Callable[[int, Sequence[Any], int], int | None]
@@ -164,6 +173,8 @@ class Operator:
     reflected: str = ""  # the row for a call whose first argument is a number: 1 - x is rsub(x, 1)
     like: dict[str, tuple[str, ...]] = field(default_factory=dict)  # spellings that read only these facts of a second tensor
     whole: dict[str, tuple[Function, ...]] = field(default_factory=dict)  # functions that torch.export would split, by schema
+    empty_result: Function | None = None  # an empty result of such a function, if its steps depend on sizes
+    counts_as: type | None = None  # the torch.nn class whose rules apply to its calls, if no class is a spelling of it
     decomposition: Decomposition | None = None  # inserts the calls that it consists of, or returns None to keep it
 
     # Arguments.

@@ -16,7 +16,7 @@ from lrpfx import types
 from lrpfx.errors import RuleError
 from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
 from lrpfx.ir.operator import Operator
-from lrpfx.operators.table import rows_of_class
+from lrpfx.operators.table import rows_of_class, spelling_of
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 
@@ -154,7 +154,7 @@ class Layer:
             return type(self.module)
         if operator is not None and len(operator.modules) == 1:
             return operator.modules[0]
-        return self.kind
+        return self.kind if operator is None or operator.counts_as is None else operator.counts_as
 
     def __repr__(self) -> str:
         return f"<layer {self.name}: {self.description}>"
@@ -193,8 +193,26 @@ def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
 
 
 def carries_relevance(argument: Any) -> bool:
-    """Whether an argument is a node that can receive relevance: data, or a parameter that takes a share."""
-    return isinstance(argument, fx.Node) and node_info(argument).role in (Role.DATA, Role.PARAMETER)
+    """Whether an argument is a node that can receive relevance: data, or a parameter that takes a share.
+
+    An embedding of positions is like a parameter, of which it is a part.
+    """
+    if not isinstance(argument, fx.Node):
+        return False
+    role = node_info(argument).role
+    return role in (Role.DATA, Role.PARAMETER) or (role is Role.METADATA and _is_embedding(argument))
+
+
+def _is_embedding(node: fx.Node) -> bool:
+    """Whether a value is looked up by integers, also through views and casts."""
+    while (spelling := spelling_of(node)) is not None:
+        row = spelling.operator
+        if issubclass(row.kind, types.Embedding):
+            return True
+        if not (row.moves or row.converts or row.view or row.always_view) or not isinstance(node.args[0], fx.Node):
+            return False
+        node = node.args[0]
+    return False
 
 
 def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
@@ -220,7 +238,12 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     args, kwargs = _with_slots((node.args, node.kwargs), slots)
     if len(set(inputs)) < len(inputs):  # x + x: one node gives two data inputs
         if by_name:
-            args = tuple(Slot(index) for index in range(len(inputs))) + tuple(args[len(inputs) :])
+            numbers, names = itertools.count(), operator.data if operator is not None else ()
+            given = dict(zip(operator.arguments if operator is not None else (), args, strict=False))
+            args = [
+                Slot(next(numbers)) if name in names and isinstance(value, Slot) and value.index < len(inputs) else value
+                for name, value in given.items()
+            ]
         else:
             numbers = itertools.count()
             args, kwargs = map_arguments(

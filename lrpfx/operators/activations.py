@@ -42,7 +42,7 @@ def _bounded_by_data(build: Builder) -> fx.Node | None:
     return result
 
 
-# --- f(x) / x, for relevance that passes unchanged ------------------------------------------------------------------------------
+# --- f(x) / x, for relevance that passes unchanged --------------------------------------------------------------------------
 
 
 def _step(input: torch.Tensor, bound: Bound) -> torch.Tensor:
@@ -62,6 +62,15 @@ def _ratio_of_gelu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
 
 def _ratio_of_hardswish(input: torch.Tensor, bound: Bound) -> torch.Tensor:
     return ((input + 3) / 6).clamp(0, 1)
+
+
+def _ratio_of_hardshrink(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    passes = torch.ones_like(input, dtype=torch.bool) if bound["lambd"] <= 0 else input.abs() > bound["lambd"]
+    return passes.to(input.dtype)
+
+
+def _ratio_of_softshrink(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return _quotient(functional.softshrink, float(bound["lambd"] == 0))(input, bound)
 
 
 def _quotient(function: Function, slope: float = 1.0) -> Ratio:
@@ -349,7 +358,7 @@ ROWS: tuple[Operator, ...] = (
         aten="softshrink.default",
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (functional.softshrink,)},
-        ratio=_quotient(functional.softshrink, 0.0),
+        ratio=_ratio_of_softshrink,
         sample=call(input=MATRIX, lambd=0.2),
     ),
     _activation(
@@ -362,7 +371,7 @@ ROWS: tuple[Operator, ...] = (
         aten="hardshrink.default",
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink)},
-        ratio=_quotient(torch.hardshrink, 0.0),
+        ratio=_ratio_of_hardshrink,
         sample=call(input=MATRIX, lambd=0.2),
     ),
     _activation(

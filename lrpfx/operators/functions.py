@@ -1,12 +1,30 @@
 """Implementations of operators that have no suitable function in torch."""
 
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 
 from lrpfx.errors import InputError
 from lrpfx.ir.operator import Function
-from lrpfx.support.torch_internals import pytree
+from lrpfx.support.torch_internals import is_traced, pytree
+
+_Kept = TypeVar("_Kept", bound=Callable[..., torch.Tensor])
+
+
+def kept_in_traces(function: _Kept) -> _Kept:
+    """A function of tensors that symbolic tracing keeps as one call, as it does with functions of torch."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        given = (*args, *options.values())
+        if torch.overrides.has_torch_function(given):
+            return torch.overrides.handle_torch_function(call, given, *args, **options)
+        return function(*args, **options)
+
+    return cast(_Kept, call)
 
 
 def _with_bias_map(convolution: Function) -> Function:
@@ -63,7 +81,7 @@ def heaviside(input: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.heaviside(input.detach(), values.detach())
 
 
-def histogram(input: torch.Tensor, bins: int, min: float, max: float) -> torch.Tensor:
+def histogram(input: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
     """`torch.histc`, which has no gradient in torch."""
     return torch.histc(input.detach(), bins, min, max)
 
@@ -141,9 +159,14 @@ def scattered(input: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -
     return torch.scatter(input, dim, index, source)
 
 
-def pair(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two results of one operator."""
-    return first, second
+def several(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Several results of one operator."""
+    return results
+
+
+def mask_scattered(input: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`input` with the entries where `mask` is True replaced by entries of `source`, in order."""
+    return torch.masked_scatter(input, mask, source)
 
 
 def scatter_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -160,6 +183,28 @@ def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: An
     """`input` with `values` added at `indices`."""
     result: torch.Tensor = torch.ops.aten.index_put.default(input, indices, values, True)
     return result
+
+
+@kept_in_traces
+def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
+    """Groups of rows of `input`, each times its own matrix: a mixture of experts.
+
+    Shapes: (rows, in), (groups, in, out), and (groups,) for the number of the row after each group. Rows after the last group
+    become 0.
+    """
+    if input.ndim != 2 or weight.ndim != 3 or offsets is None:
+        raise InputError(
+            f"a grouped product of shapes {tuple(input.shape)} and {tuple(weight.shape)} is not supported, only that of rows "
+            "with one matrix for each group of them: (rows, in) and (groups, in, out), with offsets"
+        )
+    if is_traced(offsets):  # sizes of groups are not known
+        places = torch.arange(input.shape[0], device=input.device)
+        starts = torch.cat([offsets.new_zeros(1), offsets[:-1]])
+        chosen = (places[:, None] >= starts) & (places[:, None] < offsets)  # (rows, groups)
+        return torch.stack([(input @ weight[group]) * chosen[:, group, None] for group in range(weight.shape[0])]).sum(0)
+    ends = offsets.tolist()
+    parts = [input[start:end] @ weight[group] for group, (start, end) in enumerate(itertools.pairwise([0, *ends]))]
+    return torch.cat([*parts, input.new_zeros(input.shape[0] - ends[-1], weight.shape[2])])
 
 
 def grid_sampled(

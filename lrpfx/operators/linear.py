@@ -10,9 +10,10 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, WeightLayout
-from lrpfx.operators.functions import conv1d_with_bias_map, conv2d_with_bias_map, conv3d_with_bias_map
+from lrpfx.operators.functions import conv1d_with_bias_map, conv2d_with_bias_map, conv3d_with_bias_map, grouped_linear
 from lrpfx.operators.row import row
-from lrpfx.operators.samples import MATRIX, call, signal, weight
+from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
+from lrpfx.support.torch_internals import aten as aten_operator
 
 # --- adjoints: the transposed maps ------------------------------------------------------------------------------------------
 
@@ -54,6 +55,10 @@ def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
         return (result if batched else result.squeeze(0),)
 
     return adjoint
+
+
+def _grouped_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
+    return (grouped_linear(gradient, arguments["weight"].transpose(1, 2), arguments["offsets"]),)
 
 
 # --- outputs for an input that is constant per channel ----------------------------------------------------------------------
@@ -195,6 +200,29 @@ ROWS: tuple[Operator, ...] = (
         keeps_rank=True,
         broadcasts=False,
         sample=call(loses="bias", input=MATRIX, weight=weight(3, 4), bias=weight(3)),
+    ),
+    row(
+        "grouped_linear",
+        types.Linear,
+        grouped_linear,
+        "input weight offsets",
+        parameters="weight",
+        counts_as=nn.Linear,
+        foreign="torch._ops.transformers.transformers::grouped_mm_fallback",
+        reordered=[
+            (spelled, "input weight offsets bias out_dtype")
+            for spelled in (
+                getattr(functional, "grouped_mm", None),
+                getattr(torch, "_grouped_mm", None),
+                aten_operator("_grouped_mm.default"),
+            )
+        ],
+        indices="offsets",
+        aliases="mat_a=input mat_b=weight mat2=weight offs=offsets",
+        adjoint=_grouped_adjoint,
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(batch=False, input=signal(4, 3), weight=weight(3, 3, 2), offsets=Fixed([1, 1, 4])),
     ),
     _convolution(1, torch.conv1d, nn.Conv1d),
     _convolution(2, torch.conv2d, nn.Conv2d),

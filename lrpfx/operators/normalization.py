@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.operator import Bound, SavedScale, Operator
+from lrpfx.ir.operator import Bound, Operator, SavedScale
 from lrpfx.operators import signs
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight

@@ -11,7 +11,7 @@ from lrpfx import types
 from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
 from lrpfx.operators import signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
-from lrpfx.operators.functions import copied, scattered
+from lrpfx.operators.functions import copied, mask_scattered, scattered
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
@@ -216,6 +216,18 @@ ROWS: tuple[Operator, ...] = (
         indices="index",
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 2], [1, 3]]), source=signal(2, 2)),
+    ),
+    row(
+        "masked_scatter",
+        types.Neutral,
+        mask_scattered,
+        "input source mask",
+        data="input source",
+        reordered=[(spelled, "input mask source") for spelled in (torch.masked_scatter, torch.ops.aten.masked_scatter.default)],
+        reordered_methods=[("masked_scatter", "input mask source")],
+        reordered_inplace_methods=[("masked_scatter_", "input mask source")],
+        indices="mask",
+        sample=call(batch=False, input=MATRIX, source=signal(5), mask=_MASK),
     ),
     row(
         "copy",

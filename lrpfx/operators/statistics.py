@@ -10,7 +10,6 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import signs
-from lrpfx.operators.functions import pair
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, call, of, signal
 from lrpfx.support.torch_internals import OpOverload
@@ -39,14 +38,15 @@ def _deviation_of(function: Any) -> Any:
 def _variance(build: Builder) -> fx.Node:
     """The square of the standard deviation. A rule on the variance itself, which is quadratic, would double relevance."""
     node = build.node
-    deviation = build.call("std", *node.args, target=_deviation_of(node.target), **node.kwargs)
+    options: dict[str, Any] = dict(node.kwargs)
+    deviation = build.call("std", *node.args, target=_deviation_of(node.target), **options)
     return build.call("square", deviation)
 
 
-def _with_mean(squared: bool) -> Callable[[Builder], fx.Node]:
+def _with_mean(squared: bool) -> Callable[[Builder], tuple[fx.Node, fx.Node]]:
     """The standard deviation, or the variance as its square, and the mean, as separate calls."""
 
-    def decompose(build: Builder) -> fx.Node:
+    def decompose(build: Builder) -> tuple[fx.Node, fx.Node]:
         data, *positional = build.node.args
         options: dict[str, Any] = dict(build.node.kwargs)
         for aliased, name in (("axis", "dim"), ("keepdims", "keepdim")):
@@ -60,7 +60,7 @@ def _with_mean(squared: bool) -> Callable[[Builder], fx.Node]:
         if squared:
             spread = build.call("square", spread)
         mean = build.call("mean", data, **{name: value for name, value in options.items() if name != "correction"})
-        return build.call("container", spread, mean, target=pair)
+        return spread, mean
 
     return decompose
 

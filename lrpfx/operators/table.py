@@ -17,6 +17,7 @@ from lrpfx.ir.operator import Function, Operator, Spelling
 from lrpfx.operators import (
     activations,
     attention,
+    complex_numbers,
     discrete,
     dropout,
     embedding,
@@ -24,7 +25,9 @@ from lrpfx.operators import (
     normalization,
     pooling,
     products,
+    recurrent,
     resizing,
+    scans,
     selection,
     statistics,
     sums,
@@ -34,8 +37,8 @@ from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 FAMILIES = (
-    *(linear, normalization, activations, pooling, sums, statistics, products, attention, embedding, resizing, dropout),
-    *(views, selection, discrete),
+    *(linear, normalization, activations, pooling, sums, scans, statistics, products, attention, recurrent, embedding),
+    *(resizing, dropout, views, selection, discrete, complex_numbers),
 )
 
 #: Argument names of numpy and ATen -> canonical names, used if the row has such an argument.
@@ -69,6 +72,12 @@ METADATA_FUNCTIONS: frozenset[Any] = frozenset(
         *map(aten_operator, ["empty_like.default", "full_like.default", "new_zeros.default", "new_ones.default"]),
         *map(aten_operator, ["new_full.default", "new_empty.default", "_assert_tensor_metadata.default"]),
     }
+)
+#: Operators that make a tensor in memory of its own, from sizes and numbers.
+FACTORIES: frozenset[Any] = METADATA_FUNCTIONS | frozenset(
+    getattr(getattr(torch.ops.aten, packet), overload)
+    for packet in ("arange", "linspace", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices")
+    for overload in getattr(torch.ops.aten, packet).overloads()
 )
 METADATA_ATTRIBUTES = frozenset(
     {"shape", "is_nested", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "itemsize"}

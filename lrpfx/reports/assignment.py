@@ -17,6 +17,7 @@ NEUTRAL = "neutral"
 GRADIENT = "gradient"
 INPUT = "input"
 OUTPUT = "output"
+RELEVANCE, MULTIPLIER, NOTHING = "relevance", "multiplier", "none"
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,15 @@ class Assigned:
     source: str
     sign: str = ""  # the known sign of its values: "≥ 0", "≤ 0" or empty
     support: str = ""  # "> 0" if relevance is known to be zero where the value is not positive
+    form: str = (
+        ""  # what the gradient of its values is: "relevance", "multiplier", or "none" for a layer that gets no relevance
+    )
 
 
 class Assignment(Sequence[Assigned]):
     """The table node → kind → rule → reason, in the order of execution. Prints as a table."""
 
-    columns = ("name", "kind", "rule", "sign", "support", "chosen by", "merged")
+    columns = ("name", "kind", "rule", "form", "sign", "support", "chosen by", "merged")  # "form" only if there are several
 
     def __init__(self, rows: Sequence[Assigned]) -> None:
         self.rows = tuple(rows)
@@ -63,10 +67,9 @@ class Assignment(Sequence[Assigned]):
         return [asdict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        rows = [
-            (row.name, row.kind, row.rule, row.sign, row.support, row.chosen_by, ", ".join(row.merged)) for row in self.rows
-        ]
-        return format_table(self.columns, rows)
+        shown = [title for title in self.columns if title != "form" or any(row.form != RELEVANCE for row in self.rows)]
+        values = [{**vars(row), "chosen by": row.chosen_by, "merged": ", ".join(row.merged)} for row in self.rows]
+        return format_table(shown, [tuple(row[title] for title in shown) for row in values])
 
 
 def assignment(explain_model: nn.Module) -> Assignment:
@@ -84,11 +87,19 @@ def assignment(explain_model: nn.Module) -> Assignment:
                 info.source,
                 info.sign.value,
                 support_label(info),
+                form_label(info),
             )
             for name, node in named_nodes(module.unfused)
             for info in [node_info(node)]
         ]
     )
+
+
+def form_label(info: NodeInfo) -> str:
+    """What the backward pass carries to a value."""
+    if info.carries_multiplier:
+        return MULTIPLIER
+    return NOTHING if info.form is not None else RELEVANCE
 
 
 def rule_label(info: NodeInfo) -> str:

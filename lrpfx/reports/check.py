@@ -19,6 +19,7 @@ from lrpfx.frontends.capture import (
     Model,
     check_evaluation_mode,
     guessed_verification,
+    names_arguments,
     normal_form,
 )
 from lrpfx.ir.node import data_calls, node_info, output_node
@@ -93,14 +94,17 @@ class Report:
 def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
     """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
-    `inputs` and `keywords` are example arguments of the model; torch.export cannot be tried without them. Raises
-    `InputTypeError` for arguments of the wrong type; the report lists problems of the model.
+    `inputs` and `keywords` are example arguments of the model, or a dict of them such as a tokenizer returns; torch.export
+    cannot be tried without them. Raises `InputTypeError` for arguments of the wrong type; the report lists problems of the
+    model.
     """
     if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
         raise InputTypeError(
             f"check takes a torch.nn.Module and a composite, not {type(model).__name__} and {type(composite).__name__}"
         )
     example = keywords or (inputs if inputs else None)
+    if len(inputs) == 1 and isinstance(model, nn.Module) and names_arguments(model, inputs[0]):
+        example = inputs[0]
     if inputs and keywords:
         raise InputTypeError("give example inputs by position or by name, not both")
     settings = Settings(composite, graph_passes(composite.canonizers), keep_gradient=composite.unassigned == "gradient")

@@ -23,6 +23,7 @@ from lrpfx.rules.formulas import (
 )
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import ClampMod, GammaMod, NoMod, zero_bias
+from lrpfx.rules.recurrent import SignalTakesAll
 from lrpfx.rules.template import BasicHook
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "ReLUBetaSmooth",
     "ReLUDeconvNet",
     "ReLUGuidedBackprop",
+    "SignalTakesAll",
     "SoftmaxTaylor",
     "Uniform",
     "UniformEpsilon",

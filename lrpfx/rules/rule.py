@@ -17,8 +17,8 @@ Absorbed = dict[str, Any]  # destination of relevance that no input receives -> 
 class Rule:
     """A propagation rule: its formula, the relevance it absorbs, the layers it fits, and its shortcuts.
 
-    The base class propagates the ordinary gradient. No subclass inherits a shortcut, a multiplier form, or a fact about the formula, because it may
-    change the formula: facts fall back to the defaults below unless the subclass states them.
+    The base class propagates the ordinary gradient. No subclass inherits a shortcut, a multiplier form, or a fact about the
+    formula, because it may change the formula: facts fall back to the defaults below unless the subclass states them.
     """
 
     #: Names of the attributes that `repr` shows, in order.

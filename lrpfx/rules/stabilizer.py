@@ -18,8 +18,8 @@ def stabilize(
     norm_scale: bool = False,
     dim: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Move `input` away from zero by `epsilon`; zero counts as positive. With an `epsilon` of 0, zero becomes infinity: what has no
-    contributions passes no relevance on.
+    """Move `input` away from zero by `epsilon`; zero counts as positive. With an `epsilon` of 0, zero becomes infinity:
+    an output without contributions passes no relevance on.
 
     With `clip`, only magnitudes below `epsilon` change: they are raised to it. With `norm_scale`, `epsilon` is a fraction of
     the root mean square of `input` over `dim`, one dimension or several (default: all but the first).

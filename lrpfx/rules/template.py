@@ -16,10 +16,11 @@ from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Layer
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Clamp, NoMod, ParamMod, Unchanged
-from lrpfx.rules.ratios import OwnRatios, Tensors, WeightedProducts, added, where_finite
+from lrpfx.rules.ratios import OwnRatios, Tensors, WeightedProducts, added
 from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.multipliers import where_finite
 
 InputFunction = Callable[[torch.Tensor], torch.Tensor]
 GradientMapper = Callable[[torch.Tensor, Tensors], "torch.Tensor | Sequence[torch.Tensor | None]"]

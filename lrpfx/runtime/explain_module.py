@@ -7,13 +7,14 @@ from typing import Any, Self
 
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.propagation import propagate_relevance
-from lrpfx.runtime.ruled_operation import Execution, Rule, RuledOperation
+from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
@@ -76,6 +77,29 @@ class TreeGraphModule(fx.GraphModule):
         return nn.Module.__repr__(self)
 
 
+class Recomputed(Scope):
+    """Parts of an operation, which are computed again in the backward pass: only what they read is saved."""
+
+    def __init__(self, graph: list[tuple[Any, ...]], title: str) -> None:
+        """`graph`: the parts as `graph_state` gives them; their modules are children of this one."""
+        super().__init__(title)
+        self.records = graph
+        self.execution = ORDINARY
+        self.runner: TreeGraphModule | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "runner": None}
+
+    def forward(self, *values: Any) -> Any:
+        if self.runner is None:
+            vars(self)["runner"] = TreeGraphModule(self, restore_graph(self.records), self.title)
+        run = vars(self)["runner"]
+        observed = any(child._forward_hooks or child._forward_pre_hooks for child in self.children())
+        if observed or self.execution != ORDINARY or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return run(*values)
+        return checkpoint(run, *values, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+
+
 def executed(module: nn.Module, execution: Execution) -> nn.Module:
     """The same module, run in another way: a light copy that shares tensors, hooks and tables."""
     made: dict[nn.Module, nn.Module] = {}
@@ -88,6 +112,8 @@ def executed(module: nn.Module, execution: Execution) -> nn.Module:
             vars(clone).update(vars(one))
             if isinstance(one, RuleModule):
                 vars(clone)["ruled"] = one.ruled.during(execution)
+            if isinstance(one, Recomputed):
+                vars(clone).update(execution=execution, runner=None)
             children = one._modules.items()
             vars(clone)["_modules"] = {name: None if child is None else variant(child) for name, child in children}
         return made[one]
@@ -129,7 +155,7 @@ class ExplainModule(TreeGraphModule):
         self.fold_graph = fold_graph
         self.derived = derived
         self.guards = guards
-        self.recorders: dict[tuple[str, ...], TreeGraphModule] = {}
+        self.recorders: dict[tuple[Any, ...], TreeGraphModule] = {}
         self.embeddings: dict[tuple[Any, ...], list[str]] = {}  # place of an integer input -> embeddings that look it up
         self.runners: dict[Any, Any] = {}  # a recorder and how it runs -> what runs it
         self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default

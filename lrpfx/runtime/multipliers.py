@@ -1,9 +1,9 @@
 """Relevance without division: forms of operations whose backward pass carries multipliers.
 
-The multiplier m of a tensor t with relevance R is defined by R = t m. For the rules that have such a form, the multipliers of the
-inputs are vector-Jacobian products of those of the output (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602; Ali et al.
-2022, https://proceedings.mlr.press/v162/ali22a.html). No denominator needs a stabilizer, and torch's own derivatives save no more
-than for a gradient.
+The multiplier m of a tensor t with relevance R is defined by R = t m. For the rules that have such a form, the multipliers of
+the inputs are vector-Jacobian products of those of the output (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602; Ali et
+al. 2022, https://proceedings.mlr.press/v162/ali22a.html). No denominator needs a stabilizer, and torch's own derivatives save
+no more than for a gradient.
 """
 
 from abc import ABC, abstractmethod
@@ -71,8 +71,8 @@ class Derivative(MultiplierForm):
 
         factors = 1 if self.shares is None else len(places)
         inputs = tuple(call.inputs[place] for place in places)
-        _, remainders = call.with_remainders(run, inputs, call.parameters, factors)
-        return {part: (where_finite(value, multiplier * value)).sum() / factors for part, value in remainders.items()}
+        output, remainders = call.with_remainders(run, inputs, call.parameters, factors)
+        return {part: where_finite(output, multiplier * value).sum() / factors for part, value in remainders.items()}
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def relevance_from(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
-    """value * multiplier, with 0 where the value is infinite, as a masked score is."""
+    """Value * multiplier, with 0 where the value is infinite, as a masked score is."""
     return where_finite(value, value * multiplier)
 
 

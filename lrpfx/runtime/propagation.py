@@ -207,12 +207,12 @@ def _saved(ctx: Any, relevance: torch.Tensor) -> tuple[tuple[Any, ...], tuple[An
     Under autocast, the forward pass ran in the precision of its output, whatever the dtypes of its inputs. The backward pass
     runs in the same precision.
     """
-    count = len(ctx.others)
-    pairs = zip(ctx.saved_tensors[:count], ctx.others, strict=True)
+    count, saved = len(ctx.others), ctx.saved_tensors  # read once: tensors may be recomputed
+    pairs = zip(saved[:count], ctx.others, strict=True)
     values = tuple(other if tensor is None else tensor for tensor, other in pairs)
     if ctx.dtypes is not None:
         values = tuple(_cast(value, relevance.dtype) for value in values)
-    return values, ctx.saved_tensors[count:]
+    return values, saved[count:]
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

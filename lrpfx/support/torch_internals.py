@@ -46,6 +46,11 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether an operation on a tensor is written into a graph, so that its values are not known, and each operation costs."""
+    return torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
+
+
 def aten(name: str) -> OpOverload | None:
     """An operator such as "softmax.int", or None if this torch is older than the operator."""
     packet, _, overload = name.partition(".")
@@ -68,6 +73,13 @@ def constant_source(name: str) -> Any:
     from torch._dynamo.source import ConstantSource
 
     return ConstantSource(name)
+
+
+def size_symbol(number: int) -> Any:
+    """A symbol for a size, as torch.export uses them."""
+    from torch.utils._sympy.symbol import SymT, make_symbol
+
+    return make_symbol(SymT.SIZE, number, integer=True)
 
 
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
@@ -118,11 +130,17 @@ def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], Callab
     return compiler
 
 
-def apply(function: type[torch.autograd.Function], *values: Any) -> Any:
+def _apply(function: Any) -> Callable[..., Any]:
+    """The part of `Function.apply` that is written in C++."""
+    bound: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    return bound
+
+
+def apply(function: Any, *values: Any) -> Any:
     """`function.apply(*values)` for a Function whose `forward` has no defaults.
 
     torch's own `apply` inspects the signature of `forward` in every call, which takes longer than a small layer.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*values)  # type: ignore[no-untyped-call]
-    return super(torch.autograd.Function, function).apply(*values)  # type: ignore[misc]
+        return function.apply(*values)
+    return _apply(function)(*values)

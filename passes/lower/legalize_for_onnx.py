@@ -1,5 +1,7 @@
 """Express a lowered program in operators that ONNX supports."""
 
+import torch
+
 from lrpfx.errors import LoweringError
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -17,7 +19,10 @@ class LegalizeForOnnx(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         known = {**decompositions_of_backwards(), **FORWARD_FORMS}
-        matches = sum(node.target in known for node in program.graph.nodes)
+        own = torch.export.default_decompositions()  # torch.onnx applies these itself
+        matches = sum(node.target in known and node.target not in own for node in program.graph.nodes)
+        if not matches:
+            return PassResult()  # without a run, which takes as long as the translation
         try:
             exported = program.program().run_decompositions(known)
         except Exception as error:

@@ -4,7 +4,9 @@ Attention becomes matmul, softmax and matmul, with its mask, scale, causality an
 parameters becomes a dense layer. A gated linear unit becomes a sigmoid and a gate.
 """
 
+import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import fx
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, role_from, update_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.layers.layer import bound_arguments
-from lrpfx.operators.functions import attention_bias
+from lrpfx.operators.functions import attention_bias, several
 from lrpfx.operators.table import operator_named, spelling_of
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
@@ -52,16 +54,30 @@ class Decompose(GraphPass):
             info = node_info(node)
             if info.operator is None or info.operator.decomposition is None or info.role is not Role.DATA:
                 continue
-            replacement = info.operator.decomposition(_Builder(program, node, info.operator))
+            builder = _Builder(program, node, info.operator)
+            replacement = info.operator.decomposition(builder)
             if replacement is None:
                 continue
             result.matches += 1
-            result.details.append((info.name, f"{info.operator}: now {node_info(replacement).name}"))
+            found = replacement if isinstance(replacement, tuple) else (replacement,)
+            names = ", ".join(dict.fromkeys(node_info(one).name for one in found))
+            result.details.append((info.name, f"{info.operator}: now {names}"))
+            if isinstance(replacement, tuple):
+                replacement = _results(builder, node, replacement)
             node.replace_all_uses_with(replacement)
             program.graph.erase_node(node)
         if result.matches:
             _views_to_reshapes(program.graph)
         return result
+
+
+def _results(builder: "_Builder", node: fx.Node, results: tuple[fx.Node, ...]) -> fx.Node:
+    """Replace what picks one of several results. The results together are for all other readers."""
+    for user in list(node.users):
+        if user.target is operator.getitem and isinstance(user.args[1], int):
+            user.replace_all_uses_with(results[user.args[1]])
+            builder.program.graph.erase_node(user)
+    return builder.call("container", *results, target=several) if node.users else results[0]
 
 
 def _views_to_reshapes(graph: fx.Graph) -> None:
@@ -87,19 +103,25 @@ def _is_dtype(argument: Any) -> bool:
 class _Builder(Builder):
     """Inserts calls before the fused call, with names that start with its name."""
 
-    def __init__(self, program: Program, node: fx.Node, operator: Operator) -> None:
+    def __init__(self, program: Program, node: fx.Node, row: Operator) -> None:
         self.program = program
         self.node = node
-        self.info = node_info(node)
-        self.arguments = {**operator.arguments, **bound_arguments(node, operator)}
+        self.info = _named_after_module(node) if row.results else node_info(node)
+        self.arguments = {**row.arguments, **bound_arguments(node, row)}
         self.made: dict[str, int] = {}
 
     def call(
-        self, operator_name: str, *args: Any, target: Callable[..., Any] | None = None, part: str = "", **options: Any
+        self,
+        operator_name: str,
+        *args: Any,
+        target: Callable[..., Any] | None = None,
+        part: str = "",
+        label: str | None = None,
+        **options: Any,
     ) -> fx.Node:
         row = operator_named(operator_name)
         role = role_from(nodes_in((args, options)))
-        node = self._insert(operator_name, target or row.function, args, role, row, options)
+        node = self._insert(operator_name, target or row.function, args, role, row, options, label)
         update_info(node, part=(self.info.name, part) if part else None)
         return node
 
@@ -127,11 +149,15 @@ class _Builder(Builder):
         role: Role,
         operator: Operator | None = None,
         options: dict[str, Any] | None = None,
+        label: str | None = None,
     ) -> fx.Node:
-        self.made[what] = self.made.get(what, -1) + 1
-        suffix = f"{what}_{self.made[what]}" if self.made[what] else what
-        name = f"{self.info.name}.{suffix}"
-        info = NodeInfo(name, source=self.info.source, operator=operator, role=role, description=what)
+        if label is None:
+            self.made[what] = self.made.get(what, -1) + 1
+            suffix = f"{what}_{self.made[what]}" if self.made[what] else what
+            info = NodeInfo(f"{self.info.name}.{suffix}", source=self.info.source, description=what)
+        else:
+            info = replace(self.info, name=f"{self.info.name}.{label}".rstrip("."))
+        info = replace(info, operator=operator, role=role)
         return insert_call(self.program.graph, self.node, function, args, info, options)
 
     def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
@@ -143,6 +169,14 @@ class _Builder(Builder):
         info = node_info(value)
         dtype = _evaluate(self.program, value).dtype if info.role is Role.PARAMETER else info.dtype
         return dtype == torch.bool
+
+
+def _named_after_module(node: fx.Node) -> NodeInfo:
+    """The knowledge about a call with several results, with the name of its module if what picks a result has taken it."""
+    info = node_info(node)
+    picked = [node_info(user) for user in node.users if user.target is operator.getitem]
+    owner = next((one for one in picked if one.module_path is not None), info)
+    return replace(info, name=owner.name, module_path=owner.module_path, description=owner.description)
 
 
 def _evaluate(program: Program, node: fx.Node) -> Any:

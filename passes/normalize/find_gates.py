@@ -13,8 +13,9 @@ from lrpfx.types import Activation, Gate, Product, Sum
 class FindGates(GraphPass):
     """Mark a product as a gate if one factor is a divisor or comes from a bounded function. The other factor is the signal.
 
-    A product of a signal and an activation, which is not bounded, is a gated product. The signal becomes the first argument. The pass looks through views, constant factors and constant terms: it recognizes
-    0.5 * (1 + erf(x)) as a scale.
+    The signal becomes the first argument. A product of a signal and an activation, which is not bounded, is a gated product.
+    The pass looks through views, constant factors, constant terms and other gates: it recognizes 0.5 * (1 + erf(x)) as a
+    scale, and probabilities that are divided by their sum.
     """
 
     name = "find_gates"
@@ -87,6 +88,8 @@ def _certainty(value: fx.Node) -> int:
         if operator.scales:
             return operator.scales
         data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
+        if issubclass(operator.kind, Gate):  # a scale that is scaled itself, such as a share of a sum
+            data = data[:1]
         affine = issubclass(operator.kind, (Product, Sum)) or operator.neutral
         if not affine or len(data) != 1:
             return 0

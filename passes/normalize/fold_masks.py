@@ -4,6 +4,7 @@ Models write such masks out under torch.export. Fused attention is faster withou
 """
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,7 +34,11 @@ class FoldMasks(GraphPass):
                 continue
             bound = {**row.arguments, **bound_arguments(node, row)}
             mask = bound[row.masked_by]
-            if not isinstance(mask, fx.Node) or node_info(mask).role not in (Role.METADATA, Role.PARAMETER) or bound["is_causal"]:
+            if (
+                not isinstance(mask, fx.Node)
+                or node_info(mask).role not in (Role.METADATA, Role.PARAMETER)
+                or bound["is_causal"]
+            ):
                 continue
             if mask not in found:
                 try:
@@ -73,7 +78,9 @@ def _pattern(program: Program, mask: fx.Node) -> str:
 
     def pattern(sample: int, *given: int) -> str:
         """The pattern for these sizes of dimension 0, and of the others: one for all, or one for each."""
-        sizes = dict.fromkeys(samples, sample) | dict(zip(lengths, given * (1 if len(given) > 1 else len(lengths)), strict=False))
+        sizes = dict.fromkeys(samples, sample) | dict(
+            zip(lengths, given * (1 if len(given) > 1 else len(lengths)), strict=False)
+        )
         return _pattern_of(_value(program, mask, before, sizes))
 
     patterns = {pattern(2, 5), pattern(3, 8)}
@@ -84,10 +91,8 @@ def _pattern(program: Program, mask: fx.Node) -> str:
         patterns.add(pattern(2, beyond))
         patterns.add(pattern(beyond, 5))  # dimension 0 may be that of positions
     if len(lengths) > 1:
-        try:
+        with suppress(_FailedError):  # these sizes cannot differ
             patterns.add(pattern(2, *range(5, 5 + len(lengths))))
-        except _FailedError:
-            pass  # these sizes cannot differ
     if len(patterns) > 1:
         raise _UnknownMaskError("it differs between sizes")
     return patterns.pop()

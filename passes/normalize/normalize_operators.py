@@ -23,7 +23,7 @@ from lrpfx.operators.table import (
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
 from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
-from lrpfx.types import Embedding, Opaque, Recurrent, Unknown
+from lrpfx.types import Embedding, Opaque, Unknown
 
 
 class NormalizeOperators(GraphPass):
@@ -53,11 +53,11 @@ class NormalizeOperators(GraphPass):
             if spelling_of(node) is None and draws_random_numbers(node):
                 refuse_random(node, node_info(node).name, node_info(node).source)
             _attribute_to_function(node)
+            _fill_memory(node)
             _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))
             if node.op == "call_module":
-                module = program.root.get_submodule(str(node.target))
-                update_info(node, unlisted=Recurrent if isinstance(module, Recurrent) else Opaque)
+                update_info(node, unlisted=Opaque)
             elif node_info(node).role is not Role.METADATA:
                 result.matches += self._normalize(node)
             elif node.op == "call_method":
@@ -232,7 +232,7 @@ def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _attribute_to_function(node: fx.Node) -> None:
-    """Replace x.mT, x.T, x.data and named results by function calls; x.shape and similar attributes stay."""
+    """Replace x.mT, x.T, x.real, x.data and named results by function calls; x.shape and similar attributes stay."""
     if node.target is not getattr or len(node.args) < 2:
         return
     value, name = node.args[:2]
@@ -240,10 +240,30 @@ def _attribute_to_function(node: fx.Node) -> None:
         node.target, node.args = torch.transpose, (value, -2, -1)
     elif name in ("T", "H"):
         node.target, node.args = torch.ops.aten.numpy_T.default, (value,)
+    elif name == "real":
+        node.target, node.args = torch.real, (value,)
     elif name == "data":
         node.target, node.args = torch.detach, (value,)
     elif isinstance(value, fx.Node) and (spelling := spelling_of(value)) is not None and name in spelling.operator.results:
         node.target, node.args = operator.getitem, (value, spelling.operator.results.index(str(name)))
+
+
+#: Calls that return memory as it is -> calls that fill it with zeros. The model overwrites what it reads, and no chance value
+#: can then spoil a sum.
+_FILLED: dict[Any, Any] = {
+    "new_empty": "new_zeros",
+    torch.empty: torch.zeros,
+    torch.empty_like: torch.zeros_like,
+    torch.ops.aten.empty_like.default: torch.ops.aten.zeros_like.default,
+    torch.ops.aten.new_empty.default: torch.ops.aten.new_zeros.default,
+    torch.ops.aten.empty.memory_format: torch.ops.aten.zeros.default,
+}
+
+
+def _fill_memory(node: fx.Node) -> None:
+    filled = _FILLED.get(node.target)
+    if filled is not None and "memory_format" not in node.kwargs:
+        node.target = filled
 
 
 #: Methods that the graph code of older versions of torch cannot import -> functions.

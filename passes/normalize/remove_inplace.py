@@ -6,7 +6,7 @@ from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import INPLACE, Role, calls, node_info, set_info
-from lrpfx.operators.table import spelling_of
+from lrpfx.operators.table import FACTORIES, spelling_of
 from lrpfx.passes.program import GraphPass, PassResult, Program, refuse_state
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -125,6 +125,8 @@ class _Memory:
 def _may_share_with(node: fx.Node) -> list[fx.Node]:
     """The arguments that may share memory with the result of a call: those of views, in-place and unlisted operations."""
     if not node.op.startswith("call"):
+        return []
+    if node.target in FACTORIES:
         return []
     spelling = spelling_of(node)  # views of tensors made from shapes have no row in their metadata
     if node.meta.get(INPLACE):

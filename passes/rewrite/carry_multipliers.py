@@ -1,7 +1,8 @@
 """Find the regions of a graph through which the backward pass can carry multipliers R / t instead of relevance R.
 
-Inside of such a region, torch's own derivatives propagate the multipliers, without denominators. Relevance is divided by a value
-where a region begins, which is only where the rule in relevance form would divide as well, and multiplied by a value where it ends.
+Inside of such a region, torch's own derivatives propagate the multipliers, without denominators. Relevance is divided by a
+value where a region begins, which is only where the rule in relevance form would divide as well, and multiplied by a value
+where it ends.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,8 @@ class CarryMultipliers(GraphPass):
     """Choose the form of each rule, and convert between relevance and multipliers where two regions meet.
 
     A layer whose rule divides by its output has the form with multipliers. A layer whose rule does not divide, and a neutral
-    operation that moves values, have the form of their readers, and carry relevance if these differ or return it. Layers that get
-    no relevance read detached values.
+    operation that moves values, have the form of their readers, and carry relevance if these differ or return it. Layers that
+    get no relevance read detached values.
     """
 
     name = "carry_multipliers"
@@ -86,9 +87,7 @@ class _Regions:
         form = self.layers[node][0] if node in self.layers else None
         inside = [user for user in readers if user in self.members]
         outside = [user for user in readers if user not in self.members]  # the output too: its relevance may be anything
-        if form is not None and form.divides:
-            self.members.add(node)
-        elif (form is not None or _moves_values(node)) and inside and not outside:
+        if (form is not None and form.divides) or ((form is not None or _moves_values(node)) and inside and not outside):
             self.members.add(node)
         else:
             self.members.difference_update(user for user in readers if _picks(user))  # a tuple of tensors has no conversion
@@ -128,7 +127,10 @@ class _Regions:
         of = node_info(node)
         info = replace(
             NodeInfo(name, source=of.source, operator=operator_named("view"), description=function.__name__),
-            shape=of.shape, dtype=of.dtype, sign=of.sign, carries_multiplier=carries,
+            shape=of.shape,
+            dtype=of.dtype,
+            sign=of.sign,
+            carries_multiplier=carries,
         )
         after = node.next
         while after.op == "placeholder":
@@ -136,7 +138,6 @@ class _Regions:
         made = insert_call(self.graph, after, function, (node,), info)
         for reader in readers:
             reader.replace_input_with(node, made)
-
 
 
 def _moves_values(node: fx.Node) -> bool:

@@ -38,7 +38,7 @@ class Fold(GraphPass):
             set_derived_buffer(program.root, name, value)
             with graph.inserting_before(node):
                 buffer = graph.create_node("get_attr", name)
-            set_info(buffer, NodeInfo(name, source=node_info(node).source, role=Role.PARAMETER))
+            set_info(buffer, NodeInfo(node_info(node).name, source=node_info(node).source, role=Role.PARAMETER))
             node.replace_all_uses_with(buffer, delete_user_cb=lambda user: user not in folded)
         program.derived = tuple(names)
         for node in reversed(list(graph.nodes)):

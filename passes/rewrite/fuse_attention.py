@@ -1,25 +1,28 @@
-"""Run attention as one fused kernel where all of its parts carry multipliers.
+"""Run attention as one fused kernel where all of its parts carry multipliers, and recompute its parts elsewhere.
 
-The multipliers of queries, keys and values are then the kernel's own derivatives, each times its share, and no pass holds the
-matrix of attention weights.
+The multipliers of queries, keys and values are the kernel's own derivatives, each times its share. Either way, nothing holds
+the matrix of attention weights between the forward and the backward pass.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, map_arguments, node_info, set_info
+from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, set_info
 from lrpfx.layers.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.explain_module import RuleModule, copy_graph
-from lrpfx.runtime.module_tree import scope_at
+from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state
+from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation
+from lrpfx.support.torch_internals import pytree
 
 ATTENTION = "scaled_dot_product_attention"  # the row of the fused call
 
@@ -50,10 +53,13 @@ class FuseAttention(GraphPass):
             try:
                 _fuse(program, name, parts)
             except NotFusibleError as reason:
-                result.reasons.append((name, str(reason)))
+                if not _recompute(program, name, parts):
+                    result.reasons.append((name, str(reason)))
+                    continue
+                result.details.append((name, f"recomputed in the backward pass, for {reason}"))
             else:
-                result.matches += 1
                 result.details.append((name, "one kernel"))
+            result.matches += 1
         if not result.matches:
             program.unfused = None
         return result
@@ -62,71 +68,98 @@ class FuseAttention(GraphPass):
 def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     graph, root = program.graph, program.root
     output = parts["output"]
-    outside = [part for part, node in parts.items() if node is not output and not set(node.users) <= set(parts.values())]
-    if outside:
-        raise NotFusibleError(f"something else reads its {outside[0]}")
     shares = _shares(root, parts)
     query, key = parts["scaled"].args[0], parts.get("repeated key", parts["transposed"]).args[0]
     value = parts["repeated value"].args[0] if "repeated value" in parts else output.args[1]
-    mask = _mask(graph, parts)
-    if isinstance(mask, fx.Node) and node_info(mask).role is Role.DATA:
-        raise NotFusibleError("its mask depends on the inputs, and gets relevance")
-    if isinstance(mask, fx.Node) and _may_have_large_numbers(root, mask):
-        raise NotFusibleError("its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives")
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}
-    if mask is not None and settings["is_causal"]:
+    if "masked" in parts and settings["is_causal"]:
         raise NotFusibleError("it has a mask and is causal")
-    given = [query, key, value, *([] if mask is None else [mask])]
+    inside = set(parts.values())
+    outside = [part for part, node in parts.items() if node is not output and not set(node.users) <= inside]
+    if outside:
+        raise NotFusibleError(f"something else reads its {outside[0]}")
+    mask = _mask(graph, root, parts)
+    given = nodes_in([query, key, value, mask])
     slots = tuple(Slot(place) for place in range(len(given)))
     row = operator_named(ATTENTION)
     options = {option: value for option, value in settings.items() if value != row.arguments[option]}
     operation = Operation(functional.scaled_dot_product_attention, slots, options, 3, (), row)
     rule = _rule_module(root, output).rule
     ruled = RuledOperation(rule, operation, (), (), 3, name=name, form=Derivative(shares))
-    module = RuleModule(ruled, row.name, ())
-    _place(root, name, module)
-    with graph.inserting_before(output):
-        fused = graph.create_node("call_module", name, tuple(given), {})
-    info = node_info(output)
-    made = NodeInfo(
-        name, source=info.source, operator=row, description=row.name, shape=info.shape, dtype=info.dtype,
-        sign=info.sign, rule=info.rule, chosen_by=info.chosen_by, form=ruled.form, carries_multiplier=True,
+    _place(root, name, RuleModule(ruled, row.name, ()))
+    region = _region(graph, output, inside, given)
+    _replace(
+        graph, region, name, output, given, replace(node_info(output), name=name, operator=row, form=ruled.form, part=None)
     )
-    set_info(fused, made)
-    output.replace_all_uses_with(fused)
-    for node in reversed(list(graph.nodes)):
-        if node is not fused and not node.users and node.op not in ("placeholder", "output"):
-            _erase_unread(graph, node, set(parts.values()))
 
 
-def _erase_unread(graph: fx.Graph, node: fx.Node, parts: set[fx.Node]) -> None:
-    """Erase a part that nothing reads, or a value of shapes that only parts read."""
-    if node in parts or node_info(node).role is Role.METADATA:
+def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
+    """Run the parts as one module that recomputes them; False if something else reads a part."""
+    graph, output = program.graph, parts["output"]
+    region = _region(graph, output, set(parts.values()))
+    if any(node is not output and not set(node.users) <= set(region) for node in region):
+        return False
+    given = list(dict.fromkeys(read for node in region for read in node.all_input_nodes if read not in region))
+    inner = fx.Graph()
+    copies = {read: inner.placeholder(f"value_{number}") for number, read in enumerate(given)}
+    for node in region:
+        copies[node] = inner.node_copy(node, copies.__getitem__)
+        if node.op == "call_module":
+            copies[node].target = str(node.target).removeprefix(f"{name}.")
+    inner.output(copies[output])
+    _place(program.root, name, Recomputed(graph_state(inner), ATTENTION))
+    _replace(graph, region, name, output, given, replace(node_info(output), name=name, part=None))
+    return True
+
+
+def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node], kept: Sequence[fx.Node] = ()) -> list[fx.Node]:
+    """The parts, conversions between them, and values of shapes that only they read, in order, without those in `kept`."""
+    region = {output}
+    for node in reversed([one for one in graph.nodes if one.op != "output"]):
+        is_between = node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes)
+        serves = node.op == "call_function" and node.users and set(node.users) <= region
+        if node in parts or (serves and is_between and node not in kept):
+            region.add(node)
+    return [node for node in graph.nodes if node in region]
+
+
+def _replace(graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node, given: list[fx.Node], info: NodeInfo) -> None:
+    """Replace the nodes of a region by one call of the module called `name`."""
+    with graph.inserting_before(output):
+        call = graph.create_node("call_module", name, tuple(given), {})
+    set_info(call, info)
+    output.replace_all_uses_with(call)
+    for node in reversed(region):
         graph.erase_node(node)
 
 
-def _mask(graph: fx.Graph, parts: dict[str, fx.Node]) -> Any:
+def _mask(graph: fx.Graph, root: nn.Module, parts: dict[str, fx.Node]) -> Any:
     """The mask that an attention was given, or what is left of it after folding."""
     if "masked" not in parts:
         return None
-    if "mask" in parts:
-        return parts["mask"].args[0]
     masked = parts["masked"]
-    given = masked.args[1]
-    if not isinstance(given, fx.Node) or given.op != "get_attr":
-        raise NotFusibleError("its mask is not known")
-    if masked.target is not torch.masked_fill:
-        return given  # a bias
+    mask = parts["mask"].args[0] if "mask" in parts else masked.args[1]
+    if not isinstance(mask, fx.Node):
+        raise NotFusibleError("its mask is not a tensor")
+    if node_info(mask).role is Role.DATA:
+        raise NotFusibleError("its mask depends on the inputs, and gets relevance")
+    if _may_have_large_numbers(root, mask):
+        raise NotFusibleError(
+            "its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives"
+        )
+    if "mask" in parts or masked.target is not torch.masked_fill:
+        return mask
     name = f"{node_info(masked).name}.allowed"
     info = NodeInfo(name, source=node_info(masked).source, role=Role.PARAMETER, dtype=torch.bool)
-    return insert_call(graph, masked, torch.logical_not, (given,), info)  # the mask was negated before it was folded
+    return insert_call(graph, masked, torch.logical_not, (mask,), info)  # the mask was negated before it was folded
 
 
 def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
     """Whether a mask that depends on inputs may contain large finite numbers.
 
-    Fused kernels save the logarithm of the sum of exponentials for each query. Where a large negative number hides all keys of a
-    query, it is no longer precise, and their derivatives for this query are wrong. Infinity hides keys without this problem.
+    Fused kernels save the logarithm of the sum of exponentials for each query. Where a large negative number hides all keys
+    of a query, it is no longer precise, and their derivatives for this query are wrong. Infinity hides keys without this
+    problem.
     """
     if node_info(mask).role in (Role.PARAMETER, Role.METADATA):
         return False  # nothing hides keys that depend on a call
@@ -144,11 +177,8 @@ def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
                 return True
         row = info.operator
         if row is None or not (row.view or row.always_view):  # the numbers of views are sizes
-            numbers: list[float] = []
-            map_arguments(
-                (node.args, node.kwargs),
-                lambda leaf, numbers=numbers: numbers.append(leaf) if isinstance(leaf, (int, float)) else None,
-            )
+            leaves = pytree.tree_leaves((node.args, node.kwargs))
+            numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
             if bool(_is_large(torch.tensor(numbers, dtype=torch.float64)).any()):
                 return True
         before = [one for one in node.all_input_nodes if one not in seen]
@@ -211,7 +241,7 @@ def _scale(root: nn.Module, node: fx.Node) -> Any:
     raise NotFusibleError("its scale is not a number")
 
 
-def _place(root: nn.Module, name: str, module: RuleModule) -> None:
+def _place(root: nn.Module, name: str, module: Scope) -> None:
     """Put `module` where the parts are, with the parts and their derived buffers under it."""
     parent, _, leaf = name.rpartition(".")
     holder = scope_at(root, parent.split(".") if parent else [])

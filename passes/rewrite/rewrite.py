@@ -71,7 +71,9 @@ class _RewrittenCall:
             [self._modify(modifier, name, parameter) for name, parameter in layer.parameters.items()]
             for modifier in rule.parameter_modifiers
         ]
-        ruled, values = ruled_operation(layer, rule, self._alias, branches, switch=switch, name=self.info.name, form=self.info.form)
+        ruled, values = ruled_operation(
+            layer, rule, self._alias, branches, switch=switch, name=self.info.name, form=self.info.form
+        )
         self.node.target = self.tree.place(self.info.name, RuleModule(ruled, self.info.description, self.info.merged))
         self.node.op = "call_module"
         self.node.args = tuple(values)

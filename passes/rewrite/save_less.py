@@ -42,7 +42,7 @@ class SaveLess(GraphPass):
 
 
 def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
-    """The rule module that a node calls, or None; None as well for one that carries multipliers, which saves what torch does."""
+    """The rule module that a node calls, or None; also None if it carries multipliers and saves what torch does."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     module = root.get_submodule(str(node.target))

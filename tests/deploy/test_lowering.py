@@ -1,15 +1,17 @@
 """Lowered programs: the results of `lrpfx.attribute`, without autograd."""
 
+import collections
 import itertools
 
 import pytest
 import torch
 from helpers import Unary, assert_close, small_net, torchvision_model
 from small_families import small_family
+from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
@@ -317,3 +319,98 @@ def test_programs_are_held_against_attribute(result, wrong, explain_model, monke
     with pytest.raises(lrpfx.LoweringError, match=f"{result} of the program differs from the module's own for a batch of"):
         lrpfx.lower(explain_model, images(), record=["conv1"], balance=True)
     assert len(set(sizes)) == 3
+
+
+# --- open sizes ---------------------------------------------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """Words and positions, attention with a mask, and a head for the mean of the words or for each of them."""
+
+    def __init__(self, pooled):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(20, 8), nn.Embedding(16, 8)
+        self.query, self.head, self.pooled = nn.Linear(8, 8), nn.Linear(8, 3), pooled
+        self.eval()
+
+    def forward(self, ids, mask, scale=1.0):
+        length = ids.shape[1]
+        hidden = self.words(ids) + self.positions(torch.arange(length))
+        scores = (self.query(hidden) @ hidden.mT).masked_fill(mask[:, None] == 0, -1e9)
+        hidden = hidden + scale * scores.softmax(-1) @ hidden if length < 1000 else hidden  # only torch.export can follow it
+        return self.head((hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True) if self.pooled else hidden)
+
+
+def sentences(batch, length):
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[0, (length + 1) // 2 :] = 0
+    return {"ids": torch.randint(0, 20, (batch, length)), "mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("file", "pooled"),
+    [
+        ("reader.pt2", True),
+        ("reader.pt2", False),
+        ("reader.onnx", True),
+        pytest.param("reader.onnx", False, marks=pytest.mark.slow),
+        pytest.param("package", True, marks=pytest.mark.slow),
+        pytest.param("package", False, marks=pytest.mark.slow),
+    ],
+)
+def test_batch_and_length_of_a_program(tmp_path, file, pooled):
+    model = Reader(pooled).float()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs={**sentences(2, 5), "scale": 2.0})
+    example = collections.UserDict({**sentences(2, 5), "scale": 2.0})
+    program = lrpfx.lower(explain_model, example, target="index" if pooled else "weights")
+    write, path = (lrpfx.package, "reader.pt2") if file == "package" else (lrpfx.save, file)
+    runner = lrpfx.load(write(program, tmp_path / path))
+    arguments, (shared,) = runner.manifest["arguments"], runner.manifest["sizes"]
+    assert arguments["ids"]["shape"] == arguments["mask"]["shape"] == [None, None]
+    assert shared["of"] == [["ids", 1], ["mask", 1], *([] if pooled else [["target", 1]])]
+    assert (shared["lower"], shared["upper"]) == (1, 16)
+    assert runner.manifest["results"]["relevance"]["shape"] == [None, None, 8]
+    for batch, length in ((1, 1), (1, 9), (4, 16), (3, 2)):
+        inputs = sentences(batch, length)
+        target = torch.arange(batch) % 3 if pooled else torch.randn(batch, length, 3).float()
+        expected = lrpfx.attribute(explain_model, {**inputs, "scale": 2.0}, target)
+        result = runner(**inputs, target=target)
+        assert_close(result["output"], expected.output, 1e-5)
+        assert_close(result["relevance"], expected.relevance["ids"], 1e-5)
+    target = torch.zeros(2, dtype=torch.long) if pooled else torch.zeros(2, 5, 3).float()
+    for changed, message in (
+        ({"mask": torch.ones(1, 5, dtype=torch.long)}, "the batch sizes differ: ids 2, mask 1"),
+        ({"mask": torch.ones(2, 4, dtype=torch.long)}, "dimension 1 of the input 'ids' has size 5, but .* 'mask' has size 4"),
+        (
+            {"ids": torch.zeros(2, 17, dtype=torch.long)},
+            "dimension 1 of the input 'ids' has size 17, .* 1 <= size <= 16|size <= 16",
+        ),
+        ({"ids": torch.zeros(2, dtype=torch.long)}, "ids has shape 2, but the program takes batch×any"),
+    ):
+        with pytest.raises(lrpfx.InputError, match=message):
+            runner(**{**sentences(2, 5), **changed}, target=target)
+
+
+def test_a_program_for_one_size():
+    explain_model = lrpfx.transform(Reader(True), EpsilonPlus(), example_inputs=sentences(2, 5))
+    program = lrpfx.lower(explain_model, sentences(3, 6), dynamic_batch=False)
+    facts = lowering.facts_of(program)
+    assert facts["dynamic_batch"] is False and facts["sizes"] == []
+    assert not any(lowering.open_dimensions(program).values())
+
+
+def test_a_length_of_one_that_has_a_graph_of_its_own():
+    model = Unary(lambda x: x.relu().sum(1) if x.shape[1] == 1 else x.sum(1))
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3, 4))
+    length, features = lowering.facts_of(lrpfx.lower(explain_model, torch.randn(2, 3, 4), target="weights"))["sizes"]
+    assert length == {"of": [["input", 1]], "lower": 2, "upper": None}
+    assert features == {"of": [["input", 2], ["target", 1]], "lower": 1, "upper": None}
+
+
+def test_lengths_with_a_condition_that_a_program_cannot_check():
+    """The program takes the example's length only."""
+    model = Unary(lambda x: x.sum(1) if x.shape[1] % 2 == 0 else x[:, 0])
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 4, 3))
+    explain_model(torch.randn(2, 6, 3))
+    program = lrpfx.lower(explain_model, torch.randn(2, 6, 3))
+    assert lowering.open_dimensions(program)["input"] == [0, 2]

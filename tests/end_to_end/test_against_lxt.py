@@ -1,4 +1,4 @@
-"""AttnLRP and CP-LRP are what LXT 2.1 (https://github.com/rachtibat/LRP-eXplains-Transformers) gives, and as exact in 16 bits."""
+"""AttnLRP and CP-LRP equal LXT 2.1 (https://github.com/rachtibat/LRP-eXplains-Transformers), and are as exact in 16 bits."""
 
 import functools
 import subprocess
@@ -42,9 +42,7 @@ def program_of(name):
 
 def of_tokens(model, explain_model):
     """The relevance of the word embeddings."""
-    (name,) = (
-        name for name in lrpfx.node_names(explain_model) if name.endswith(("embed_tokens", "wte", "word_embeddings"))
-    )
+    (name,) = (name for name in lrpfx.node_names(explain_model) if name.endswith(("embed_tokens", "wte", "word_embeddings")))
     tokens = {"input_ids": model.tokens()}
     return lrpfx.attribute(explain_model, tokens, model.target, output="logits", record=[name]).layers[name]
 

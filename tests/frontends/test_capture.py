@@ -329,8 +329,9 @@ def test_nested_inputs_and_dictionaries_of_outputs(capture):
 
 @dataclasses.dataclass
 class Result:
-    logits: torch.Tensor
     hidden: torch.Tensor
+    logits: torch.Tensor
+    states: torch.Tensor
 
 
 def test_dataclasses_of_outputs():
@@ -341,7 +342,7 @@ def test_dataclasses_of_outputs():
 
         def forward(self, x):
             hidden = self.first(x).relu()
-            return Result(self.second(hidden), hidden)
+            return Result(hidden, self.second(hidden), hidden.relu())
 
     x = torch.randn(3, 4)
     explain_model = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=x)
@@ -350,8 +351,7 @@ def test_dataclasses_of_outputs():
     accounts = lrpfx.ledger(explain_model, x, 1, output="logits")
     assert accounts.unexplained <= 1e-9
     assert_close(torch.tensor(accounts.inputs["x"]), result.relevance.sum(), 1e-12)
-    with pytest.raises(lrpfx.InputTypeError, match="a Result with logits, hidden"):
-        lrpfx.attribute(explain_model, x)
+    assert torch.equal(lrpfx.attribute(explain_model, x, 1).relevance, result.relevance)  # logits is the default
 
 
 def test_outputs_that_are_no_classes():

@@ -189,6 +189,11 @@ class _Values(fx.Interpreter):
         return value
 
 
+def has_names(row):
+    """Whether the sample of a row gives its arguments by name."""
+    return row.sample is not None and row.sample.function is None
+
+
 def sampled_call(row, **changes):
     """What a call of the sample gives, and its arguments by name."""
     torch.manual_seed(0)
@@ -199,7 +204,7 @@ def sampled_call(row, **changes):
     return canonical(row)(dict(given)), given
 
 
-@pytest.mark.parametrize("row", [row for row in SAMPLED if row.adjoint is not None], ids=str)
+@pytest.mark.parametrize("row", [row for row in SAMPLED if row.adjoint is not None and has_names(row)], ids=str)
 def test_adjoints_are_those_of_the_derivative(row):
     check_adjoint(row)
 
@@ -403,11 +408,6 @@ def method_call(name):
     return call
 
 
-def has_names(row):
-    """Whether the sample of a row gives its arguments by name."""
-    return row.sample is not None and row.sample.function is None
-
-
 SPELLINGS = {
     f"{spelling.operator.name}-{dotted_path(function)}": (function, spelling)
     for function, spelling in operators._functions.items()
@@ -418,7 +418,7 @@ SPELLINGS.update(
 SPELLINGS = {
     label: (function, spelling)
     for label, (function, spelling) in SPELLINGS.items()
-    if has_names(spelling.operator) and "sampler_3d" not in label
+    if has_names(spelling.operator) and not any(name in label for name in ("sampler_3d", "grouped_mm"))  # they take no float64
 }
 #: What some spellings want for arguments that the row does not have.
 OWN_ARGUMENTS = {"cudnn_enabled": False, "cudnn_enable": False, "_stacklevel": 3}

@@ -291,6 +291,27 @@ def test_models_of_low_precision_are_verified(dtype, capture):
     assert result.relevance.dtype == dtype and torch.isfinite(result.relevance).all()
 
 
+class OutputOfMoreDigits(nn.Module):
+    """A model of half precision that converts its output; its graph computes the same in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.dense(x).float()
+
+
+def test_an_output_of_more_digits_is_as_precise_as_the_weights():
+    model, x = OutputOfMoreDigits().bfloat16(), torch.randn(2, 64, dtype=torch.bfloat16)
+    program = capture_symbolic(model)
+    verification = passes.Verification((x,), model(x) * (1 + 1e-3))
+    verification.check(program, "capture")
+    program.root.float()
+    with pytest.raises(lrpfx.VerificationError):
+        passes.Verification((x.float(),), model.float()(x.float()) * (1 + 1e-2)).check(program, "capture")
+
+
 def test_a_stage_that_changed_nothing_has_the_text_of_the_one_before():
     stages = lrpfx.history(lrpfx.transform(small_net(), EpsilonPlus()))
     unchanged = [(before, after) for before, after in itertools.pairwise(stages) if after.name.startswith("analyze")]

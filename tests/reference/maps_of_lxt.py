@@ -1,7 +1,7 @@
 """Write the relevance that LXT 2.1 gives small transformers into a file: `python maps_of_lxt.py PATH`.
 
-LXT changes classes and tables of transformers and torch, so it runs in a process of its own, and each map in a fork of it. Where it
-has no version of a method for a model, the method is composed of LXT's own functions, or of torch's.
+LXT changes classes and tables of transformers and torch, so it runs in a process of its own, and each map in a fork of it.
+Where it has no version of a method for a model, the method is composed of LXT's own functions, or of torch's.
 """
 
 import importlib
@@ -19,6 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import transformers.activations
 import transformers.pytorch_utils
+from torch import nn
+from torch.nn import functional
+from transformers import BertConfig, PreTrainedModel
+
 from reference.transformer_models import (
     DEEP_LLAMA,
     LANGUAGE_MODELS,
@@ -29,9 +33,6 @@ from reference.transformer_models import (
     picture,
     vision_model,
 )
-from torch import nn
-from torch.nn import functional
-from transformers import BertConfig, PreTrainedModel
 
 for _name in ("find_pruneable_heads_and_indices", "prune_linear_layer"):  # LXT imports what transformers 5 no longer has
     setattr(transformers.pytorch_utils, _name, None)
@@ -40,9 +41,9 @@ BertConfig.use_return_dict = True
 PreTrainedModel.get_head_mask = lambda self, head_mask, layers: [None] * layers
 PreTrainedModel.get_extended_attention_mask = lambda self, mask, shape: 1.0 - mask[:, None, None]  # no token is hidden
 
-from lxt.efficient import monkey_patch, patches
-from lxt.efficient.models import vit_torch
-from lxt.efficient.rules import divide_gradient
+from lxt.efficient import monkey_patch, patches  # noqa: E402  after the shims
+from lxt.efficient.models import vit_torch  # noqa: E402  after the shims
+from lxt.efficient.rules import divide_gradient  # noqa: E402  after the shims
 
 Maps = dict[str, torch.Tensor]
 

@@ -110,13 +110,14 @@ def folded(explain_model):
 
 def exported(model, *inputs, dimensions=(0, 1)):
     """The program of a model with open dimensions."""
-    shapes = tuple(dict.fromkeys(dimensions, torch.export.Dim.AUTO) for _ in inputs)
+    shapes = tuple(dict.fromkeys(dimensions, torch.export.Dim.AUTO) for _ in inputs) if dimensions else None
     return torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
 
 
 def assert_same_map(explain_model, model, *inputs):
     """The output of the model, and the map of the direct form, which knows the sizes."""
-    direct = lrpfx.transform(model, AttnLRP(), example_inputs=inputs, optimize=False, capture="export")
+    program = exported(model, *inputs, dimensions=())
+    direct = lrpfx.transform(program, AttnLRP(), example_inputs=inputs, optimize=False)
     found, expected = (lrpfx.attribute(one, inputs, torch.cos) for one in (explain_model, direct))
     torch.testing.assert_close(found.output, model(*inputs).detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.relevance, expected.relevance, rtol=1e-9, atol=1e-11)
@@ -128,7 +129,7 @@ def test_one_size(name):
     mask, pattern = MASKS[name]
     torch.manual_seed(0)
     model, x = Masked(mask), torch.randn(2, LENGTH, 8)
-    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=x, capture="export")
+    explain_model = lrpfx.transform(exported(model, x, dimensions=()), AttnLRP(), example_inputs=x)
     patterns, reasons = folded(explain_model)
     looks_causal = name.startswith(("wide window", "window of", "buffer with"))
     assert patterns == (["causal"] if looks_causal else [pattern] if pattern else [])
@@ -160,7 +161,7 @@ def test_positions_in_the_first_dimension(window, pattern):
 def test_different_lengths_of_queries_and_keys():
     """A mask that is causal only for as many keys as queries."""
     model, same = TwoLengths().eval(), (torch.randn(2, 4, 3), torch.randn(2, 4, 3))
-    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=same, capture="export")
+    explain_model = lrpfx.transform(exported(model, *same, dimensions=()), AttnLRP(), example_inputs=same)
     assert folded(explain_model)[0] == ["causal"]
     other = (torch.randn(2, 4, 3), torch.randn(2, 7, 3))
     explain_model = lrpfx.transform(exported(model, *other), AttnLRP(), example_inputs=other)

@@ -2,6 +2,7 @@
 
 import torch
 from helpers import Binary, torchvision_model
+from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
@@ -16,3 +17,35 @@ def test_the_number_of_gates_is_reported():
     plain = lrpfx.history(lrpfx.transform(Binary(torch.mul), EpsilonPlus()))
     (reason,) = next(stage for stage in plain if stage.name == "find_gates").reasons
     assert reason == ("mul", "no factor is known to scale the other")
+
+
+class Routed(nn.Module):
+    """Results of experts, times probabilities that are divided by their sum."""
+
+    def forward(self, x, logits):
+        chosen = logits.softmax(1).topk(2, 1).values
+        return chosen / chosen.sum(1, keepdim=True) * x
+
+
+def test_probabilities_that_are_divided_by_their_sum_scale_a_signal():
+    x, logits = torch.randn(3, 2), torch.randn(3, 4)
+    explain_model = lrpfx.transform(Routed().eval(), EpsilonPlus(), example_inputs=(x, logits))
+    output = Routed()(x, logits)
+    of_signal, of_router = lrpfx.attribute(explain_model, (x, logits), lambda output: output).relevance
+    torch.testing.assert_close(of_signal, output)
+    assert not of_router.any()
+
+
+class NotRouted(nn.Module):
+    """The numerator is a signal: neither factor is known to scale the other."""
+
+    def forward(self, x, y):
+        return x * (y / y.abs().sum(1, keepdim=True))
+
+
+def test_signals_that_are_divided_are_no_scales():
+    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    explain_model = lrpfx.transform(NotRouted().eval(), EpsilonPlus(), example_inputs=(x, y))
+    output = NotRouted()(x, y)
+    for relevance in lrpfx.attribute(explain_model, (x, y), lambda output: output).relevance:
+        torch.testing.assert_close(relevance, output / 2)

@@ -63,15 +63,18 @@ def test_golden_code():
         "normalize_operators",
         "remove_inplace",
         "remove_dropout",
+        "fold_masks",
         "decompose",
         "remove_dead_code",
         "find_gates",
+        "find_attention",
         "merge_batch_norm",
         "merge_batch_norm_right",
         "assign",
         "validate",
         "analyze_signs",
         "analyze_support",
+        "carry_multipliers",
         "choose_shortcuts",
         "rewrite",
         "save_less",
@@ -142,3 +145,38 @@ def test_pooling_with_indices_stays_neutral(dimensions):
     explain_model = lrpfx.transform(model, EpsilonPlus())
     relevance = lrpfx.attribute(explain_model, x, lambda output: output).relevance
     assert_close(relevance.sum(), model(x).sum(), 1e-12)
+
+
+class Filled(nn.Module):
+    """Memory whose length depends on the batch, and that forward fills."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        memory = self.make(x)
+        memory[:, :2] = x * 2
+        memory[:, 2:] = x.flip(1)
+        return memory * memory.shape[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.new_empty(x.shape[0], 4),
+        lambda x: torch.empty(x.shape[0], 4, dtype=x.dtype),
+        lambda x: torch.empty_like(torch.cat([x, x], 1)),
+        lambda x: torch.zeros(x.shape[0], 4, dtype=x.dtype),
+        lambda x: torch.full((x.shape[0], 4), 3.0, dtype=x.dtype),
+    ],
+)
+def test_memory_that_the_model_fills(make):
+    """Whatever it held before has no part in the accounts."""
+    model, x = Filled(make).eval(), torch.randn(3, 2)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    assert not any("empty" in str(node.target) for node in explain_model.graph.nodes)
+    for given in (x, torch.randn(5, 2)):
+        accounts = lrpfx.ledger(explain_model, given, lambda output: output)
+        assert accounts.unexplained <= 1e-12
+        torch.testing.assert_close(lrpfx.attribute(explain_model, given, lambda output: output).output, model(given))

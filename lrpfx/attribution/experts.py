@@ -1,0 +1,123 @@
+"""Relevance of the experts of mixtures, of which a router selects some for each token."""
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, attribute
+from lrpfx.errors import InputError
+from lrpfx.ir.node import Role, node_info
+from lrpfx.runtime.explain_module import ExplainModule, explainable
+
+
+def relevance_of_experts(
+    explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *, output: OutputSelector = None
+) -> dict[str, torch.Tensor]:
+    """Relevance of each expert for each token, by the path of the mixture. Shape (tokens, experts).
+
+    Tokens are those of all samples in order, (batch * sequence). An expert's relevance is that of its last dense layer's
+    output; it is 0 for a token that the router did not send to it. The mixtures are those whose experts are grouped or batched
+    products, as in transformers. Arguments and errors as for `lrpfx.attribute`; `InputError` if there is no mixture.
+    """
+    module = explainable(explain_model, "relevance_of_experts")
+    mixtures = _mixtures(module)
+    if not mixtures:
+        raise InputError("the model has no mixture of experts with grouped or batched products")
+    names = {path: node_info(products[-1]).name for path, products in mixtures.items()}
+    layers = attribute(module, inputs, target, record=list(names.values()), output=output).layers
+    with torch.no_grad():
+        values = _values(module, inputs)
+    found = {}
+    for path, products in mixtures.items():
+        relevance = layers[names[path]].flatten(1).sum(1)  # of each row
+        experts, count = _experts_of_rows(products[-1], values)
+        tokens = _tokens_of_rows(products[0], values)
+        total = relevance.new_zeros(int(tokens.max()) + 1, count)
+        found[path] = total.index_put((tokens, experts), relevance, accumulate=True)
+    return found
+
+
+def _mixtures(module: ExplainModule) -> dict[str, list[fx.Node]]:
+    """The products with matrices of selected experts, in order, by the path that their names have in common."""
+    found: dict[str, list[fx.Node]] = {}
+    for node in module.graph.nodes:
+        if node.op.startswith("call") and _selection(node) is not None:
+            found.setdefault(node_info(node).name.rpartition(".")[0], []).append(node)
+    return found
+
+
+def _selection(product: fx.Node) -> fx.Node | None:
+    """What selects the expert of each row of a product: the ends of groups of rows, or a lookup of matrices. Else None."""
+    row = node_info(product).operator
+    constants = [value for value in product.all_input_nodes if node_info(value).role is Role.CONSTANT]
+    if row is None or len(constants) != 1:
+        return None
+    if row.name == "grouped_linear":
+        return constants[0]
+    looked_up = _lookup(constants[0])
+    of_parameters = looked_up is not None and node_info(looked_up[0]).role is Role.PARAMETER
+    return constants[0] if row.name == "matmul" and of_parameters else None
+
+
+def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
+    """The values of all nodes."""
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+
+    def run(*args: Any, **options: Any) -> Any:
+        inputs = module.graph.find_nodes(op="placeholder")
+        by_name = [options.get(str(node.target), node.args[0] if node.args else None) for node in inputs]
+        return interpreter.run(*(args or by_name))
+
+    arguments = Arguments(inputs)
+    arguments.admit(module)
+    arguments.call(run)
+    return interpreter.env
+
+
+def _experts_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> tuple[torch.Tensor, int]:
+    """The expert of each row, and the number of experts."""
+    selection = _selection(product)
+    assert selection is not None
+    row = node_info(product).operator
+    if row is not None and row.name == "grouped_linear":
+        ends = values[selection]
+        places = torch.arange(values[product].shape[0], device=ends.device)
+        return torch.searchsorted(ends, places.to(ends.dtype), right=True), len(ends)
+    looked_up = _lookup(selection)
+    assert looked_up is not None
+    matrices, chosen = looked_up
+    return values[chosen], len(values[matrices])
+
+
+def _lookup(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What a call looks up along the first dimension, and the tensor of indices; None for other calls."""
+    row = node_info(node).operator
+    if row is None or row.name not in ("index", "getitem"):
+        return None
+    source, index = node.args[:2]
+    index = index[0] if isinstance(index, (list, tuple)) and len(index) == 1 else index
+    return (source, index) if isinstance(source, fx.Node) and isinstance(index, fx.Node) else None
+
+
+def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tensor:
+    """The token of each row of the first product of a mixture.
+
+    Tokens were looked up, or each was repeated for its experts. Otherwise each has one row.
+    """
+    value = next(argument for argument in product.all_input_nodes if node_info(argument).role is Role.DATA)
+    rows = values[value].shape[0]
+    found: torch.Tensor = torch.arange(rows, device=values[value].device)
+    row = node_info(value).operator
+    while row is not None and (row.moves or row.converts):
+        source = value.all_input_nodes[0]
+        looked_up = _lookup(value)
+        if looked_up is not None:
+            found = values[looked_up[1]]
+            return found
+        if row.name == "repeat_interleave":
+            return torch.div(found, rows // values[source].shape[0], rounding_mode="floor")
+        if values[source].shape[:1] != (rows,):
+            return found
+        value, row = source, node_info(source).operator
+    return found

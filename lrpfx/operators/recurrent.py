@@ -1,0 +1,355 @@
+"""Recurrent layers and cells: LSTM, GRU and RNN.
+
+Torch runs all layers and directions of a module in one call. The compiler splits it into one call of `recurrent` for each layer
+and direction, and a further one wherever the last state of an LSTM's cell is used.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from lrpfx import types
+from lrpfx.errors import CaptureError, InputError
+from lrpfx.ir.node import node_info
+from lrpfx.ir.operator import Builder, Operator
+from lrpfx.operators.row import row
+from lrpfx.support.opaque_operator import opaque_operator
+from lrpfx.support.torch_internals import FakeTensor
+
+LSTM, GRU, TANH, RELU = "lstm", "gru", "rnn_tanh", "rnn_relu"  # values of the argument `mode`
+STATES, CELL = "states", "cell"  # values of the argument `result`
+
+#: The number of rows of a weight for each unit: one for its candidate, and one for each gate.
+_BLOCKS = {LSTM: 4, GRU: 3, TANH: 1, RELU: 1}
+
+Weights = Sequence[torch.Tensor | None]  # those of the input, of the hidden state, the two biases, and the projection
+
+PACKED = (
+    "packed sequences (torch.nn.utils.rnn) mix samples and steps, so their relevance cannot be told apart. Give the recurrent "
+    "layer the padded tensor, and read each sample's output at its own last step, as in output[torch.arange(batch), "
+    "lengths - 1]: in one direction, this computes the same. In two directions, explain samples of equal length together, "
+    "without padding"
+)
+
+# --- one layer in one direction ----------------------------------------------------------------------------------------------
+
+
+class Gates(NamedTuple):
+    """The candidate and the gates of steps, each with one entry per unit. A layer lacks the gates that are None.
+
+    The state of an LSTM's cell, and of a GRU, is keep * (the state before) + enter * activation(candidate).
+    """
+
+    candidate: torch.Tensor  # before its activation
+    keep: torch.Tensor | None = None
+    enter: torch.Tensor | None = None
+    reset: torch.Tensor | None = None  # scales the hidden state's part of the candidate (GRU)
+    out: torch.Tensor | None = None  # scales tanh(state), which gives the hidden state (LSTM)
+
+
+def gates_of(mode: str, from_input: torch.Tensor, from_hidden: torch.Tensor) -> Gates:
+    """Candidate and gates, from the affine functions of the input and of the hidden state before."""
+    if mode == LSTM:
+        enter, keep, candidate, out = (from_input + from_hidden).chunk(4, -1)
+        return Gates(candidate, torch.sigmoid(keep), torch.sigmoid(enter), None, torch.sigmoid(out))
+    if mode == GRU:
+        reset_input, keep_input, candidate_input = from_input.chunk(3, -1)
+        reset_hidden, keep_hidden, candidate_hidden = from_hidden.chunk(3, -1)
+        reset, keep = torch.sigmoid(reset_input + reset_hidden), torch.sigmoid(keep_input + keep_hidden)
+        return Gates(candidate_input + reset * candidate_hidden, keep, 1.0 - keep, reset)
+    return Gates(from_input + from_hidden)
+
+
+def entering(mode: str, gates: Gates) -> torch.Tensor:
+    """The part of the state that comes from the candidate."""
+    value = torch.relu(gates.candidate) if mode == RELU else torch.tanh(gates.candidate)
+    return value if gates.enter is None else gates.enter * value
+
+
+def in_time(value: torch.Tensor, reverse: bool, batch_first: bool) -> torch.Tensor:
+    """A sequence with its steps as the first dimension, in the order in which they are run. A matrix is one step."""
+    if value.ndim == 2:
+        return value.unsqueeze(0)
+    steps = value.transpose(0, 1) if batch_first else value
+    return steps.flip(0) if reverse else steps
+
+
+def out_of_time(steps: torch.Tensor, dimensions: int, reverse: bool, batch_first: bool) -> torch.Tensor:
+    """The inverse of `in_time`, for a sequence of so many dimensions."""
+    if dimensions == 2:
+        return steps.squeeze(0)
+    ordered = steps.flip(0) if reverse else steps
+    return ordered.transpose(0, 1) if batch_first else ordered
+
+
+def recurrent(
+    input: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor | None,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    bias_ih: torch.Tensor | None = None,
+    bias_hh: torch.Tensor | None = None,
+    weight_hr: torch.Tensor | None = None,
+    mode: str = LSTM,
+    reverse: bool = False,
+    batch_first: bool = False,
+    result: str = STATES,
+) -> torch.Tensor:
+    """One layer in one direction: its hidden states at all steps or, with the result "cell", the last state of its cell.
+
+    `input` has shape (steps, batch, features), (batch, steps, features) with `batch_first`, or (batch, features) for one step;
+    the hidden states have the same layout. `hidden` and `cell`, the initial states, and the last state of the cell have shape
+    (batch, units). The weights are those of torch.nn under the same names: `weight_hr` projects the hidden states.
+    """
+    weights = (weight_ih, weight_hh, bias_ih, bias_hh, weight_hr)
+    _check_shapes(input, hidden, cell, weights, mode, batch_first)
+    if torch.compiler.is_compiling() and not torch.is_grad_enabled():  # inside a rule, which has no use for a gradient
+        return _whole(input, hidden, cell, weights, mode, reverse, batch_first, result)  # type: ignore[no-any-return]
+    run = _by_steps if isinstance(input, FakeTensor) else _by_torch  # torch would trace kernels that other runtimes lack
+    return run(input, hidden, cell, weights, mode, reverse, batch_first, result)
+
+
+def _check_shapes(
+    input: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor | None, weights: Weights, mode: str, batch_first: bool
+) -> None:
+    """Raise `InputError` for shapes that do not fit together: torch's kernel would read beyond the tensors."""
+    weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
+    if weight_ih is None or weight_hh is None or input.ndim not in (2, 3):
+        raise InputError(f"a recurrent layer takes an input of 2 or 3 dimensions, not {input.ndim}")
+    batch = input.shape[0 if batch_first or input.ndim == 2 else 1]
+    rows = weight_hh.shape[0]
+    units = rows // _BLOCKS[mode]
+    size = units if weight_hr is None else weight_hr.shape[0]
+    expected = [
+        ("the initial hidden state", hidden, (batch, size)),
+        ("the initial state of the cell", cell, (batch, units)),
+        ("the weight of the input", weight_ih, (rows, input.shape[-1])),
+        ("the weight of the hidden state", weight_hh, (units * _BLOCKS[mode], size)),
+        ("a bias", bias_ih, (rows,)),
+        ("a bias", bias_hh, (rows,)),
+        ("the projection", weight_hr, (size, units)),
+    ]
+    for what, tensor, shape in expected:
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise InputError(
+                f"{what} of a recurrent layer has the shape {tuple(tensor.shape)}, but with an input of shape "
+                f"{tuple(input.shape)} it needs {shape}"
+            )
+
+
+def _by_steps(
+    input: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor | None,
+    weights: Weights,
+    mode: str,
+    reverse: bool,
+    batch_first: bool,
+    result: str,
+) -> torch.Tensor:
+    """`recurrent` as plain operations, several for each step: for programs of a fixed length."""
+    weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
+    assert weight_ih is not None and weight_hh is not None
+    state = hidden if cell is None else cell
+    states = []
+    for from_input in functional.linear(in_time(input, reverse, batch_first), weight_ih, bias_ih).unbind(0):
+        gates = gates_of(mode, from_input, functional.linear(hidden, weight_hh, bias_hh))
+        state = entering(mode, gates) if gates.keep is None else entering(mode, gates) + gates.keep * state
+        hidden = state if gates.out is None else gates.out * torch.tanh(state)
+        hidden = hidden if weight_hr is None else functional.linear(hidden, weight_hr)
+        states.append(hidden)
+    return state if result == CELL else out_of_time(torch.stack(states), input.ndim, reverse, batch_first)
+
+
+def _by_torch(
+    input: torch.Tensor,
+    hidden: torch.Tensor,
+    cell: torch.Tensor | None,
+    weights: Weights,
+    mode: str,
+    reverse: bool,
+    batch_first: bool,
+    result: str,
+) -> torch.Tensor:
+    """`recurrent` by torch's own kernel."""
+    weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
+    biases = [] if bias_ih is None and bias_hh is None else [bias_ih, bias_hh]
+    given = [weight for weight in biases if weight is not None][:1]
+    biases = [torch.zeros_like(given[0]) if bias is None else bias for bias in biases]
+    projection = [] if weight_hr is None else [weight_hr]
+    options: Any = ([weight_ih, weight_hh, *biases, *projection], bool(biases), 1, 0.0, False, False, False)
+    steps, initial = in_time(input, reverse, batch_first), hidden[None]
+    if cell is None:
+        states = getattr(torch, mode)(steps, initial, *options)[0]
+    else:
+        states, _, last = torch.lstm(steps, (initial, cell[None]), *options)
+        if result == CELL:
+            return last.squeeze(0)
+    return out_of_time(states, input.ndim, reverse, batch_first)
+
+
+def _empty_result(
+    input: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor | None, weights: Weights, *settings: Any
+) -> torch.Tensor:
+    of_cell = cell is not None and settings[-1] == CELL
+    return input.new_empty(cell.shape if of_cell and cell is not None else (*input.shape[:-1], hidden.shape[-1]))
+
+
+_whole = opaque_operator(
+    "recurrent(Tensor input, Tensor hidden, Tensor? cell, Tensor?[] weights, str mode, bool reverse, bool batch_first, "
+    "str result) -> Tensor",
+    _by_torch,
+    _empty_result,
+    by_parts=_by_steps,
+)
+
+# --- modules and cells -------------------------------------------------------------------------------------------------------
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    """Options of `recurrent` without those that have their default."""
+    return {name: value for name, value in options.items() if value is not False and value not in (LSTM, STATES)}
+
+
+def _tensors(*tensors: Any) -> list[Any]:
+    """The tensors among the arguments of `recurrent`, without missing ones at the end."""
+    while tensors[-1] is None:
+        tensors = tensors[:-1]
+    return list(tensors)
+
+
+def _layers(mode: str) -> Callable[[Builder], tuple[fx.Node, ...]]:
+    """All layers and directions of a module: its output, and the last hidden states and states of cells, stacked."""
+
+    def decompose(build: Builder) -> tuple[fx.Node, ...]:
+        if build["train"] and build["dropout"]:
+            info = node_info(build.node)
+            raise CaptureError(
+                f"{info.name} ({info.source or 'source unknown'}) is a recurrent layer with dropout in training mode. Call "
+                "model.eval() before lrpfx.transform."
+            )
+        initial = build["hx"] if mode == LSTM else (build["hx"], None)
+        directions = 2 if build["bidirectional"] else 1
+        count, batch_first = build["num_layers"] * directions, build["batch_first"]
+        weights = build["params"]
+        each = len(weights) // count
+        value, hidden, cells = build["input"], list[fx.Node](), list[fx.Node]()
+        for layer in range(build["num_layers"]):
+            outputs = []
+            for reverse in (False, True)[:directions]:
+                number = layer * directions + reverse
+                start = [None if one is None else build.call("select", one, 0, number, target=torch.select) for one in initial]
+                own = weights[number * each : (number + 1) * each]
+                biased = own if build["has_biases"] else [*own[:2], None, None, *own[2:]]
+                tensors = _tensors(value, *start, *biased)
+                label = "" if count == 1 else f"l{layer}_reverse" if reverse else f"l{layer}"
+                options = _options(mode=mode, reverse=reverse, batch_first=batch_first)
+                outputs.append(build.call("recurrent", *tensors, label=label, **options))
+                last = 0 if reverse else -1
+                hidden.append(build.call("select", outputs[-1], int(batch_first), last, target=torch.select))
+                if mode == LSTM:
+                    cells.append(build.call("recurrent", *tensors, label=f"{label}_cell".strip("_"), **options, result=CELL))
+            value = outputs[0] if directions == 1 else build.call("cat", outputs, -1, target=torch.cat)
+        ends = [hidden, cells] if mode == LSTM else [hidden]
+        return value, *(build.call("stack", end, target=torch.stack) for end in ends)
+
+    return decompose
+
+
+def _step(mode: str) -> Callable[[Builder], fx.Node]:
+    """A cell: one step of a layer."""
+
+    def decompose(build: Builder) -> fx.Node:
+        return build.call("recurrent", *_of_cell(build, build["hx"], None), label="", **_options(mode=mode))
+
+    return decompose
+
+
+def _lstm_step(build: Builder) -> tuple[fx.Node, fx.Node]:
+    """An LSTM cell: the hidden state and the state of the cell after one step."""
+    tensors = _of_cell(build, *build["hx"])
+    return build.call("recurrent", *tensors, label=""), build.call("recurrent", *tensors, label="cell", result=CELL)
+
+
+def _of_cell(build: Builder, hidden: Any, cell: Any) -> list[Any]:
+    return _tensors(build["input"], hidden, cell, *(build[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")))
+
+
+def _refuse_packed(build: Builder) -> None:
+    info = node_info(build.node)
+    raise CaptureError(f"{info.name} ({info.source or 'source unknown'}): {PACKED}.")
+
+
+_MODULE = "input hx params has_biases num_layers dropout train bidirectional batch_first"
+_CELL = "input hx w_ih w_hh b_ih=None b_hh=None"
+_SPLIT = "it is split into calls of `recurrent` before any rule sees it"
+
+
+def _module_row(name: str, module: type) -> Operator:
+    return row(
+        name,
+        types.Recurrent,
+        getattr(torch, name),
+        _MODULE,
+        data="input hx",
+        modules=[module],
+        aten=f"{name}.input",
+        decomposition=_layers(name),
+        results="output hidden cell" if name == LSTM else "output hidden",
+        without_sample=_SPLIT,
+    )
+
+
+def _cell_row(name: str, module: type) -> Operator:
+    mode = name.removesuffix("_cell")
+    return row(
+        name,
+        types.Recurrent,
+        getattr(torch, name),
+        _CELL,
+        data="input hx",
+        modules=[module],
+        aten=f"{name}.default",
+        decomposition=_lstm_step if mode == LSTM else _step(mode),
+        results="hidden cell" if mode == LSTM else "",
+        without_sample=_SPLIT,
+    )
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "recurrent",
+        types.Recurrent,
+        recurrent,
+        "input hidden cell weight_ih weight_hh bias_ih=None bias_hh=None weight_hr=None mode='lstm' reverse=False "
+        "batch_first=False result='states'",
+        data="input hidden cell",
+        parameters="weight_ih weight_hh bias_ih bias_hh weight_hr",
+        modules=[nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell],
+        keeps_rank=True,
+        broadcasts=False,
+        without_sample="only the compiler inserts it",
+    ),
+    _module_row(LSTM, nn.LSTM),
+    _module_row(GRU, nn.GRU),
+    _module_row(TANH, nn.RNN),
+    _module_row(RELU, nn.RNN),
+    _cell_row("lstm_cell", nn.LSTMCell),
+    _cell_row("gru_cell", nn.GRUCell),
+    _cell_row("rnn_tanh_cell", nn.RNNCell),
+    _cell_row("rnn_relu_cell", nn.RNNCell),
+    row(
+        "pack_padded_sequence",
+        types.Recurrent,
+        torch._C._VariableFunctions._pack_padded_sequence,
+        "input lengths batch_first",
+        indices="lengths",
+        aten="_pack_padded_sequence.default",
+        decomposition=_refuse_packed,
+        without_sample="it is refused",
+    ),
+)

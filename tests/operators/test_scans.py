@@ -1,0 +1,45 @@
+"""Scans over time equal their definitions, also inside of graphs."""
+
+import pytest
+import torch
+from helpers import same_in_a_graph
+
+from lrpfx.operators.scans import linear_recurrence, selective_scan, weighted_key_value
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 13])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_a_linear_recurrence(length, dim):
+    shape = [3, 2, 2]
+    shape[dim] = length
+    x, factors = torch.randn(shape), torch.rand(shape) * 2 - 1
+    factors.select(dim, length // 2).zero_()  # a reset forgets all that was before
+    found, traced = same_in_a_graph(lambda x, factors: linear_recurrence(x, factors, dim), x, factors)
+    state = torch.zeros_like(x.select(dim, 0))
+    for t in range(length):
+        state = factors.select(dim, t) * state + x.select(dim, t)
+        torch.testing.assert_close(found.select(dim, t), state)
+    assert len(traced.graph.nodes) < 200
+
+
+def test_a_selective_scan():
+    x, step, decay = torch.randn(2, 3, 6), torch.rand(2, 3, 6), -torch.rand(3, 4)
+    into, out = torch.randn(2, 4, 6), torch.randn(2, 4, 6)
+    found, _ = same_in_a_graph(selective_scan, x, step, decay, into, out)
+    for batch in range(2):
+        for channel in range(3):
+            state = torch.zeros(4)
+            for t in range(6):
+                dt = step[batch, channel, t]
+                state = (dt * decay[channel]).exp() * state + dt * into[batch, :, t] * x[batch, channel, t]
+                torch.testing.assert_close(found[batch, channel, t], (out[batch, :, t] * state).sum())
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])  # exponents beyond those of the dtype
+def test_weighted_key_values(scale):
+    x, key, decay, first = torch.randn(2, 6, 3), scale * torch.randn(2, 6, 3), -torch.rand(3), torch.randn(3)
+    found, _ = same_in_a_graph(weighted_key_value, x, key, decay, first)
+    for t in range(6):
+        ages = torch.arange(t - 1, -1, -1)[:, None]
+        exponents = torch.cat([key[:, :t] + decay * ages, key[:, t : t + 1] + first], 1)
+        torch.testing.assert_close(found[:, t], (exponents.softmax(1) * x[:, : t + 1]).sum(1))
