@@ -26,8 +26,8 @@ METHODS = {"attnLRP": AttnLRP, "cp_LRP": CPLRP}
 def lxt(tmp_path_factory):
     """LXT's maps by name, computed in another process, since LXT changes the classes that it explains."""
     path = tmp_path_factory.mktemp("lxt") / "maps.pt"
-    script = ROOT / "tests" / "reference" / "maps_of_lxt.py"
-    done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "reference.maps_of_lxt", str(path)]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return torch.load(path)
 

@@ -1,4 +1,4 @@
-"""Write the relevance that LXT 2.1 gives small transformers into a file: `python maps_of_lxt.py PATH`.
+"""Write the relevance that LXT 2.1 gives small transformers into a file: `python -m reference.maps_of_lxt PATH`.
 
 LXT changes classes and tables of transformers and torch, so it runs in a process of its own, and each map in a fork of it.
 Where it has no version of a method for a model, the method is composed of LXT's own functions, or of torch's.
@@ -14,9 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+import torchvision_cpu  # noqa: F401  before transformers imports torchvision
 import transformers.activations
 import transformers.pytorch_utils
 from torch import nn

@@ -25,7 +25,6 @@ class Attention(nn.Module):
         return self.function(weights, self.v(x))
 
 
-
 #: Ways to write the product.
 FORMS = {
     "operator": lambda p, v: p @ v,
@@ -47,8 +46,11 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("capture", ["symbolic", "export"])
-@pytest.mark.parametrize("form", FORMS)
+#: Forms that torch.export writes in another way.
+EXPORTED = ["operator", "einsum", "einsum, values first", "permuted"]
+
+
+@pytest.mark.parametrize("form, capture", [*((form, "symbolic") for form in FORMS), *((form, "export") for form in EXPORTED)])
 def test_forms(form, capture):
     """CP-LRP gives the weights, and what they are computed from, no relevance."""
     net, x = Attention(FORMS[form]), torch.randn(2, 4, 6)

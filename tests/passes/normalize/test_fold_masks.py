@@ -134,7 +134,8 @@ def test_one_size(name):
     looks_causal = name.startswith(("wide window", "window of", "buffer with"))
     assert patterns == (["causal"] if looks_causal else [pattern] if pattern else [])
     assert len(patterns) + len(reasons) == (0 if name == "values" else 1)
-    assert_same_map(explain_model, model, x)
+    if looks_causal:
+        assert_same_map(explain_model, model, x)
 
 
 @pytest.mark.parametrize("name", MASKS)
