@@ -165,22 +165,24 @@ def _shares(
 ) -> dict[str, float]:
     """Where the similarities of all pairs go, as shares of their sum: to tokens, and to what the ledger lists."""
     of_words = sum(float(found[name][question.inner].sum()) for question, found in zip(questions, relevances, strict=True))
-    seed = tokens = embeddings = constants = bias = expansion = 0.0
+    seed = tokens = types = positions = constants = bias = expansion = 0.0
     for length in sorted({question.ids.shape[1] for question in questions}):  # a ledger adds up a batch
         batch = [question for question in questions if question.ids.shape[1] == length]
         ids, references = (torch.cat(parts) for parts in zip(*((one.ids, one.reference) for one in batch), strict=True))
         accounts = lrpfx.ledger(model, {"input_ids": ids, "reference": references}, target=0)
         seed += accounts.seed
         tokens += sum(accounts.inputs.values())
-        embeddings += sum(entry.constants for entry in accounts if entry.name.startswith("encoder.embeddings."))
+        types += accounts.entry("encoder.embeddings.add").constants  # words + types
+        positions += accounts.entry("encoder.embeddings.add_1").constants  # ... + positions
         constants += accounts.total("constants")
         bias += accounts.total("bias")
         expansion += accounts.total("expansion")
     parts = {
         "words": of_words,
         "[CLS] and [SEP]": tokens - of_words,
-        "position and type embeddings": embeddings,
-        "other constants": constants - embeddings,
+        "token types": types,
+        "positions": positions,
+        "other constants": constants - types - positions,
         "bias": bias,
         "expansion": expansion,
     }
