@@ -198,7 +198,8 @@ class Operator:
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
     scaled: str = ""  # the row for a call in which one of two operands scales the other
     activated: str = ""  # the row for a call in which one of two operands is an activation
-    weighted: str = ""  # the row for a call in which attention weights multiply values
+    weighted: str = ""  # the row for a call in which attention weights, the first factor, multiply values
+    weighted_last: str = ""  # likewise for weights that are the second factor; they are the first argument of that row
 
     # Results that are not a signal, and multiple results.
     discrete: bool = False  # the result is integer, boolean or piecewise constant

@@ -106,6 +106,16 @@ def weighted_einsum(equation: str, input: torch.Tensor, other: torch.Tensor) -> 
     return torch.einsum(equation, input, other)
 
 
+def values_weighted(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`other` @ `input`, where `input` holds attention weights and `other` values."""
+    return other @ input
+
+
+def values_weighted_einsum(equation: str, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """torch.einsum of values and attention weights, `input`."""
+    return torch.einsum(equation, other, input)
+
+
 def quotient(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`input` / `other`, where both depend on the model's input."""
     return input / other

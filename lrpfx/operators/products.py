@@ -12,7 +12,16 @@ from lrpfx import types
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import signs
-from lrpfx.operators.functions import divided_by, gate, gated_product, quotient, weighted_einsum, weighted_values
+from lrpfx.operators.functions import (
+    divided_by,
+    gate,
+    gated_product,
+    quotient,
+    values_weighted,
+    values_weighted_einsum,
+    weighted_einsum,
+    weighted_values,
+)
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, weight
 
@@ -239,6 +248,7 @@ ROWS: tuple[Operator, ...] = (
         aten="linalg_matmul.default matmul.default bmm.default mm.default mv.default",
         sign=signs.of_matrix_product,
         weighted="weighted_values",
+        weighted_last="values_weighted",
         decomposition=_dense_or_not,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
@@ -252,11 +262,21 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
+        "values_weighted",
+        types.WeightedValues,
+        values_weighted,
+        "input other",
+        data="input other",
+        sign=signs.of_matrix_product,
+        sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
+    ),
+    row(
         "einsum",
         types.MatMul,
         functions=[torch.einsum],
         aten="einsum.default",
         weighted="weighted_einsum",
+        weighted_last="values_weighted_einsum",
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
@@ -264,6 +284,12 @@ ROWS: tuple[Operator, ...] = (
         types.WeightedValues,
         functions=[weighted_einsum],
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
+    ),
+    row(
+        "values_weighted_einsum",
+        types.WeightedValues,
+        functions=[values_weighted_einsum],
+        sample=of(lambda x, y: values_weighted_einsum("bjk,bij->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "tensordot",

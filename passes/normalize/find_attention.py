@@ -6,11 +6,14 @@ from lrpfx.ir.node import Role, calls, is_data, node_info, nodes_in, update_info
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Softmax
+from lrpfx.types import Gate, Softmax
 
 
 class FindAttention(GraphPass):
-    """Mark a matrix product as weighted values if its first factor is a softmax, perhaps behind views, casts and constants."""
+    """Mark a matrix product of which one factor is a softmax as weighted values, with the softmax as the first argument.
+
+    The pass looks through views, casts, constant factors and divisors.
+    """
 
     name = "find_attention"
     stage = "normalize"
@@ -22,10 +25,21 @@ class FindAttention(GraphPass):
             row = node_info(node).operator
             if row is None or not row.weighted or node.kwargs:
                 continue
-            factors = [argument for argument in nodes_in(node.args) if is_data(argument)]
-            if len(factors) != 2 or not _is_softmax(factors[0]) or any(isinstance(one, (tuple, list)) for one in node.args):
+            args = node.args
+            if len(args) == 2 and isinstance(args[1], (tuple, list)):  # the operands of an exported einsum
+                args = (args[0], *args[1])
+            *others, first, last = args
+            factors = [argument for argument in (first, last) if isinstance(argument, fx.Node) and is_data(argument)]
+            if len(factors) != 2 or nodes_in(others):
                 continue
-            weighted = operator_named(row.weighted)
+            if _is_softmax(factors[0]):
+                weighted = operator_named(row.weighted)
+            elif _is_softmax(factors[1]):
+                weighted = operator_named(row.weighted_last)
+                factors.reverse()
+            else:
+                continue
+            node.args = (*others, *factors)
             node.target = weighted.function or next(iter(weighted.functions))
             update_info(node, operator=weighted)
             result.matches += 1
@@ -40,6 +54,9 @@ def _is_softmax(value: fx.Node) -> bool:
             return False
         if issubclass(row.kind, Softmax):
             return True
+        if row.kind is Gate:  # a signal and its scale
+            value = value.args[0]  # type: ignore[assignment]
+            continue
         data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
         if not (row.neutral or row.proportional_to) or len(data) != 1:
             return False

@@ -4,6 +4,7 @@ The multipliers of queries, keys and values are the kernel's own derivatives, ea
 the matrix of attention weights between the forward and the backward pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_
 from lrpfx.layers.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
-from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state
 from lrpfx.runtime.module_tree import Scope, scope_at
@@ -70,20 +71,14 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     shares = _shares(root, parts)
     query, key = parts["scaled"].args[0], parts.get("repeated key", parts["transposed"]).args[0]
     value = parts["repeated value"].args[0] if "repeated value" in parts else output.args[1]
-    mask = parts["mask"].args[0] if "mask" in parts else None
-    if isinstance(mask, fx.Node) and node_info(mask).role is Role.DATA:
-        raise NotFusibleError("its mask depends on the inputs, and gets relevance")
-    if isinstance(mask, fx.Node) and _may_have_large_numbers(root, mask):
-        raise NotFusibleError(
-            "its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives"
-        )
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}
-    if mask is not None and settings["is_causal"]:
+    if "masked" in parts and settings["is_causal"]:
         raise NotFusibleError("it has a mask and is causal")
     inside = set(parts.values())
     outside = [part for part, node in parts.items() if node is not output and not set(node.users) <= inside]
     if outside:
         raise NotFusibleError(f"something else reads its {outside[0]}")
+    mask = _mask(graph, root, parts)
     given = nodes_in([query, key, value, mask])
     slots = tuple(Slot(place) for place in range(len(given)))
     row = operator_named(ATTENTION)
@@ -92,7 +87,7 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     rule = _rule_module(root, output).rule
     ruled = RuledOperation(rule, operation, (), (), 3, name=name, form=Derivative(shares))
     _place(root, name, RuleModule(ruled, row.name, ()))
-    region = _region(graph, output, inside)
+    region = _region(graph, output, inside, given)
     _replace(
         graph, region, name, output, given, replace(node_info(output), name=name, operator=row, form=ruled.form, part=None)
     )
@@ -117,13 +112,13 @@ def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
     return True
 
 
-def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node]) -> list[fx.Node]:
-    """The parts, conversions between them, and values of shapes that only they read, in order."""
+def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node], kept: Sequence[fx.Node] = ()) -> list[fx.Node]:
+    """The parts, conversions between them, and values of shapes that only they read, in order, without those in `kept`."""
     region = {output}
     for node in reversed([one for one in graph.nodes if one.op != "output"]):
         is_between = node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes)
         serves = node.op == "call_function" and node.users and set(node.users) <= region
-        if node in parts or (serves and is_between):
+        if node in parts or (serves and is_between and node not in kept):
             region.add(node)
     return [node for node in graph.nodes if node in region]
 
@@ -136,6 +131,27 @@ def _replace(graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node,
     output.replace_all_uses_with(call)
     for node in reversed(region):
         graph.erase_node(node)
+
+
+def _mask(graph: fx.Graph, root: nn.Module, parts: dict[str, fx.Node]) -> Any:
+    """The mask that an attention was given, or what is left of it after folding."""
+    if "masked" not in parts:
+        return None
+    masked = parts["masked"]
+    mask = parts["mask"].args[0] if "mask" in parts else masked.args[1]
+    if not isinstance(mask, fx.Node):
+        raise NotFusibleError("its mask is not a tensor")
+    if node_info(mask).role is Role.DATA:
+        raise NotFusibleError("its mask depends on the inputs, and gets relevance")
+    if _may_have_large_numbers(root, mask):
+        raise NotFusibleError(
+            "its mask may hide all keys of a query by a large number, where fused kernels have wrong derivatives"
+        )
+    if "mask" in parts or masked.target is not torch.masked_fill:
+        return mask
+    name = f"{node_info(masked).name}.allowed"
+    info = NodeInfo(name, source=node_info(masked).source, role=Role.PARAMETER, dtype=torch.bool)
+    return insert_call(graph, masked, torch.logical_not, (mask,), info)  # the mask was negated before it was folded
 
 
 def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
@@ -226,11 +242,13 @@ def _scale(root: nn.Module, node: fx.Node) -> Any:
 
 
 def _place(root: nn.Module, name: str, module: Scope) -> None:
-    """Put `module` where the parts are, and the parts under it."""
+    """Put `module` where the parts are, with the parts and their derived buffers under it."""
     parent, _, leaf = name.rpartition(".")
     holder = scope_at(root, parent.split(".") if parent else [])
     before = holder._modules.get(leaf)
     if before is not None:
         for child, part in before._modules.items():
             module.add_module(child, part)
+        module._buffers.update(before._buffers)  # derived from the parameters of parts
+        module._non_persistent_buffers_set |= before._non_persistent_buffers_set
     holder._modules[leaf] = module

@@ -10,7 +10,15 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlusFlat, GuidedBackprop, NameMapComposite
+from lrpfx.composites import (
+    CPLRP,
+    AttnLRP,
+    EpsilonAlpha2Beta1Flat,
+    EpsilonGammaBox,
+    EpsilonPlusFlat,
+    GuidedBackprop,
+    NameMapComposite,
+)
 from lrpfx.rules.stabilizer import Stabilizer, stabilize
 
 
@@ -150,3 +158,57 @@ def test_stabilizers_fit_the_dtype():
         assert torch.equal(Stabilizer().of_sign(z.clamp(min=0), positive=True), stabilize(z.clamp(min=0)))
         assert torch.equal(Stabilizer().of_sign(z.clamp(max=0) - 1e-7, positive=False), stabilize(z.clamp(max=0) - 1e-7))
     assert stabilize(torch.zeros(1, dtype=torch.float64)).item() == 1e-6
+
+
+class Tokens(nn.Module):
+    """A causal transformer block on embedded tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.norm = nn.LayerNorm(8)
+        self.q, self.k, self.v, self.o, self.gate, self.up = (nn.Linear(8, 8) for _ in range(6))
+        self.head = nn.Linear(8, 20)
+        self.eval().requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        query, key, value = (
+            layer(self.norm(x)).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
+        return self.head(x + F.silu(self.gate(x)) * self.up(x))
+
+
+def count_graphs(run):
+    """The result, and how many graphs torch.compile made for it."""
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    result = run()
+    return result, torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+
+
+@pytest.mark.parametrize(
+    "composite", [AttnLRP(), *(pytest.param(one, marks=pytest.mark.slow) for one in (CPLRP(), AttnLRP(1e-6)))], ids=str
+)
+def test_tokens_records_and_targets_are_compiled(composite):
+    """What the compiled module is asked for runs compiled: token ids, records, parts of fused attention, several targets."""
+    torch.set_default_dtype(torch.float64)
+    tokens = torch.randint(20, (2, 5))
+    explain_model = lrpfx.transform(Tokens(), composite, example_inputs=tokens)
+    compiled = torch.compile(explain_model, fullgraph=True, backend="aot_eager")
+    part = next(name for name in lrpfx.node_names(explain_model) if name.endswith("softmax"))
+    for target in ((-1, 3), [(-1, 3), (2, 7)]):
+        for record in ((), ("gate", part)):
+            found, graphs = count_graphs(lambda: lrpfx.attribute(compiled, tokens, target, record=record))
+            expected = lrpfx.attribute(explain_model, tokens, target, record=record)
+            assert graphs == (target == (-1, 3)), "one graph for each set of records, whatever the target"
+            assert_close(found.relevance, expected.relevance, 1e-12)
+            assert list(found.layers) == list(record)
+            for name in record:
+                torch.testing.assert_close(found.layers[name], expected.layers[name], rtol=1e-10, atol=1e-13)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for target in ((-1, 5), (0, 3), torch.randn(2, 5, 20)):
+            other = torch.randint(20, (2, 5))
+            found = lrpfx.attribute(compiled, other, target).relevance
+            assert_close(found, lrpfx.attribute(explain_model, other, target).relevance, 1e-12)

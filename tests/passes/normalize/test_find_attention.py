@@ -1,0 +1,86 @@
+"""Products of attention weights and values are found however they are written."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx import types
+from lrpfx.composites import CPLRP, AttnLRP
+from lrpfx.rules import ValueOnly
+
+
+class Attention(nn.Module):
+    """Attention with a function of weights and values."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(6, 6) for _ in range(3))
+        self.function = function
+        self.eval()
+
+    def forward(self, x):
+        weights = (self.q(x) @ self.k(x).transpose(-1, -2)).softmax(-1)
+        return self.function(weights, self.v(x))
+
+
+
+#: Ways to write the product.
+FORMS = {
+    "operator": lambda p, v: p @ v,
+    "method": lambda p, v: p.matmul(v),
+    "bmm": torch.bmm,
+    "baddbmm": lambda p, v: torch.baddbmm(torch.zeros(1), p, v),
+    "einsum": lambda p, v: torch.einsum("bqk,bkd->bqd", p, v),
+    "einsum, values first": lambda p, v: torch.einsum("bkd,bqk->bqd", v, p),
+    "transposed": lambda p, v: (v.transpose(1, 2) @ p.transpose(1, 2)).transpose(1, 2),
+    "permuted": lambda p, v: torch.bmm(v.permute(0, 2, 1), p.permute(0, 2, 1)).permute(0, 2, 1),
+    "heads": lambda p, v: (p[:, None] @ v[:, None])[:, 0],
+    "cast": lambda p, v: p.to(torch.float64).contiguous() @ v,
+    "scaled": lambda p, v: (p * 2 / 3) @ v,
+    "renormalized": lambda p, v: (p / p.sum(-1, keepdim=True)) @ v,
+    "cut": lambda p, v: p[..., :3] @ v[:, :3],
+    "hidden": lambda p, v: torch.where(torch.ones(4, 4).tril() > 0, p, 0.0) @ v,
+    "dropout": lambda p, v: F.dropout(p, 0.5, training=False) @ v,
+    "largest": lambda p, v: p.topk(2, -1)[0] @ v[:, :2],
+}
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form, capture):
+    """CP-LRP gives the weights, and what they are computed from, no relevance."""
+    net, x = Attention(FORMS[form]), torch.randn(2, 4, 6)
+    explain_model = lrpfx.transform(net, CPLRP(), example_inputs=x, capture=capture)
+    (kind,) = {node.kind for node in lrpfx.assignment(explain_model) if node.rule.startswith("ValueOnly")}
+    assert kind == "WeightedValues"
+    result = lrpfx.attribute(explain_model, x, torch.cos, record=["q", "k", "v"])
+    assert torch.equal(result.output, net(x).detach())
+    assert not result.layers["q"].any() and not result.layers["k"].any() and result.layers["v"].any()
+    weights = lrpfx.transform(net, AttnLRP(), example_inputs=x, capture=capture)
+    assert lrpfx.attribute(weights, x, torch.cos, record=["q"]).layers["q"].any()
+    assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
+
+
+OTHERS = {
+    "scores": lambda p, v: v @ v.transpose(1, 2),
+    "scaled by a sigmoid": lambda p, v: p.sigmoid() @ v,
+    "a sum": lambda p, v: (p + v @ v.transpose(1, 2)) @ v,
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_products(form):
+    net, x = Attention(OTHERS[form]), torch.randn(2, 4, 6)
+    explain_model = lrpfx.transform(net, CPLRP(), example_inputs=x)
+    assert all(node.kind != "WeightedValues" for node in lrpfx.assignment(explain_model))
+
+
+def test_a_rule_by_kind():
+    """The kind is a part of MatMul, and can have a rule of its own beside it."""
+    composite = AttnLRP(layer_map=[(types.WeightedValues, ValueOnly(0.0))])
+    net, x = Attention(FORMS["operator"]), torch.randn(2, 4, 6)
+    rules = {node.name: node.rule for node in lrpfx.assignment(lrpfx.transform(net, composite, example_inputs=x))}
+    assert rules["matmul"].startswith("UniformEpsilon") and rules["matmul_1"].startswith("ValueOnly")
+    assert issubclass(types.WeightedValues, types.MatMul) and not issubclass(types.MatMul, types.WeightedValues)
