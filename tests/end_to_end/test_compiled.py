@@ -1,6 +1,7 @@
 """torch.compile, memory formats and 16-bit precision: the same relevance, and nothing compiled twice."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -173,9 +174,7 @@ class Tokens(nn.Module):
 
     def forward(self, tokens):
         x = self.embedding(tokens)
-        query, key, value = (
-            layer(self.norm(x)).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v)
-        )
+        query, key, value = (layer(self.norm(x)).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.o(attended.transpose(1, 2).flatten(2))
         return self.head(x + F.silu(self.gate(x)) * self.up(x))
@@ -200,7 +199,7 @@ def test_tokens_records_and_targets_are_compiled(composite):
     part = next(name for name in lrpfx.node_names(explain_model) if name.endswith("softmax"))
     for target in ((-1, 3), [(-1, 3), (2, 7)]):
         for record in ((), ("gate", part)):
-            found, graphs = count_graphs(lambda: lrpfx.attribute(compiled, tokens, target, record=record))
+            found, graphs = count_graphs(partial(lrpfx.attribute, compiled, tokens, target, record=record))
             expected = lrpfx.attribute(explain_model, tokens, target, record=record)
             assert graphs == (target == (-1, 3)), "one graph for each set of records, whatever the target"
             assert_close(found.relevance, expected.relevance, 1e-12)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import torchvision_cpu  # noqa: F401, I001  before anything imports torchvision
 
 import transformers.activations
 import transformers.pytorch_utils

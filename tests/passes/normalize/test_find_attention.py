@@ -25,7 +25,6 @@ class Attention(nn.Module):
         return self.function(weights, self.v(x))
 
 
-
 #: Ways to write the product.
 FORMS = {
     "operator": lambda p, v: p @ v,

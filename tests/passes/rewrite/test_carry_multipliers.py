@@ -298,7 +298,9 @@ MIXTURES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:entries of .* match no layer:lrpfx.errors.LrpfxWarning")  # not every network has every kind of layer
+@pytest.mark.filterwarnings(
+    "ignore:entries of .* match no layer:lrpfx.errors.LrpfxWarning"
+)  # not every network has every kind of layer
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_regions_of_both_kinds(mixture):
     for name in ("transformer block", "squeeze and excitation", "chunk", "dead scale", "a layer used twice"):
@@ -380,4 +382,6 @@ def test_relevance_of_zeros_is_accounted_for():
     x = torch.tensor([[1.0, 2.0, -1.0, 3.0]])
     accounts = lrpfx.ledger(explain_model, x, torch.tensor([[1.0, 5.0]]))
     assert accounts.total("absent") == 1.0 and accounts.unexplained == 0.0
-    assert torch.equal(lrpfx.attribute(explain_model, x, torch.tensor([[1.0, 5.0]])).relevance, torch.tensor([[0.0, 2.0, 0.0, 3.0]]))
+    assert torch.equal(
+        lrpfx.attribute(explain_model, x, torch.tensor([[1.0, 5.0]])).relevance, torch.tensor([[0.0, 2.0, 0.0, 3.0]])
+    )
