@@ -27,10 +27,12 @@ def rules_of(composite, model=None, **settings):
     return {row.name: row.rule.partition("(")[0] for row in table}
 
 
-def test_the_registry_has_zennits_names():
+def test_the_registry_has_zennits_names_and_those_for_attention():
     own = [name for name, composite in COMPOSITES.items() if composite.__module__ == "lrpfx.composites"]
     assert sorted(own) == [
+        "attn_lrp",
         "beta_smooth",
+        "cp_lrp",
         "deconvnet",
         "epsilon_alpha2_beta1",
         "epsilon_alpha2_beta1_flat",
@@ -56,6 +58,8 @@ def test_registering_a_composite():
 
 
 EXPECTED = {
+    "attn_lrp": ("Epsilon", "Epsilon", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
+    "cp_lrp": ("Epsilon", "Epsilon", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_plus": ("ZPlus", "ZPlus", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_plus_flat": ("Flat", "ZPlus", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_alpha2_beta1": ("AlphaBeta", "AlphaBeta", "Epsilon", "Pass", "Norm", "Norm", "Pass"),

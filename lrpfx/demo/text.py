@@ -21,6 +21,7 @@ from lrpfx.demo.explanations import COMPOSITES, Question
 from lrpfx.demo.sentence_pairs import PAIRS
 from lrpfx.demo.sentence_similarity import MiniLM
 from lrpfx.reports.format_table import format_table
+from lrpfx.text import heatmap
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -165,22 +166,24 @@ def _shares(
 ) -> dict[str, float]:
     """Where the similarities of all pairs go, as shares of their sum: to tokens, and to what the ledger lists."""
     of_words = sum(float(found[name][question.inner].sum()) for question, found in zip(questions, relevances, strict=True))
-    seed = tokens = embeddings = constants = bias = expansion = 0.0
+    seed = tokens = types = positions = constants = bias = expansion = 0.0
     for length in sorted({question.ids.shape[1] for question in questions}):  # a ledger adds up a batch
         batch = [question for question in questions if question.ids.shape[1] == length]
         ids, references = (torch.cat(parts) for parts in zip(*((one.ids, one.reference) for one in batch), strict=True))
         accounts = lrpfx.ledger(model, {"input_ids": ids, "reference": references}, target=0)
         seed += accounts.seed
         tokens += sum(accounts.inputs.values())
-        embeddings += sum(entry.constants for entry in accounts if entry.name.startswith("encoder.embeddings."))
+        types += accounts.entry("encoder.embeddings.add").constants  # words + types
+        positions += accounts.entry("encoder.embeddings.add_1").constants  # ... + positions
         constants += accounts.total("constants")
         bias += accounts.total("bias")
         expansion += accounts.total("expansion")
     parts = {
         "words": of_words,
         "[CLS] and [SEP]": tokens - of_words,
-        "position and type embeddings": embeddings,
-        "other constants": constants - embeddings,
+        "token types": types,
+        "positions": positions,
+        "other constants": constants - types - positions,
         "bias": bias,
         "expansion": expansion,
     }
@@ -281,20 +284,19 @@ def _on_grid(curves: Sequence[dict[str, Deletion]], method: str, order: str) -> 
 def _write_heatmaps(
     path: Path, minilm: MiniLM, questions: Sequence[Question], relevances: Sequence[dict[str, torch.Tensor]]
 ) -> None:
-    """A table for each of a few pairs: a row for each method, a column for each token of the first sentence."""
+    """Heatmaps for a few pairs: a row for each method, with its own scale, over the words of the first sentence."""
     shown = [method for method in METHODS if method not in (LXT, RANDOM)]
     figure, axes = pyplot.subplots(len(DRAWN), 1, figsize=(9, 2.3 * len(DRAWN)), layout="constrained")
     for axis, number in zip(axes, DRAWN, strict=True):
+        question = questions[number]
         rows = torch.stack([relevances[number][method] for method in shown])
-        axis.imshow(rows / rows.abs().amax(1, keepdim=True), cmap="bwr", vmin=-1, vmax=1, aspect="auto")
-        tokens = minilm.tokens(questions[number].ids[0])
-        axis.set_xticks(range(len(tokens)), tokens, fontsize=9)
-        axis.set_yticks(range(len(shown)), shown, fontsize=8)
-        axis.tick_params(length=0)
+        names = [method.replace("×", "x") for method in shown]  # Pillow's font has no ×
+        axis.imshow(heatmap(rows, question.ids[0], minilm.tokenizer, targets=names, scale="own").to_image())
+        axis.axis("off")
         with torch.no_grad():
-            similarity = float(minilm.model(questions[number].ids, questions[number].reference))
+            similarity = float(minilm.model(question.ids, question.reference))
         axis.set_title(f"{PAIRS[number].kind}, {similarity:.2f} with: {PAIRS[number].second}", fontsize=9, loc="left")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 

@@ -241,8 +241,11 @@ class SizeCondition(Guard):
             if not isinstance(value, torch.Tensor) or value.ndim <= dimension:
                 return None  # another guard reports this
             sizes.append(value.shape[dimension])
-        if self.holds(sizes):
-            return None
+        try:
+            if self.holds(sizes):
+                return None
+        except ZeroDivisionError:
+            pass  # it divides by a size, or by a term that is zero for these sizes: it does not hold
         found = "; ".join([f"{name} has size {size}" for name, size in zip(self.names, sizes, strict=True)])
         return (
             f"{found}, but the graph is valid only for {self.readable}: forward branches on this condition or needs it. "

@@ -207,6 +207,14 @@ def test_conditions_are_arithmetic_and_nothing_else():
             SizeCondition(text, of)
 
 
+def test_conditions_that_divide_by_zero_do_not_hold():
+    from lrpfx.ir.guards import Place, SizeCondition
+
+    condition = SizeCondition("8 % (sizes[0] - 3) == 0", ((Place("x"), 0),))
+    assert condition.problem({"x": torch.zeros(5)}) is None
+    assert "has size 3" in condition.problem({"x": torch.zeros(3)})
+
+
 def test_merges_that_rely_on_the_number_of_dimensions():
     norm = nn.BatchNorm1d(4)
     norm.running_mean.normal_()

