@@ -538,6 +538,7 @@ class _AttentionComposite(_BuiltInComposite):
         gates: str,
         own: Iterable[tuple[type, Hook]],
         layer_map: LayerMap | None,
+        first_map: LayerMap | None,
         zero_params: Names,
         canonizers: Sequence[Any] | None,
     ) -> None:
@@ -553,7 +554,7 @@ class _AttentionComposite(_BuiltInComposite):
             (Convolution, Epsilon(epsilon, zero_params)),
             (nn.Linear, dense),
         ]
-        super().__init__(layer_map, defaults, canonizers)
+        super().__init__(layer_map, defaults, canonizers, first_map)
 
 
 #: Values of `gates`: the rule for products of a signal and an activation.
@@ -567,7 +568,8 @@ class AttnLRP(_AttentionComposite):
     Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
     normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma.
     `gates`: for products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation
-    is detached). With an `epsilon` of 0, rules other than Gamma need no division: see docs/compiler.md.
+    is detached). A bounded factor, such as a sigmoid, only scales its signal and gets nothing either way: kind `Gate`. With an
+    `epsilon` of 0, rules other than Gamma need no division: see docs/compiler.md.
     """
 
     def __init__(
@@ -576,18 +578,20 @@ class AttnLRP(_AttentionComposite):
         gamma: float | None = None,
         gates: str = "half",
         layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(epsilon, gamma, gates, [], layer_map, zero_params, canonizers)
+        super().__init__(epsilon, gamma, gates, [], layer_map, first_map, zero_params, canonizers)
 
 
 @register_composite("cp_lrp")
 class CPLRP(_AttentionComposite):
     """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): relevance flows through the values alone.
 
-    Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Other
-    layers and arguments are those of `AttnLRP`.
+    Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Attention
+    weights are what a softmax gives, also masked or normalized again, but not behind dense layers, and no other functions.
+    Other layers and arguments are those of `AttnLRP`.
     """
 
     def __init__(
@@ -596,10 +600,13 @@ class CPLRP(_AttentionComposite):
         gamma: float | None = None,
         gates: str = "signal",
         layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, zero_params, canonizers)
+        super().__init__(
+            epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, first_map, zero_params, canonizers
+        )
 
 
 class _GradientComposite(_BuiltInComposite):

@@ -115,7 +115,7 @@ def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
     torch.export can capture need `example_inputs`.
     """
     if isinstance(model, ExplainModule):
-        graph = model.unfused
+        graph = model.unfused_graph
     elif isinstance(model, (nn.Module, ExportedProgram)):
         graph = normal_form(model, example_inputs)[0].graph
     else:

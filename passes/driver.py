@@ -125,7 +125,7 @@ def fresh(values: Any) -> Any:
 
 def _largest(tensor: torch.Tensor) -> float:
     """The largest finite magnitude in a tensor; 0 for integer and boolean tensors."""
-    finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor[:0]
+    finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor.flatten()[:0]
     return float(finite.max()) if finite.numel() else 0.0
 
 

@@ -213,7 +213,7 @@ def test_unknown_choices():
     assert 'not "ignore"' in raised(lrpfx.InputError, lrpfx.transform, nn.ReLU(), EpsilonPlus(), unassigned="ignore").replace(
         "'", '"'
     )
-    assert "there are: beta_smooth" in raised(lrpfx.InputError, composite_named, "epsilon")
+    assert "there are: attn_lrp" in raised(lrpfx.InputError, composite_named, "epsilon")
     assert "at least 1" in raised(lrpfx.InputError, lrpfx.draw, lrpfx.transform(small_net(), EpsilonPlus()), depth=0)
 
 

@@ -198,7 +198,7 @@ def find_attribution(
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.admit(module)
-        record = recorded_names(module.unfused, record)
+        record = recorded_names(module.unfused_graph, record)
         embeddings = embeddings_of(module, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         is_compiled = explain_model is not module
@@ -307,10 +307,10 @@ def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphMo
     if traced is module and (compiler is not None or not several):
         return explain_model
     key = (traced, several and compiler is None, compiler)
-    if key not in module.runners:
+    if key not in module.lrpfx_cache.runners:
         runner = executed(traced, Execution(several=True)) if several and compiler is None else traced
-        module.runners[key] = runner if compiler is None else compiler(runner)
-    return module.runners[key]  # type: ignore[no-any-return]
+        module.lrpfx_cache.runners[key] = runner if compiler is None else compiler(runner)
+    return module.lrpfx_cache.runners[key]  # type: ignore[no-any-return]
 
 
 def _probes(
@@ -324,12 +324,12 @@ def _probes(
         (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
     )
     key = (recording, sizes)
-    if key not in module.runners:
+    if key not in module.lrpfx_cache.runners:
         with torch.no_grad():
             _, *layers = arguments.call(recorder_of(module, *recording))
-        module.runners[key] = [torch.empty_like(layer, device="meta") for layer in layers]
+        module.lrpfx_cache.runners[key] = [torch.empty_like(layer, device="meta") for layer in layers]
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
-    layouts = module.runners[key]
+    layouts = module.lrpfx_cache.runners[key]
     return {
         f"probe_{number}": torch.zeros_like(layout, device=device).requires_grad_() for number, layout in enumerate(layouts)
     }
@@ -526,10 +526,10 @@ def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any
     """For each integer input, the names of its embeddings; `InputTypeError` if no input can carry relevance."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for place in arguments.integers:
-        if place not in module.embeddings:
-            module.embeddings[place] = _embeddings_at(module.graph, place)
-        if module.embeddings[place]:
-            found[place] = module.embeddings[place]
+        if place not in module.lrpfx_cache.embeddings:
+            module.lrpfx_cache.embeddings[place] = _embeddings_at(module.graph, place)
+        if module.lrpfx_cache.embeddings[place]:
+            found[place] = module.lrpfx_cache.embeddings[place]
     if not arguments.leaves and not found:
         dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
         raise InputTypeError(
@@ -741,10 +741,10 @@ def recorder_of(
     With `leaves`, gradients begin at embeddings. With `probed`, it takes a probe for each of these values: see `_probes`.
     """
     key = (names, leaves, constants, probed)
-    if key not in module.recorders:
+    if key not in module.lrpfx_cache.recorders:
         fused = {name for name, _ in named_nodes(module.graph)}
-        found = resolve_names(module.unfused, names)
-        graph = copy_graph(module.graph if all(node_info(node).name in fused for node in found) else module.unfused)
+        found = resolve_names(module.unfused_graph, names)
+        graph = copy_graph(module.graph if all(node_info(node).name in fused for node in found) else module.unfused_graph)
         by_name = dict(named_nodes(graph))
         nodes = [by_name[node_info(node).name] for node in found]
         (output,) = graph.find_nodes(op="output")
@@ -763,8 +763,8 @@ def recorder_of(
                 nodes = [leaf if node is embedding else node for node in nodes]
             terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
         output.args = ((output.args[0], *nodes, *terms),)
-        module.recorders[key] = TreeGraphModule(module, graph, module.title)
-    return module.recorders[key]
+        module.lrpfx_cache.recorders[key] = TreeGraphModule(module, graph, module.title)
+    return module.lrpfx_cache.recorders[key]
 
 
 def _recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:

@@ -156,8 +156,8 @@ def _lowered(
         raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
     if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
         raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
-    record = recorded_names(module.unfused, record)
-    resolve_names(module.unfused, record)  # raises an error for unknown names
+    record = recorded_names(module.unfused_graph, record)
+    resolve_names(module.unfused_graph, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
@@ -328,7 +328,7 @@ def _from_one(
         return size
     try:
         _verify(job, program, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
-    except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError):
+    except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError, AssertionError):  # the last: a guard of torch.export
         return replace(size, lower=2)
     return size
 
@@ -349,10 +349,12 @@ class _Job:
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Arguments of the program: the inputs, and a target if the program takes one."""
-        if self.target == "max":
-            return list(tensors)
         with torch.no_grad():
             result = select_output(self.module(**self.values(tensors)), self.output)
+        if self.target == "max":
+            if result.ndim != 2:
+                raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}')
+            return list(tensors)
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]

@@ -89,7 +89,7 @@ def assignment(explain_model: nn.Module) -> Assignment:
                 support_label(info),
                 form_label(info),
             )
-            for name, node in named_nodes(module.unfused)
+            for name, node in named_nodes(module.unfused_graph)
             for info in [node_info(node)]
         ]
     )

@@ -44,7 +44,7 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
-    for node in module.unfused.nodes:
+    for node in module.unfused_graph.nodes:
         if node.op == "output":
             graph.add_node(OUTPUT, kind=OUTPUT, rule=OUTPUT, shape=None)
             for argument in nodes_in((node.args, node.kwargs)):

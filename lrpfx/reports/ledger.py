@@ -230,7 +230,7 @@ class _Sweep:
     def forward(self, *args: Any, **keywords: Any) -> Any:
         given = iter(args)
         result = None
-        for node in self.module.unfused.nodes:
+        for node in self.module.unfused_graph.nodes:
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
                 value = keywords.get(str(node.target), default) if keywords else next(given, default)
@@ -319,7 +319,7 @@ class _Sweep:
         while self.calls:
             call = self.calls.pop()
             entries.append(self._account(call))
-        for node in self.module.unfused.nodes:
+        for node in self.module.unfused_graph.nodes:
             if node.op == "placeholder":
                 tensors = floating_tensors(self.values[node])
                 if tensors:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -121,6 +122,15 @@ def executed(module: nn.Module, execution: Execution) -> nn.Module:
     return variant(module)
 
 
+@dataclass
+class Cache:
+    """What attribution makes of an explainable module once, for later calls."""
+
+    recorders: dict[tuple[Any, ...], TreeGraphModule] = field(default_factory=dict)
+    runners: dict[Any, Any] = field(default_factory=dict)  # a recorder and how it runs -> what runs it
+    embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
+
+
 class ExplainModule(TreeGraphModule):
     """A network whose gradient is relevance, as returned by `lrpfx.transform`.
 
@@ -148,16 +158,14 @@ class ExplainModule(TreeGraphModule):
     ) -> None:
         """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one."""
         super().__init__(root, graph, title)
-        self.unfused = self.graph if unfused is None else unfused
+        self.unfused_graph = self.graph if unfused is None else unfused
         self.composite = composite
         self.frozen = frozen
         self.history = history
         self.fold_graph = fold_graph
         self.derived = derived
         self.guards = guards
-        self.recorders: dict[tuple[Any, ...], TreeGraphModule] = {}
-        self.embeddings: dict[tuple[Any, ...], list[str]] = {}  # place of an integer input -> embeddings that look it up
-        self.runners: dict[Any, Any] = {}  # a recorder and how it runs -> what runs it
+        self.lrpfx_cache = Cache()
         self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
         self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
         self._sources = self._folded_tensors()
@@ -255,7 +263,7 @@ class ExplainModule(TreeGraphModule):
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
         root = copy.deepcopy(self._tree(), memo)
-        unfused = None if self.unfused is self.graph else copy_graph(self.unfused)
+        unfused = None if self.unfused_graph is self.graph else copy_graph(self.unfused_graph)
         state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen, unfused)
         copied = ExplainModule(root, copy_graph(self.graph), *state)
         copied._copy_hooks(self)
@@ -270,7 +278,7 @@ class ExplainModule(TreeGraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
-        unfused = None if self.unfused is self.graph else graph_state(self.unfused)
+        unfused = None if self.unfused_graph is self.graph else graph_state(self.unfused_graph)
         state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen, unfused)
         return (_rebuild, (self._tree(), graph_state(self.graph), *state))
 

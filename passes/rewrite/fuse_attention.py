@@ -69,6 +69,8 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     graph, root = program.graph, program.root
     output = parts["output"]
     shares = _shares(root, parts)
+    if not {"scaled", "transposed", "scores"} <= set(parts):
+        raise NotFusibleError("its queries or keys do not depend on the inputs")
     query, key = parts["scaled"].args[0], parts.get("repeated key", parts["transposed"]).args[0]
     value = parts["repeated value"].args[0] if "repeated value" in parts else output.args[1]
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}

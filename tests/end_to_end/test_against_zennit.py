@@ -24,14 +24,11 @@ CANONIZERS = {"resnet18": zennit.torchvision.ResNetCanonizer, "vgg11_bn": zennit
 
 
 NETWORKS = ["vgg11", "alexnet", "resnet18", "vgg11_bn"]
+SHARED = sorted(set(COMPOSITES) & set(zennit.composites.COMPOSITES))
 #: Each composite on a network without batch norm and on one with it, in turn; the rest are slow tests.
-ALWAYS = {
-    (NETWORKS[place], key) for number, key in enumerate(sorted(COMPOSITES)) for place in (number % 2, 2 + number // 2 % 2)
-}
+ALWAYS = {(NETWORKS[place], key) for number, key in enumerate(SHARED) for place in (number % 2, 2 + number // 2 % 2)}
 CASES = [
-    pytest.param(name, key, marks=[] if (name, key) in ALWAYS else [pytest.mark.slow])
-    for name in NETWORKS
-    for key in sorted(COMPOSITES)
+    pytest.param(name, key, marks=[] if (name, key) in ALWAYS else [pytest.mark.slow]) for name in NETWORKS for key in SHARED
 ]
 
 

@@ -409,12 +409,6 @@ def test_modules_of_torch_jit_are_refused(inside):
         assert not report.ok and "of torch.jit, whose code the compiler cannot follow" in str(report)
 
 
-def test_a_recurrent_layer_as_the_model():
-    model = nn.LSTM(4, 3, batch_first=True).eval()
-    with pytest.raises(lrpfx.CaptureError, match=r"the model is an LSTM itself.* Make it a submodule"):
-        lrpfx.transform(model, EpsilonPlus())
-
-
 def test_torch_does_not_log_what_it_cannot_export(capfd, caplog):
     class Fails(Net):
         def forward(self, x):

@@ -181,7 +181,7 @@ def network(name):
 def names_of(*explain_models):
     """Names of the nodes of all modules that return one floating-point tensor."""
     found = [
-        [node_info(node).name for node in module.unfused.nodes if node.op.startswith("call") and _is_recorded(node)]
+        [node_info(node).name for node in module.unfused_graph.nodes if node.op.startswith("call") and _is_recorded(node)]
         for module in explain_models
     ]
     return [name for name in found[0] if all(name in others for others in found)]
