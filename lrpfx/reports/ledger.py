@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
 from lrpfx.attribution.plausibility import EXCESS
-from lrpfx.errors import LrpfxWarning, RuleError
+from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
@@ -147,6 +147,8 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *
     seed cancel: a small difference of large numbers is not determined.
     """
     module = explainable(explain_model, "ledger")
+    if isinstance(target, list):
+        raise InputError("a ledger accounts for one target, not for a list of them")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.admit(module)

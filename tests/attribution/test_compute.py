@@ -6,7 +6,7 @@ from helpers import Binary, assert_close, small_net
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat
+from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
 
 
 @pytest.fixture
@@ -274,3 +274,37 @@ def test_contrasts_of_classes(decoder):
 def test_targets_that_do_not_fit_a_sequence(decoder, target, error, message):
     with pytest.raises(error, match=message):
         explained(decoder, target)
+
+
+class WithPositions(torch.nn.Module):
+    """Words, positions, a token in front, and a learned shift."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions = torch.nn.Embedding(9, 6), torch.nn.Embedding(8, 6)
+        self.first, self.shift = torch.nn.Parameter(torch.randn(1, 1, 6)), torch.nn.Parameter(torch.randn(6))
+        self.norm, self.head = torch.nn.LayerNorm(6), torch.nn.Linear(6, 3)
+
+    def forward(self, ids):
+        hidden = torch.cat([self.first.expand(ids.shape[0], -1, -1), self.words(ids)], 1) + self.shift
+        hidden = hidden + self.positions(torch.arange(hidden.shape[1]))
+        return self.head(self.norm(hidden).mean(1))
+
+
+@pytest.mark.parametrize("composite", [AttnLRP(), AttnLRP(1e-6), AttnLRP(gamma=0.1)], ids=str)
+def test_constants_apart(composite):
+    """Their relevance adds up to what the ledger calls constants, also for several targets and a compiled module."""
+    torch.manual_seed(0)
+    model, ids = WithPositions().eval(), torch.randint(0, 9, (2, 5))
+    explain_model = lrpfx.transform(model, composite, example_inputs=ids, capture="export")
+    result = lrpfx.attribute(explain_model, ids, 1, constants=True)
+    shapes = {name: tuple(value.shape) for name, value in result.constants.items()}
+    assert shapes == {"first": (2, 1, 6), "shift": (6,), "positions": (6, 6)}
+    accounts = lrpfx.ledger(explain_model, ids, 1)
+    total = sum(float(value.sum()) for value in result.constants.values())
+    assert total == pytest.approx(accounts.total("constants"), abs=1e-9)
+    assert not lrpfx.attribute(explain_model, ids, 1).constants
+    for module in (explain_model, torch.compile(explain_model, backend="aot_eager")):
+        several = lrpfx.attribute(module, ids, [0, 1], constants=True).constants
+        for name, value in result.constants.items():
+            assert_close(several[name][1], value, 1e-12)

@@ -414,3 +414,31 @@ def test_lengths_with_a_condition_that_a_program_cannot_check():
     explain_model(torch.randn(2, 6, 3))
     program = lrpfx.lower(explain_model, torch.randn(2, 6, 3))
     assert lowering.open_dimensions(program)["input"] == [0, 2]
+
+
+@pytest.mark.parametrize("file", ["reader.pt2", pytest.param("reader.onnx", marks=pytest.mark.slow)])
+def test_a_token_at_a_position(tmp_path, file):
+    torch.manual_seed(0)
+    explain_model = lrpfx.transform(Reader(False), EpsilonPlus(), example_inputs=sentences(2, 5))
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, sentences(2, 5), target="token"), tmp_path / file))
+    inputs = sentences(3, 7)
+    target = torch.tensor([[-1, 2], [0, 1], [6, 0]])
+    found = runner(**inputs, target=target)["relevance"]
+    expected = lrpfx.attribute(explain_model, inputs, (target[:, 0], target[:, 1])).relevance["ids"]
+    assert_close(found, expected, 1e-9)
+    for wrong, message in (
+        ([-8, 0], "position -8 is out of range"),
+        ([7, 0], "position 7"),
+        ([0, 3], "target 3 is out of range"),
+    ):
+        with pytest.raises(lrpfx.InputError, match=message):
+            runner(**inputs, target=torch.tensor([wrong] * 3))
+
+
+def test_tokens_need_positions(explain_model):
+    with pytest.raises(lrpfx.InputError, match='"token" is for outputs of shape'):
+        lrpfx.lower(explain_model, images(), target="token")
+    sequences = lrpfx.transform(Reader(False), EpsilonPlus(), example_inputs=sentences(2, 5))
+    for target, message in (("max", '"max" is for outputs of shape'), ("index", 'use "token" or "weights"')):
+        with pytest.raises(lrpfx.InputError, match=message):
+            lrpfx.lower(sequences, sentences(2, 5), target=target)

@@ -43,6 +43,12 @@ FORMS = {
     "hidden": lambda p, v: torch.where(torch.ones(4, 4).tril() > 0, p, 0.0) @ v,
     "dropout": lambda p, v: F.dropout(p, 0.5, training=False) @ v,
     "largest": lambda p, v: p.topk(2, -1)[0] @ v[:, :2],
+    "clamped": lambda p, v: p.clamp(min=1e-3) @ v,
+    "squared": lambda p, v: p.square() @ v,
+    "repaired": lambda p, v: p.nan_to_num() @ v,
+    "the mean of two": lambda p, v: ((p + p.flip(0)) / 2) @ v,
+    "with a constant": lambda p, v: (p + torch.eye(4)) @ v,
+    "normalized": lambda p, v: F.normalize(p, p=1, dim=-1) @ v,
 }
 
 
@@ -67,7 +73,7 @@ def test_forms(form, capture):
 
 OTHERS = {
     "scores": lambda p, v: v @ v.transpose(1, 2),
-    "scaled by a sigmoid": lambda p, v: p.sigmoid() @ v,
+    "mixed by a dense layer": lambda p, v: (p @ torch.ones(4, 4)) @ v,
     "a sum": lambda p, v: (p + v @ v.transpose(1, 2)) @ v,
 }
 
@@ -77,6 +83,24 @@ def test_other_products(form):
     net, x = Attention(OTHERS[form]), torch.randn(2, 4, 6)
     explain_model = lrpfx.transform(net, CPLRP(), example_inputs=x)
     assert all(node.kind != "WeightedValues" for node in lrpfx.assignment(explain_model))
+
+
+SPELLED_OUT = {
+    "log": lambda a: a.log_softmax(-1).exp(),
+    "ratio": lambda a: a.exp() / a.exp().sum(-1, keepdim=True),
+    "one exponential": lambda a: (lambda e: e / e.sum(-1, keepdim=True))((a - a.amax(-1, keepdim=True)).exp()),
+}
+
+
+@pytest.mark.parametrize("form", SPELLED_OUT)
+def test_a_softmax_that_is_spelled_out(form):
+    class Net(Attention):
+        def forward(self, x):
+            return self.function(self.q(x) @ self.k(x).transpose(-1, -2)) @ self.v(x)
+
+    net, x = Net(SPELLED_OUT[form]), torch.randn(2, 4, 6)
+    result = lrpfx.attribute(lrpfx.transform(net, CPLRP(), example_inputs=x), x, torch.cos, record=["q", "k", "v"])
+    assert not result.layers["q"].any() and not result.layers["k"].any() and result.layers["v"].any()
 
 
 def test_a_rule_by_kind():

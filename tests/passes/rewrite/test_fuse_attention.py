@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import types
-from lrpfx.composites import CPLRP, AttnLRP
+from lrpfx.composites import CPLRP, AttnLRP, EpsilonPlus
 from lrpfx.errors import LrpfxWarning
 from lrpfx.rules import UniformEpsilon
 
@@ -265,3 +265,48 @@ def test_only_where_every_part_carries_multipliers():
     for composite in (AttnLRP(1e-6), AttnLRP(layer_map=[(types.MatMul, UniformEpsilon(1e-6))])):
         explain_model = lrpfx.transform(model, composite, example_inputs=given)
         assert not is_one_kernel(explain_model)
+
+
+def saved_bytes(explain_model, given):
+    """The memory that one forward pass keeps for the backward pass, without the inputs and the parameters."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*given, *explain_model.parameters(), *explain_model.buffers())}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = explain_model(*(value.clone().requires_grad_() for value in given))
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+def test_attention_in_relevance_form_is_recomputed():
+    """Nothing keeps the square matrix; maps, also of parts, copies and compiled modules, are those of the direct form."""
+    model, given, _ = case("plain")
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=given)
+    assert what_was_done(explain_model).startswith("recomputed in the backward pass")
+    direct = lrpfx.transform(model, EpsilonPlus(), example_inputs=given, optimize=False)
+    parts = [name for name in lrpfx.node_names(direct) if name.endswith(".softmax")]
+    expected = lrpfx.attribute(direct, given, torch.cos, record=parts)
+    restored = pickle.loads(pickle.dumps(explain_model))
+    for one in (explain_model, copy.deepcopy(explain_model), restored, torch.compile(explain_model, backend="aot_eager")):
+        assert relative_difference(lrpfx.attribute(one, given, torch.cos).relevance[0], expected.relevance[0]) <= 1e-12
+    found = lrpfx.attribute(explain_model, given, [torch.cos, torch.sin], record=parts, chunk_size=2)
+    assert relative_difference(found.relevance[0][0], expected.relevance[0]) <= 1e-12
+    assert relative_difference(found.layers[parts[0]][0], expected.layers[parts[0]]) <= 1e-12
+    square = expected.layers[parts[0]].nbytes
+    assert saved_bytes(direct, given) - saved_bytes(explain_model, given) >= 2 * square
+
+
+def test_hooks_on_recomputed_parts_run_once():
+    model, given, _ = case("plain")
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=given)
+    calls = []
+    (softmax,) = [module for name, module in explain_model.named_modules() if name.endswith(".softmax")]
+    softmax.register_forward_hook(lambda *_: calls.append(1))
+    lrpfx.attribute(explain_model, given, torch.cos)
+    assert calls == [1]
