@@ -25,7 +25,7 @@ SMALL = {"vocab_size": 1000}
 
 def _gpt2() -> nn.Module:
     configuration = transformers.GPT2Config(
-        n_layer=4, n_embd=256, n_head=4, bos_token_id=0, eos_token_id=0, use_cache=False, **SMALL
+        n_layer=4, n_embd=256, n_head=4, n_positions=2048, bos_token_id=0, eos_token_id=0, use_cache=False, **SMALL
     )
     return transformers.GPT2LMHeadModel(configuration)
 
