@@ -32,11 +32,20 @@ from lrpfx.ir.node import (
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes import final_softmax
-from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, copy_graph, executed, explainable
+from lrpfx.runtime.explain_module import (
+    ExplainModule,
+    RuleModule,
+    TreeGraphModule,
+    copy_graph,
+    executed,
+    explainable,
+    rule_module_of,
+)
 from lrpfx.runtime.multipliers import relevance_from
+from lrpfx.runtime.plain_calls import with_plain_calls
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.tensors import not_dense
-from lrpfx.support.torch_internals import compiler_of, pytree
+from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules, pytree
 from lrpfx.types import Embedding, Neutral
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -171,8 +180,8 @@ def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
         info = node_info(node)
         row = info.operator
         if row is not None and row.weighs_channels and node.op == "call_module" and isinstance(node.args[1], fx.Node):
-            layer = module.get_submodule(str(node.target))
-            groups = layer.ruled.operation.kwargs.get("groups", 1) if isinstance(layer, RuleModule) else 1
+            layer = rule_module_of(node, module)
+            groups = 1 if layer is None else layer.ruled.operation.kwargs.get("groups", 1)
             channels = attribute_of(node.args[1], module).shape[1] * groups
             dense = row.weight_layout is WeightLayout.DENSE
             takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"
@@ -207,41 +216,41 @@ def find_attribution(
         traced = recorder_of(module, *recording, is_compiled) if records else module
         probes = _probes(module, recording, arguments) if records and is_compiled else {}
 
-        def run(runner: Callable[..., Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-            """The explained output and the recorded layers."""
+        def run(runner: Callable[..., Any], recorder: TreeGraphModule, probes: Mapping[str, torch.Tensor]) -> _Forward:
             with _misfits(module, arguments):
                 result = arguments.call(runner, probes)
-            return select_output(result[0] if records else result, output), list(result[1:]) if records else []
+            chosen, recorded = (result[0], list(result[1:])) if records else (result, [])
+            factors = [*(None for _ in arguments.leaves), *factors_of(recorder, recorded)]
+            return _Forward(select_output(chosen, output), recorded, factors)
 
         is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
         is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
         runner = _runner(explain_model, module, traced, not is_single)
-        explained, layers = run(runner)
-        targets, several = _targets(explained, target)
+        forward = run(runner, traced, probes)
+        targets, several = _targets(forward.output, target)
         if several and is_single:  # two classes look like a position and a token
             runner = _runner(explain_model, module, traced, True)
-            explained, layers = run(runner)
+            forward = run(runner, traced, probes)
+        explained = forward.output
         if explained.is_meta:
             raise InputError(_NO_VALUES.format(module.title))
         seeds = [relevance_of_output(explained, one) for one in targets]
-        wanted = [*arguments.leaves, *(probes.values() if probes else layers)]
-        factors = [*(None for _ in arguments.leaves), *factors_of(traced, layers)]
+        wanted = [*arguments.leaves, *(probes.values() if probes else forward.layers)]
         if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs through any operation that carries relevance")
         found: Sequence[torch.Tensor]
         if several and is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
             parts = []
             for number, seed in enumerate(seeds):
-                explained, layers = run(runner) if number else (explained, layers)
-                factors = [*(None for _ in arguments.leaves), *factors_of(traced, layers)]
-                parts.append(relevances_of(explained, wanted, seed, factors))
+                forward = run(runner, traced, probes) if number else forward
+                parts.append(relevances_of(forward.output, wanted, seed, forward.factors))
             found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
         elif several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
             size = 1 if alone else chunk_size or len(seeds)
-            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), factors, size)
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), forward.factors, size)
         else:
-            found = relevances_of(explained, wanted, seeds[0], factors)
+            found = relevances_of(explained, wanted, seeds[0], forward.factors)
     first = len(arguments.leaves) + len(names)
     recorded = dict(zip(names, found[len(arguments.leaves) : first], strict=True))
     of_constants: dict[str, torch.Tensor] = {}
@@ -252,27 +261,34 @@ def find_attribution(
     def watch(number: int) -> Watch:
         recorder = recorder_of(module, *recording) if records else module
         watched = Watch(recorder)
-        with torch.inference_mode(False), torch.enable_grad(), _misfits(module, arguments):
-            result = arguments.call(watched.run_with)
-            again, layers = (result[0], list(result[1:])) if records else (result, [])
-            factors = [*(None for _ in arguments.leaves), *factors_of(recorder, layers)]
-            relevances_of(select_output(again, output), [*arguments.leaves, *layers], seeds[number], factors)
+        with torch.inference_mode(False), torch.enable_grad():
+            again = run(watched.run_with, recorder, {})
+            relevances_of(again.output, [*arguments.leaves, *again.layers], seeds[number], again.factors)
         return watched
 
     def objection() -> str | None:
         of_inputs = [*found[: len(arguments.leaves)], *(recorded[name] for names in embeddings.values() for name in names)]
         shares = of_inputs if several else [relevance[None] for relevance in of_inputs]
-        return _objection(explained, targets, torch.stack(seeds), shares, _final_softmax(module.graph, output), watch)
+        return _objection(explained, targets, seeds, shares, _final_softmax(module.graph, output), watch)
 
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
     return Attribution(explained.detach(), of_inputs, {name: recorded[name] for name in record}, of_constants), objection
 
 
+@dataclass
+class _Forward:
+    """The result of a forward pass: the explained output, the recorded layers, and the factors of all relevances."""
+
+    output: torch.Tensor
+    layers: list[torch.Tensor]
+    factors: list[torch.Tensor | None]  # of the inputs and the layers: see `factors_of`
+
+
 def _objection(
     output: torch.Tensor,
     targets: Sequence[OneTarget],
-    seeds: torch.Tensor,
+    seeds: Sequence[torch.Tensor],
     relevances: Sequence[torch.Tensor],
     softmax: fx.Node | None,
     watch: Callable[[int], Watch],
@@ -281,7 +297,10 @@ def _objection(
     explains_class = any(not (is_floating(target) or callable(target)) for target in targets)
     if softmax is not None and explains_class and saturates(softmax):
         return advice(softmax)
-    scale = float(output.detach().abs().amax()) if explains_class and output.numel() else 0.0
+
+    def scale() -> float:
+        return float(output.detach().abs().amax()) if explains_class and output.numel() else 0.0
+
     return objection_to(relevances, seeds, scale, softmax, watch)
 
 
@@ -303,14 +322,24 @@ def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphMo
 
     `several`: whether several relevances will be propagated.
     """
+    cache = module.lrpfx_cache
     compiler = None if explain_model is module else compiler_of(explain_model)
-    if traced is module and (compiler is not None or not several):
+    several = several and compiler is None
+    if traced is module and compiler is not None:
         return explain_model
-    key = (traced, several and compiler is None, compiler)
-    if key not in module.lrpfx_cache.runners:
-        runner = executed(traced, Execution(several=True)) if several and compiler is None else traced
-        module.lrpfx_cache.runners[key] = runner if compiler is None else compiler(runner)
-    return module.lrpfx_cache.runners[key]  # type: ignore[no-any-return]
+    if (traced, several) not in cache.runners:
+        changed = executed(traced, Execution(several=True)) if several else traced
+        cache.runners[traced, several] = changed, *with_plain_calls(changed)
+    runner: TreeGraphModule
+    runner, plain, left = cache.runners[traced, several]
+    observed = has_hooks_for_all_modules() or (traced is module and module.is_observed)
+    if left.modules and not observed and not left.are_observed:
+        runner = plain
+    if compiler is None:
+        return runner
+    if (runner, compiler) not in cache.compiled:
+        cache.compiled[runner, compiler] = compiler(runner)
+    return cache.compiled[runner, compiler]
 
 
 def _probes(
@@ -324,12 +353,12 @@ def _probes(
         (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
     )
     key = (recording, sizes)
-    if key not in module.lrpfx_cache.runners:
+    if key not in module.lrpfx_cache.layouts:
         with torch.no_grad():
             _, *layers = arguments.call(recorder_of(module, *recording))
-        module.lrpfx_cache.runners[key] = [torch.empty_like(layer, device="meta") for layer in layers]
+        module.lrpfx_cache.layouts[key] = [torch.empty_like(layer, device="meta") for layer in layers]
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
-    layouts = module.lrpfx_cache.runners[key]
+    layouts = module.lrpfx_cache.layouts[key]
     return {
         f"probe_{number}": torch.zeros_like(layout, device=device).requires_grad_() for number, layout in enumerate(layouts)
     }
@@ -479,8 +508,7 @@ class Arguments:
             self.passed = module.admit((), self.values)
         else:
             module.admit(tuple(self.values.values()), {})
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        for number, node in enumerate(placeholders):
+        for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
             limits = node_info(node).value_range
             for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):
                 if limits is not None and tensor.numel() and not (limits[0] <= tensor.min() and tensor.max() <= limits[1]):
@@ -665,6 +693,12 @@ def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
     batch, length, _ = output.shape
     if isinstance(position, bool) or not isinstance(position, (int, torch.Tensor)):
         raise InputTypeError(f"a position is an index or a tensor of indices, not {type(position).__name__}")
+    relevance = torch.zeros_like(output)
+    if isinstance(position, int):
+        if not -length <= position < length:
+            raise InputError(f"position {position} is out of range: the output has {length} positions")
+        relevance[:, position] = relevance_of_output(output[:, position], token)
+        return relevance
     places = torch.as_tensor(position, device=output.device)
     if places.is_floating_point() or places.dtype == torch.bool:
         raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}")
@@ -675,7 +709,6 @@ def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
     if outside.numel():
         raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
     samples = torch.arange(batch, device=output.device)
-    relevance = torch.zeros_like(output)
     relevance[samples, places % length] = relevance_of_output(output[samples, places % length], token)
     return relevance
 
@@ -777,8 +810,8 @@ def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Nod
     """Constants that take relevance, each with the operation that gives it some."""
     found = []
     for user in data_calls(graph):
-        layer = module.get_submodule(str(user.target)) if user.op == "call_module" else None
-        if isinstance(layer, RuleModule):
+        layer = rule_module_of(user, module)
+        if layer is not None:
             read = nodes_in(user.args[: layer.ruled.operation.inputs])
         else:
             read = nodes_in(user.args) if node_info(user).neutral and node_info(user).kind is not Embedding else []

@@ -112,19 +112,22 @@ def advice(softmax: fx.Node) -> str:
 
 def objection_to(
     relevances: Sequence[torch.Tensor],
-    seeds: torch.Tensor,
-    scale: float,
+    seeds: Sequence[torch.Tensor],
+    scale: Callable[[], float],
     softmax: fx.Node | None,
     watch: Callable[[int], Watch],
 ) -> str | None:
     """Why the relevance of the inputs is implausible, or None.
 
-    `relevances` of the inputs have a leading dimension for the `seeds`. `scale` is the reference for relevance if it exceeds
-    the seed. `softmax` computes the output, if any. `watch` runs the network again for one seed.
+    `relevances` of the inputs have a leading dimension for the `seeds`. `scale` gives the reference for relevance if it exceeds
+    the seed; it is asked only for large maps, since it reads the whole output. `softmax` computes the output, if any. `watch`
+    runs the network again for one seed.
     """
-    sizes = zip(magnitudes(relevances, len(seeds)), magnitudes([seeds], len(seeds)), strict=True)
-    for number, (magnitude, seed) in enumerate(sizes):
-        limit = EXCESS * max(seed, scale)
+    of_seeds = [magnitudes([seed[None]], 1)[0] for seed in seeds]
+    for number, (magnitude, seed) in enumerate(zip(magnitudes(relevances, len(seeds)), of_seeds, strict=True)):
+        limit = EXCESS * seed
+        if not magnitude <= limit:
+            limit = max(limit, EXCESS * scale())
         if not magnitude <= limit:
             watched = watch(number)
             keeps_gradient = any(node_info(node).keeps_gradient for node in data_calls(watched.graph))

@@ -71,7 +71,9 @@ class Operation:
         self.__dict__.update(state)
         self.function = resolve_path(function) if isinstance(function, str) else function
 
-    def _fill(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def filled(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the function for the values of a call."""
+
         def fill(argument: Any) -> Any:
             return values[argument.index] if isinstance(argument, Slot) else argument
 
@@ -83,7 +85,7 @@ class Operation:
     def __call__(self, values: Sequence[Any]) -> Any:
         if self.in_order:  # a short cut: the cost of a call counts for small layers
             return self.function(*values[: len(self.args)], **self.kwargs)
-        args, kwargs = self._fill(values)
+        args, kwargs = self.filled(values)
         return self.function(*args, **kwargs)
 
     @property
@@ -100,7 +102,7 @@ class Operation:
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the operator by name, defaults included."""
-        args, kwargs = self._fill(values)
+        args, kwargs = self.filled(values)
         names = self.listed.arguments
         return {**names, **dict(zip(names, args, strict=False)), **kwargs}
 

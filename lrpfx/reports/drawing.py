@@ -13,7 +13,7 @@ from lrpfx.errors import InputError, LrpfxError
 from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, support_label
 from lrpfx.reports.assignment import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_label
 from lrpfx.reports.ledger import PARTS, Ledger
-from lrpfx.runtime.explain_module import RuleModule, explainable
+from lrpfx.runtime.explain_module import explainable, rule_module_of
 
 MODULE = "module"  # the kind of a node that represents all nodes of a module
 
@@ -59,8 +59,8 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
 
 def _operands(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
     """The operands of a call, without arguments that its rule only uses to recompute inputs."""
-    module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if isinstance(module, RuleModule) and module.ruled.recomputed:
+    module = rule_module_of(node, root)
+    if module is not None and module.ruled.recomputed:
         return node.args[: module.ruled.first_extra]
     return node.args
 

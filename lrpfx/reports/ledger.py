@@ -21,7 +21,7 @@ from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_flo
 from lrpfx.operators.functions import detached
 from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
 from lrpfx.reports.format_table import format_table
-from lrpfx.runtime.explain_module import ExplainModule, RuleModule, explainable
+from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, relevance_from, where_finite
 from lrpfx.types import Embedding
 
@@ -262,9 +262,8 @@ class _Sweep:
             with torch.no_grad():
                 self.values[node] = function(*map_arguments(node.args, self._value), **map_arguments(node.kwargs, self._value))
             return
-        places = len(node.args)
-        if isinstance(function, RuleModule):
-            places = function.ruled.operation.inputs  # the others are parameters and further arguments of the rule
+        layer = rule_module_of(node, self.module)  # what follows its inputs are parameters and further arguments of the rule
+        places = len(node.args) if layer is None else layer.ruled.operation.inputs
         shared: dict[fx.Node, Any] = {}
 
         def leaves_of(argument: Any) -> Any:
@@ -370,8 +369,8 @@ class _Sweep:
     def _absorbed(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
         """The relevance that a rule or a neutral operation does not pass on, from its formula."""
         node, info = call.node, node_info(call.node)
-        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, RuleModule):
+        module = rule_module_of(node, self.module)
+        if module is not None:
             rule: Any = module.rule
             if rule.has_code:
                 return {}

@@ -584,7 +584,7 @@ class AbsoluteRatio(_SharingRule):
         return held_back(relevance, sum_of(self._sizes(call)), self.stabilizer)
 
 
-class _EpsilonRule(Hook):
+class EpsilonRule(Hook):
     """Base class of rules that divide by the layer's own stabilized output."""
 
     shown = ("epsilon",)
@@ -601,7 +601,7 @@ class _EpsilonRule(Hook):
         return True
 
 
-class _ProductRule(_EpsilonRule):
+class _ProductRule(EpsilonRule):
     """Base class of rules for matrix products."""
 
     def check(self, layer: Layer) -> None:
@@ -734,7 +734,7 @@ class _ConstantScales(TorchFunctionMode):
         return spelling.operator.detached(given["input"], {**spelling.operator.arguments, **given})
 
 
-class NormalizationEpsilon(_EpsilonRule):
+class NormalizationEpsilon(EpsilonRule):
     """For layer, group and instance norm: Epsilon with the scale held constant, which leaves an affine function.
 
     R' = x Jᵀ (R / st(y)), where J is the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,

@@ -1,7 +1,7 @@
 """The rule of recurrent layers."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,16 +12,16 @@ from lrpfx.layers.layer import Layer, Operation, Slot
 from lrpfx.layers.layer_of_call import Forward
 from lrpfx.module_mode.call_by_parts import call_by_parts
 from lrpfx.operators.recurrent import CELL, STATES, entering, gates_of, in_time, out_of_time, recurrent
-from lrpfx.rules.hook import Hook
+from lrpfx.rules.formulas import EpsilonRule
 from lrpfx.rules.ratios import added
 from lrpfx.rules.rule import Absorbed
-from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
+from lrpfx.rules.stabilizer import StabilizerFunction
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.support.opaque_operator import opaque_operator
 from lrpfx.types import Recurrent
 
 
-class SignalTakesAll(Hook):
+class SignalTakesAll(EpsilonRule):
     """For recurrent layers: gates get no relevance, the signals that they scale get all of it (Arras et al. 2017,
     https://aclanthology.org/W17-5221, "LRP-all" in Arras et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_11).
 
@@ -32,19 +32,7 @@ class SignalTakesAll(Hook):
     q = R_h / st(g). Biases absorb their share of g.
     """
 
-    shown = ("epsilon",)
     proportional = True
-
-    def __init__(self, epsilon: float | StabilizerFunction = 1e-6) -> None:
-        super().__init__()
-        self.epsilon = Stabilizer.ensure(epsilon)
-
-    def copy(self) -> Self:
-        return type(self)(self.epsilon)
-
-    @property
-    def saves_output(self) -> bool:
-        return True
 
     def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
         return call_by_parts(self, module, forward, args, kwargs)

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import fx, nn
@@ -43,6 +43,14 @@ class RuleModule(Scope):
 
     def extra_repr(self) -> str:
         return self.description + "".join(f" + {name}" for name in self.merged)
+
+
+def rule_module_of(node: Any, root: nn.Module) -> RuleModule | None:
+    """The rule module below `root` that a node calls, or None."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    module = root.get_submodule(str(node.target))
+    return module if isinstance(module, RuleModule) else None
 
 
 class ParameterModifier(nn.Module):
@@ -101,7 +109,10 @@ class Recomputed(Scope):
         return checkpoint(run, *values, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
 
 
-def executed(module: nn.Module, execution: Execution) -> nn.Module:
+Tree = TypeVar("Tree", bound=nn.Module)
+
+
+def executed(module: Tree, execution: Execution) -> Tree:
     """The same module, run in another way: a light copy that shares tensors, hooks and tables."""
     made: dict[nn.Module, nn.Module] = {}
 
@@ -119,7 +130,7 @@ def executed(module: nn.Module, execution: Execution) -> nn.Module:
             vars(clone)["_modules"] = {name: None if child is None else variant(child) for name, child in children}
         return made[one]
 
-    return variant(module)
+    return cast(Tree, variant(module))
 
 
 @dataclass
@@ -127,7 +138,9 @@ class Cache:
     """What attribution makes of an explainable module once, for later calls."""
 
     recorders: dict[tuple[Any, ...], TreeGraphModule] = field(default_factory=dict)
-    runners: dict[Any, Any] = field(default_factory=dict)  # a recorder and how it runs -> what runs it
+    runners: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # a recorder and how it runs -> it, and with plain calls
+    compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict)
+    layouts: dict[tuple[Any, ...], list[torch.Tensor]] = field(default_factory=dict)  # of recorded values, without memory
     embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
 
 
@@ -231,6 +244,11 @@ class ExplainModule(TreeGraphModule):
         if self._sources and not torch.compiler.is_compiling():
             self._refold_if_changed()
         return {name: value for name, value in keywords.items() if name not in self._fixed}
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the module has hooks besides its own."""
+        return bool(self._forward_hooks or self._backward_hooks or self._backward_pre_hooks or len(self._forward_pre_hooks) > 1)
 
     @contextmanager
     def inactive(self) -> Iterator[Self]:

@@ -18,6 +18,7 @@ from lrpfx.ir.operator import SavedScale
 from lrpfx.layers.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall, linear_part
+from lrpfx.support.tensors import save_values, saved_values
 from lrpfx.support.torch_internals import apply
 
 Absorbed = dict[str, Any]
@@ -37,6 +38,10 @@ class MultiplierForm(ABC):
         """Whether the data input at a place gets no relevance."""
         return False
 
+    def plain_shares(self, inputs: int) -> tuple[float, ...] | None:
+        """The shares of so many data inputs, if `with_shares` and the plain operation are all that `run` does."""
+        return None
+
     def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
         """Relevance that no input receives, for the multiplier of the output; None if the rule's own account holds."""
         return None
@@ -52,11 +57,14 @@ class Derivative(MultiplierForm):
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
         if self.shares is None:
             return operation(values)
-        inputs = [scaled(value, share) for value, share in zip(values, self.shares, strict=False)]
-        return operation([*inputs, *values[len(inputs) :]])
+        inputs = len(self.shares)
+        return operation([*with_shares(self.shares, *values[:inputs]), *values[inputs:]])
 
     def keeps_from(self, place: int) -> bool:
         return self.shares is not None and self.shares[place] == 0.0
+
+    def plain_shares(self, inputs: int) -> tuple[float, ...] | None:
+        return self.shares or (1.0,) * inputs
 
     def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
         """What the output has beyond the part that is linear in the inputs, times the multiplier."""
@@ -113,15 +121,22 @@ class WithoutRelevance(MultiplierForm):
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
         return operation(values)
 
+    def plain_shares(self, inputs: int) -> tuple[float, ...] | None:
+        return (1.0,) * inputs
+
     def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
         return {}
 
 
-def scaled(value: torch.Tensor, share: float) -> torch.Tensor:
-    """The value, with a derivative that is multiplied by `share`."""
-    if share == 1.0:
-        return value
-    return apply(_Scaled, value, share) if share else value.detach()
+def with_shares(shares: Sequence[float], *values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The values, with derivatives that are multiplied by the shares."""
+    changed = [value if share else value.detach() for share, value in zip(shares, values, strict=True)]
+    places = [place for place, share in enumerate(shares) if share not in (0.0, 1.0)]
+    if places:  # one Function for all: a Function costs as much as a small layer
+        found = apply(_WithShares, [shares[place] for place in places], *[values[place] for place in places])
+        for place, value in zip(places, found, strict=True):
+            changed[place] = value
+    return changed
 
 
 def carry_multiplier(value: torch.Tensor) -> torch.Tensor:
@@ -129,12 +144,14 @@ def carry_multiplier(value: torch.Tensor) -> torch.Tensor:
 
     No value of zero has relevance, unless the rules before it put it there; it is then lost.
     """
-    return apply(_CarryMultiplier, value)  # type: ignore[no-any-return]
+    carried: torch.Tensor = apply(_CarryMultiplier, value)
+    return carried
 
 
 def carry_relevance(value: torch.Tensor) -> torch.Tensor:
     """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets R = value * m."""
-    return apply(_CarryRelevance, value)  # type: ignore[no-any-return]
+    carried: torch.Tensor = apply(_CarryRelevance, value)
+    return carried
 
 
 def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -147,23 +164,25 @@ def relevance_from(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tenso
     return where_finite(value, value * multiplier)
 
 
-class _Scaled(torch.autograd.Function):
+class _WithShares(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: torch.Tensor, share: float) -> torch.Tensor:
-        return value.view_as(value)
+    def forward(shares: Sequence[float], *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(value.view_as(value) for value in values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.share = inputs[1]
+        ctx.shares = inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
-        return multiplier * ctx.share, None
+    def backward(ctx: Any, *multipliers: torch.Tensor) -> Any:
+        return None, *(multiplier * share for multiplier, share in zip(multipliers, ctx.shares, strict=True))
 
 
-class _CarryMultiplier(torch.autograd.Function):
+class _Conversion(torch.autograd.Function):
+    """Forward: the value, which is saved."""
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -174,47 +193,51 @@ class _CarryMultiplier(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(inputs[0])
 
+
+class _CarryMultiplier(_Conversion):
     @staticmethod
     def backward(ctx: Any, relevance: torch.Tensor) -> Any:
         (value,) = ctx.saved_tensors
         return torch.where(value == 0, torch.zeros_like(relevance), relevance / value)
 
 
-class _CarryRelevance(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(inputs[0])
-
+class _CarryRelevance(_Conversion):
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
         (value,) = ctx.saved_tensors
         return final(relevance_from(value, multiplier))
 
 
-class _ByRatio(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    """Forward: an operation, whose values are saved."""
+
     generate_vmap_rule = True
 
     @staticmethod
     def forward(operation: Operation, *values: Any) -> torch.Tensor:
-        return operation(values)  # type: ignore[no-any-return]
+        output: torch.Tensor = operation(values)
+        return output
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.operation, value, *others = inputs
-        ctx.others = others  # plain numbers: a function with tensors besides its input has no ratio
-        ctx.save_for_backward(value)
+        ctx.operation, *values = inputs
+        save_values(ctx, values)
 
+
+class _ByRatio(_Function):
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
-        (value,) = ctx.saved_tensors
-        ratio = ctx.operation.listed.ratio(value, ctx.operation.arguments((value, *ctx.others)))
-        return None, multiplier * ratio, *(None for _ in ctx.others)
+        values, _ = saved_values(ctx)
+        ratio = ctx.operation.listed.ratio(values[0], ctx.operation.arguments(values))
+        return None, multiplier * ratio, *(None for _ in values[1:])
+
+
+class _WithHeldScale(_Function):
+    @staticmethod
+    def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
+        (value, *others), _ = saved_values(ctx)
+        pull = torch.func.vjp(lambda input: _held(ctx.operation, (input, *others)), value)[1]
+        return None, pull(multiplier)[0], *(None for _ in others)
 
 
 class _WithSavedScale(torch.autograd.Function):
@@ -229,15 +252,13 @@ class _WithSavedScale(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.operation, _, *others = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in others]
-        ctx.save_for_backward(output[1], *(value if isinstance(value, torch.Tensor) else None for value in others))
+        save_values(ctx, [None, *others], [output[1]])
 
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor, _: Any) -> Any:
-        scale, *saved = ctx.saved_tensors
-        others = [other if tensor is None else tensor for tensor, other in zip(saved, ctx.others, strict=True)]
-        arguments = ctx.operation.arguments((None, *others))
-        return None, _saved_scale(ctx.operation).pull(multiplier, scale, arguments), *(None for _ in others)
+        values, (scale,) = saved_values(ctx)
+        arguments = ctx.operation.arguments(values)
+        return None, _saved_scale(ctx.operation).pull(multiplier, scale, arguments), *(None for _ in values[1:])
 
 
 def _saved_scale(operation: Operation) -> SavedScale:
@@ -245,27 +266,6 @@ def _saved_scale(operation: Operation) -> SavedScale:
     if found is None:
         raise RuleError(f"{operation.listed} has no derivative that saves its scale only")
     return found
-
-
-class _WithHeldScale(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operation: Operation, *values: Any) -> torch.Tensor:
-        return operation(values)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.operation, *values = inputs
-        ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
-        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in values))
-
-    @staticmethod
-    def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
-        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-        value, *others = (other if tensor is None else tensor for tensor, other in pairs)
-        pull = torch.func.vjp(lambda input: _held(ctx.operation, (input, *others)), value)[1]
-        return None, pull(multiplier)[0], *(None for _ in others)
 
 
 def _held(operation: Operation, values: Sequence[Any]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
+from lrpfx.support.tensors import save_values, saved_values
 from lrpfx.support.torch_internals import apply
 
 ORIGIN = "lrpfx"  # the key under which traced operations record their origin
@@ -45,14 +46,15 @@ def carry_multipliers(ruled: RuledOperation, form: MultiplierForm, values: Seque
     _refuse_other_kinds(ruled, values[:inputs])
     arranged = ruled.arranged(values)
     if len(arranged) > inputs:
-        arranged = (*arranged[:inputs], *[_constant(value) for value in arranged[inputs:]])
+        arranged = (*arranged[:inputs], *map(constant, arranged[inputs:]))
     if not ruled.execution.traced:
         return form.run(ruled.operation, arranged)
     with origin(f"{ruled.name}: {ruled.rule}"):
         return form.run(ruled.operation, arranged)
 
 
-def _constant(value: Any) -> Any:
+def constant(value: Any) -> Any:
+    """A value of a call that gets no gradient."""
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
@@ -197,8 +199,7 @@ def _save(
     device = values[0].device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     ctx.dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values] if autocast else None
-    ctx.others = [None if isinstance(value, torch.Tensor) else value for value in saved]
-    ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved), *more)
+    save_values(ctx, saved, more)
 
 
 def _saved(ctx: Any, relevance: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -207,12 +208,10 @@ def _saved(ctx: Any, relevance: torch.Tensor) -> tuple[tuple[Any, ...], tuple[An
     Under autocast, the forward pass ran in the precision of its output, whatever the dtypes of its inputs. The backward pass
     runs in the same precision.
     """
-    count, saved = len(ctx.others), ctx.saved_tensors  # read once: tensors may be recomputed
-    pairs = zip(saved[:count], ctx.others, strict=True)
-    values = tuple(other if tensor is None else tensor for tensor, other in pairs)
+    values, more = saved_values(ctx)
     if ctx.dtypes is not None:
         values = tuple(_cast(value, relevance.dtype) for value in values)
-    return values, saved[count:]
+    return values, more
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

@@ -134,10 +134,6 @@ class RuledOperation:
 
     def arranged(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The values of a call in the operation's order, with its own parameters."""
-        if self.first_extra == self.operation.inputs + len(self.parameters) and self.parameters == tuple(
-            range(self.operation.inputs, self.first_extra)
-        ):
-            return tuple(values)
         parameters = [values[at] for at in self.parameters]
         return (*values[: self.operation.inputs], *parameters, *values[self.first_extra :])
 

@@ -1,4 +1,7 @@
-"""Which tensors are dense: their values are in memory as shape and strides describe."""
+"""Which tensors are dense (their values are in memory as shape and strides describe), and values that autograd saves."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,3 +20,16 @@ def not_dense(value: torch.Tensor) -> str | None:
         if value.is_quantized:
             return "quantized"
         return None if value.layout == torch.strided else f"of layout {value.layout}"
+
+
+def save_values(ctx: Any, values: Sequence[Any], further: Sequence[torch.Tensor | None] = ()) -> None:
+    """Save the values of a call for the backward pass of an autograd Function, and further tensors."""
+    ctx.others = [None if isinstance(value, torch.Tensor) else value for value in values]
+    ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in values), *further)
+
+
+def saved_values(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The values and the further tensors that `save_values` saved."""
+    count, saved = len(ctx.others), ctx.saved_tensors  # read once: tensors may be recomputed
+    pairs = zip(saved[:count], ctx.others, strict=True)
+    return tuple(other if tensor is None else tensor for tensor, other in pairs), saved[count:]

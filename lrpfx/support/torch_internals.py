@@ -51,6 +51,12 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
 
 
+def has_hooks_for_all_modules() -> bool:
+    """Whether hooks are registered that observe the calls of all modules."""
+    found: bool = torch.nn.modules.module._has_any_global_hook()
+    return found
+
+
 def aten(name: str) -> OpOverload | None:
     """An operator such as "softmax.int", or None if this torch is older than the operator."""
     packet, _, overload = name.partition(".")

@@ -18,7 +18,7 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.decompose import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state
+from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state, rule_module_of
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation
@@ -220,8 +220,8 @@ def _form(root: nn.Module, node: fx.Node, inputs: int) -> tuple[float, ...]:
 
 
 def _rule_module(root: nn.Module, node: fx.Node) -> RuleModule:
-    module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if not isinstance(module, RuleModule):
+    module = rule_module_of(node, root)
+    if module is None:
         raise NotFusibleError(f"{node_info(node).name} has no rule")
     return module
 

@@ -8,7 +8,7 @@ from torch import fx, nn
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, data_calls, node_info
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.explain_module import RuleModule
+from lrpfx.runtime.explain_module import RuleModule, rule_module_of
 from lrpfx.runtime.ruled_operation import Handoff
 from lrpfx.types import ConvolutionStandard
 
@@ -43,10 +43,8 @@ class SaveLess(GraphPass):
 
 def _rule_module(node: Any, root: nn.Module) -> RuleModule | None:
     """The rule module that a node calls, or None; also None if it carries multipliers and saves what torch does."""
-    if not isinstance(node, fx.Node) or node.op != "call_module":
-        return None
-    module = root.get_submodule(str(node.target))
-    return module if isinstance(module, RuleModule) and module.ruled.form is None else None
+    module = rule_module_of(node, root)
+    return None if module is None or module.ruled.form is not None else module
 
 
 def _hand_off(node: fx.Node, module: RuleModule, program: Program) -> bool:

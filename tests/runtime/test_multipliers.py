@@ -14,7 +14,7 @@ from lrpfx.runtime.multipliers import (
     carry_multiplier,
     carry_relevance,
     relevance_from,
-    scaled,
+    with_shares,
 )
 
 
@@ -43,11 +43,15 @@ def test_hidden_values_have_no_relevance():
     assert torch.equal(relevance_from(hidden, torch.tensor([0.0, 2.0, 3.0])), torch.tensor([0.0, 0.0, 3.0]))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_shares(share):
-    value, seed = torch.randn(3), torch.randn(3)
-    assert torch.equal(gradient(lambda x: scaled(x, share), value, seed), seed * share)
-    assert not scaled(value.requires_grad_(), 0.0).requires_grad
+def test_shares():
+    values, seeds = [torch.randn(3).requires_grad_() for _ in range(4)], [torch.randn(3) for _ in range(4)]
+    shares = (0.5, 1.0, 0.0, 0.25)
+    shared = with_shares(shares, *values)
+    assert all(map(torch.equal, shared, values)) and [one.requires_grad for one in shared] == [True, True, False, True]
+    found = torch.autograd.grad([shared[0], shared[1], shared[3]], values, [seeds[0], seeds[1], seeds[3]], allow_unused=True)
+    assert found[2] is None
+    for place in (0, 1, 3):
+        assert torch.equal(found[place], seeds[place] * shares[place])
 
 
 def test_factors_share():
@@ -99,7 +103,7 @@ def test_several_at_once():
     value, seeds = torch.randn(4).requires_grad_(), torch.randn(3, 4)
 
     def run(x):
-        return carry_multiplier(scaled(Ratio().run(made, (carry_relevance(x),)), 0.5))
+        return carry_multiplier(with_shares((0.5,), Ratio().run(made, (carry_relevance(x),)))[0])
 
     result = run(value)
     together = torch.func.vmap(lambda seed: torch.autograd.grad(result, value, seed, retain_graph=True)[0])(seeds)

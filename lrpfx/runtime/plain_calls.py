@@ -1,0 +1,90 @@
+"""Graphs without modules where multipliers flow: the plain operations, whose derivatives torch knows.
+
+A module costs as much as a small operation. Nobody sees the difference unless the module has hooks or was replaced.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from lrpfx.ir.node import Role, node_info, set_info
+from lrpfx.runtime.explain_module import RuleModule, TreeGraphModule, copy_graph, rule_module_of
+from lrpfx.runtime.multipliers import with_shares
+from lrpfx.runtime.propagation import constant
+
+
+class LeftOut:
+    """Modules that a graph leaves out, with their places in the tree."""
+
+    def __init__(self) -> None:
+        self.modules: list[RuleModule] = []
+        self.tables: list[dict[str, Any]] = []  # that hold the modules, under their names
+        self.names: list[str] = []
+        self.hooks: list[dict[int, Any]] = []
+
+    def add(self, table: dict[str, Any], name: str, module: RuleModule) -> None:
+        self.modules.append(module)
+        self.tables.append(table)
+        self.names.append(name)
+        self.hooks += (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+
+    @property
+    def are_observed(self) -> bool:
+        """Whether any of the modules has hooks, or another one stands in its place. It is asked before each run."""
+        return any(self.hooks) or list(map(dict.get, self.tables, self.names)) != self.modules
+
+
+def with_plain_calls(module: TreeGraphModule) -> tuple[TreeGraphModule, LeftOut]:
+    """A module on the same tensors that calls plain operations, and the modules that it leaves out."""
+    graph = copy_graph(module.graph)
+    left = LeftOut()
+    constants: dict[fx.Node, fx.Node] = {}  # detached values
+    for node in list(graph.nodes):
+        layer = rule_module_of(node, module)
+        if layer is not None and _replace(graph, node, layer, constants):
+            path, _, name = str(node.target).rpartition(".")
+            left.add(module.get_submodule(path)._modules, name, layer)
+    return TreeGraphModule(module, graph, module.title), left
+
+
+def _replace(graph: fx.Graph, node: fx.Node, layer: RuleModule, constants: dict[fx.Node, fx.Node]) -> bool:
+    """Replace a call of a module by its operation; False if the module does more than that."""
+    ruled = layer.ruled
+    count = ruled.operation.inputs
+    shares = None if ruled.form is None else ruled.form.plain_shares(count)
+    if shares is None or not all(_is_signal(value) for value in node.args[:count]):
+        return False
+    values = ruled.arranged(node.args)
+    with graph.inserting_before(node):
+        inputs = _shared(graph, shares, values[:count])
+        others = [_constant(graph, value, constants) for value in values[count:]]
+        args, kwargs = ruled.operation.filled([*inputs, *others])
+        made = graph.call_function(ruled.operation.function, args, kwargs)
+    set_info(made, node_info(node))
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+    return True
+
+
+def _is_signal(value: Any) -> bool:
+    """Whether a data input is known to be a signal, which modules check in each call."""
+    dtype = node_info(value).dtype if isinstance(value, fx.Node) else None
+    return dtype is not None and dtype.is_floating_point
+
+
+def _shared(graph: fx.Graph, shares: Sequence[float], values: Sequence[Any]) -> Sequence[Any]:
+    if all(share == 1.0 for share in shares):
+        return values
+    changed = graph.call_function(with_shares, (tuple(shares), *values))
+    return [graph.call_function(operator.getitem, (changed, place)) for place in range(len(values))]
+
+
+def _constant(graph: fx.Graph, value: Any, constants: dict[fx.Node, fx.Node]) -> Any:
+    """A value that gets no gradient. Each parameter is detached once."""
+    if not isinstance(value, fx.Node) or node_info(value).role is Role.METADATA:
+        return value
+    if value not in constants:
+        constants[value] = graph.call_function(constant, (value,))
+    return constants[value]
