@@ -1,0 +1,1 @@
+"""Explanations of photographs and sentences: from what a user has to what a user wants to look at."""

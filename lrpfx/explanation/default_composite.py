@@ -1,0 +1,41 @@
+"""The composite that explains a model when none is named: chosen by what the model consists of."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
+from lrpfx.rules.hook import Hook
+from lrpfx.rules.mapping import MappingContext
+from lrpfx.types import Convolution, Softmax, WeightedValues
+
+#: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
+GAMMA_OF_VISION_TRANSFORMERS = 0.05
+
+
+class ByContent(Composite):
+    """AttnLRP for models with attention (with Gamma if they look at photographs), Gamma by depth for convolutional networks.
+
+    Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is a photograph.
+    """
+
+    def __init__(self, low: Any = None, high: Any = None, photographs: bool = True) -> None:
+        super().__init__(self.mapping)
+        self.low, self.high, self.photographs = low, high, photographs
+        self.chosen: Composite | None = None
+
+    def mapping(self, ctx: MappingContext, name: str, layer: Any) -> Hook | None:
+        """The rule that the chosen composite gives the layer."""
+        if self.chosen is None:
+            self.chosen = self.choice([one for _, one in ctx.layers])
+        return self.chosen.module_map(ctx, name, layer)
+
+    def choice(self, layers: Sequence[Any]) -> Composite:
+        """The composite for a network with these layers."""
+        if any(isinstance(layer, (WeightedValues, Softmax)) for layer in layers[:-1]):
+            return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.photographs else AttnLRP()
+        if any(isinstance(layer, Convolution) for layer in layers):
+            return GammaByDepth(low=self.low, high=self.high)
+        return EpsilonPlus()
+
+    def __repr__(self) -> str:
+        return "a composite by content" if self.chosen is None else repr(self.chosen)

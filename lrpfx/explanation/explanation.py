@@ -1,0 +1,357 @@
+"""What an explanation holds, and the pictures that it draws. It needs neither the model nor the explainer."""
+
+import base64
+import html
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from lrpfx import pictures
+from lrpfx.deploy.files import whole_file
+from lrpfx.errors import InputError, InputTypeError, nearest, os_errors
+from lrpfx.explanation.geometry import Geometry
+
+if TYPE_CHECKING:
+    from lrpfx.explanation.explainer import Explainer
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A class of the model, with what the model says about it."""
+
+    index: int
+    name: str
+    score: float  # the model's output
+    probability: float | None  # None if the outputs are no classes
+
+    def __str__(self) -> str:
+        return self.name if self.probability is None else f"{self.name} ({self.probability:.0%})"
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Where the relevance of an explained output went."""
+
+    output: float
+    inputs: float
+    constants: float  # what biases, stabilizers and other constants took: all that did not reach the inputs
+
+    def __str__(self) -> str:
+        return f"output {self.output:.4g} = inputs {self.inputs:.4g} + constants {self.constants:.4g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The relevance for one class."""
+
+    category: Category
+    input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
+    layers: dict[str, Array] = field(default_factory=dict)  # of recorded layers, without the batch
+    balance: Balance = Balance(0.0, 0.0, 0.0)
+
+
+@dataclass(eq=False)
+class Explanation:
+    """Why a model gave a photograph its class, or other classes that were asked for.
+
+    `photograph` is in RGB. `answers` has one entry for each explained class, the first being the one that pictures show unless
+    they are asked for others. `composite`: the rules that explained it, as text. An explanation is plain data: it can be pickled
+    without the model. The explainer that made it computes what was not asked for at first (other classes, layers, the ledger);
+    a pickled explanation has lost it and says so.
+    """
+
+    name: str
+    photograph: Image.Image
+    output: Array
+    categories: tuple[str, ...] | None
+    answers: tuple[Answer, ...]
+    composite: str
+    geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
+    input: torch.Tensor  # of the model, (channels, height, width)
+    explainer: "Explainer | None" = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "explainer": None}
+
+    def __repr__(self) -> str:
+        classes = ", ".join(str(answer.category) for answer in self.answers)
+        return f"<explanation of {self.name}: {classes}; {self.composite}>"
+
+    # --- figures -------------------------------------------------------------------------------------------------------------
+
+    def top(self, count: int = 5) -> list[Category]:
+        """The classes with the largest outputs, the largest first."""
+        best = np.argsort(-self.output, kind="stable")[:count]
+        return [category_of(self.output, int(index), self.categories) for index in best]
+
+    @property
+    def target(self) -> Category:
+        """The class that is explained: the first, if there are several."""
+        return self.answers[0].category
+
+    @property
+    def input_relevance(self) -> Array:
+        """Relevance of the model's input, (channels, height, width)."""
+        return self.answers[0].input_relevance
+
+    @property
+    def relevance(self) -> Array:
+        """Relevance of each pixel of the photograph, (height, width): crop and resize are undone, and the total is kept.
+
+        If the preprocessing cannot be undone, it is that of the model's input.
+        """
+        return self._relevance_of(self.answers[0])
+
+    @property
+    def recorded(self) -> dict[str, Array]:
+        """Relevance of the recorded layers by name, without the batch."""
+        return self.answers[0].layers
+
+    @property
+    def balance(self) -> Balance:
+        """How much of the output's relevance reached the input."""
+        return self.answers[0].balance
+
+    @property
+    def ledger(self) -> Any:
+        """The account of every layer (see `lrpfx.ledger`); the explainer runs the model again for it."""
+        return self._explainer("the ledger is").ledger(self)
+
+    def to_numpy(self) -> Array:
+        """`relevance`: an array of shape (height, width) of the photograph."""
+        return self.relevance
+
+    def _relevance_of(self, answer: Answer) -> Array:
+        summed = answer.input_relevance.astype(np.float64).sum(0)
+        return summed if self.geometry is None else self.geometry.undo(summed)
+
+    # --- pictures ------------------------------------------------------------------------------------------------------------
+
+    def heatmap(self, **settings: Any) -> Image.Image:
+        """The relevance in colours. Settings: those of `lrpfx.pictures.heatmap`."""
+        return pictures.heatmap(self.relevance, **settings)
+
+    def overlay(self, **settings: Any) -> Image.Image:
+        """The relevance over the photograph in grey. Settings: those of `lrpfx.pictures.overlay`."""
+        return pictures.overlay(self.photograph, self.relevance, **settings)
+
+    def compare(self, classes: Sequence[int | str] | int = 2, **settings: Any) -> Image.Image:
+        """Overlays for several classes side by side, with one scale. `classes`: indices or names, or how many of the top ones.
+
+        Classes that are not explained yet need the explainer. Settings: those of `lrpfx.pictures.overlay`.
+        """
+        answers = self._answers_for([one.index for one in self.top(classes)] if isinstance(classes, int) else classes)
+        maps = [self._relevance_of(answer) for answer in answers]
+        settings = {"scale": pictures.scale_of(maps), **settings}
+        drawn = [pictures.overlay(self.photograph, relevance, **settings) for relevance in maps]
+        titles = [str(answer.category) for answer in answers]
+        return pictures.sheet([("photograph", self.photograph), *zip(titles, drawn, strict=True)])
+
+    def sheet(self, **settings: Any) -> Image.Image:
+        """The photograph, the map and the overlay side by side, with titles. Settings: those of `lrpfx.pictures.overlay`."""
+        shared = {name: value for name, value in settings.items() if name in ("cmap", "percentile", "scale", "sigma")}
+        columns = [
+            (self.name, self.photograph),
+            (f"relevance for {self.target}", self.heatmap(**shared)),
+            ("over the photograph", self.overlay(**settings)),
+        ]
+        return pictures.sheet(columns, caption=self.composite)
+
+    def layers(self, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
+        """Relevance through the network: maps of layers in a row, after that of the input.
+
+        `names`: nodes with an output (channels, height, width); by default the recorded ones, or else the last of each
+        resolution. Layers that were not recorded need the explainer. Settings: those of `lrpfx.pictures.strip`.
+        """
+        known = {name: value for name, value in self.recorded.items() if value.ndim == 3}
+        if names is None:
+            names = list(known) or self._explainer("layers are").spatial_layers()
+        missing = [name for name in names if name not in self.recorded]
+        if missing:
+            (found,) = self._explainer(f"{', '.join(missing)}:").answers(self, [self.target.index], missing)
+            self.answers = (replace(self.answers[0], layers={**self.recorded, **found.layers}), *self.answers[1:])
+        for name in names:
+            if self.recorded[name].ndim != 3:
+                raise InputError(
+                    f"the relevance of {name} has shape {self.recorded[name].shape}, not (channels, height, width)"
+                )
+        maps = [(name, self.recorded[name].sum(0)) for name in names]
+        return pictures.strip([("input", self.input_relevance.sum(0)), *maps], **settings)
+
+    def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
+        known = {answer.category.index: answer for answer in self.answers}
+        wanted = [index_of(one, self.categories, len(self.output)) for one in classes]
+        missing = [index for index in dict.fromkeys(wanted) if index not in known]
+        if missing:
+            explainer = self._explainer(
+                f"{', '.join(category_of(self.output, index, self.categories).name for index in missing)}: not explained,"
+            )
+            found = explainer.answers(self, missing)
+            self.answers += found
+            known.update((answer.category.index, answer) for answer in found)
+        return [known[index] for index in wanted]
+
+    def _explainer(self, what: str) -> "Explainer":
+        if self.explainer is None:
+            raise InputError(
+                f"{what} not part of this explanation, which has lost its explainer; ask for it when you explain: "
+                "targets=, record="
+            )
+        return self.explainer
+
+    # --- showing -------------------------------------------------------------------------------------------------------------
+
+    def show(self) -> None:
+        """Show the sheet: in a notebook, or in the system's viewer."""
+        show(self.sheet())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the sheet as a picture, or the figures as .npz. Returns the path."""
+        target = Path(path)
+        if target.suffix == ".npz":
+            layers = {f"layers/{name}": value for name, value in self.recorded.items()}
+            arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output, **layers}
+            content = io.BytesIO()
+            np.savez_compressed(content, **arrays)
+            return write(target, content.getvalue())
+        return save_picture(self.sheet(), target)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(one.name)}</td><td>{one.score:.3g}</td>"
+            f"<td>{'' if one.probability is None else f'{one.probability:.1%}'}</td></tr>"
+            for one in self.top()
+        )
+        return (
+            f'<img alt="{html.escape(repr(self))}" src="{as_address(self.sheet())}">'
+            f"<table><tr><th>class</th><th>output</th><th>probability</th></tr>{rows}</table>"
+            f"<p>{html.escape(str(self.balance))}</p>"
+        )
+
+
+class Explanations(Sequence[Explanation]):
+    """Explanations of several photographs, in their order."""
+
+    def __init__(self, items: Sequence[Explanation]) -> None:
+        self.items = tuple(items)
+
+    @overload
+    def __getitem__(self, index: int) -> Explanation: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Explanations": ...
+
+    def __getitem__(self, index: int | slice) -> "Explanation | Explanations":
+        return Explanations(self.items[index]) if isinstance(index, slice) else self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>"
+
+    def sheet(self, **settings: Any) -> Image.Image:
+        """The sheets of all photographs, one below the other."""
+        return pictures.stacked([one.sheet(**settings) for one in self.items])
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the sheet of each photograph into a folder, which is made if need be. Returns the paths."""
+        directory = Path(folder)
+        names = unique_names([Path(one.name).with_suffix("") for one in self.items])
+        return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
+
+    def show(self) -> None:
+        """Show all sheets."""
+        show(self.sheet())
+
+    def _repr_html_(self) -> str:
+        return "".join(one._repr_html_() for one in self.items)
+
+
+def probabilities_of(output: Array) -> Array:
+    """The softmax of a model's outputs."""
+    shifted = np.exp(output.astype(np.float64) - output.max())
+    return shifted / shifted.sum()
+
+
+def category_of(output: Array, index: int, categories: Sequence[str] | None) -> Category:
+    """The class with this index."""
+    name = str(index) if categories is None else categories[index]
+    probability = float(probabilities_of(output)[index]) if len(output) > 1 else None
+    return Category(index, name, float(output[index]), probability)
+
+
+def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int:
+    """The index of a class that is given by its index or its name. Raises `InputError` for unknown ones."""
+    if isinstance(target, str):
+        if categories is None:
+            raise InputError(f"the class {target!r} is a name, but the names are not known: pass categories=")
+        found = [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
+        if not found:
+            raise InputError(f"there is no class named {target!r}.{nearest(target, categories)}")
+        if len(found) > 1:
+            raise InputError(f"{len(found)} classes are named {target!r}: give an index, {' or '.join(map(str, found))}")
+        return found[0]
+    if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
+        raise InputTypeError(f"a class is given by its index or its name, not by {type(target).__name__}")
+    if not 0 <= target < classes:
+        raise InputError(f"class {target} is out of range: the output has {classes} classes")
+    return int(target)
+
+
+def unique_names(paths: Sequence[Path]) -> Iterator[str]:
+    """Names of files for the names of photographs, with numbers where several are the same."""
+    seen: dict[str, int] = {}
+    for path in paths:
+        name = "_".join(part for part in path.parts if part not in ("/", "..", ".")).replace(" ", "_") or "image"
+        seen[name] = seen.get(name, 0) + 1
+        yield name if seen[name] == 1 else f"{name}_{seen[name]}"
+
+
+def save_picture(picture: Image.Image, path: Path) -> Path:
+    """Write a picture, whole or not at all, in the format of the suffix."""
+    formats = Image.registered_extensions()
+    if path.suffix.lower() not in formats or formats[path.suffix.lower()] not in Image.SAVE:
+        raise InputError(f"{path}: a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz")
+    content = io.BytesIO()
+    picture.save(content, format=formats[path.suffix.lower()])
+    return write(path, content.getvalue())
+
+
+def write(path: Path, content: bytes) -> Path:
+    """Write a file, whole or not at all. Its folder is made if need be."""
+    with os_errors(InputError, path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, path.suffix) as temporary:
+            temporary.write_bytes(content)
+    return path
+
+
+def as_address(picture: Image.Image) -> str:
+    """A picture as an address that holds it, for HTML."""
+    content = io.BytesIO()
+    picture.save(content, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def show(picture: Image.Image) -> None:
+    """Show a picture in a notebook, or in the system's viewer."""
+    try:
+        from IPython import get_ipython  # type: ignore[import-not-found]
+        from IPython.display import display
+    except ImportError:
+        picture.show()
+        return
+    if get_ipython() is None:
+        picture.show()
+    else:
+        display(picture)

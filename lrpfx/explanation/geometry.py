@@ -1,0 +1,64 @@
+"""Where the pixels of a model's input lie in the photograph that they were made from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Positions along one axis: pixel number u of the input covers [start + step u, start + step (u + 1)] of the photograph.
+
+    Positions in the photograph are counted in pixels from its edge. `step` is negative if the preprocessing mirrors the axis.
+    """
+
+    start: float
+    step: float
+    pixels: int  # of the input
+    length: int  # pixels of the photograph
+
+    @property
+    def edges(self) -> Array:
+        """The positions of the edges of the input's pixels in the photograph. Shape (pixels + 1,)."""
+        return self.start + self.step * np.arange(self.pixels + 1)
+
+    def spread(self, values: Array) -> Array:
+        """Values of input pixels, along the last axis, divided among the pixels of the photograph by the area they share.
+
+        The total is kept, except for pixels that lie outside of the photograph, such as padding. A pixel that is partly outside
+        is spread over the part inside.
+        """
+        edges = self.edges
+        if self.step < 0:
+            edges, values = edges[::-1], values[..., ::-1]
+        low, high = edges[:-1].clip(0, self.length), edges[1:].clip(0, self.length)
+        inside = high - low
+        density = np.divide(values, inside, out=np.zeros_like(values), where=inside > 1e-9)
+        bounds = np.append(low, high[-1])
+        totals = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(density * inside, -1)], -1)
+        pixels = np.arange(self.length + 1).clip(bounds[0], bounds[-1])
+        at = np.searchsorted(bounds, pixels, side="right").clip(1, self.pixels) - 1
+        return np.diff(totals[..., at] + density[..., at] * (pixels - bounds[at]), axis=-1)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The part of a photograph that became the input of a model, if each axis was cropped, scaled and mirrored by itself."""
+
+    rows: Axis
+    columns: Axis
+
+    def undo(self, relevance: Array) -> Array:
+        """Relevance of input pixels (height, width) as relevance of the photograph's pixels, with the same total."""
+        return self.rows.spread(self.columns.spread(relevance).T).T
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """The part of the photograph that the model saw: left, top, right and bottom, in pixels."""
+        columns, rows = np.sort(self.columns.edges[[0, -1]]), np.sort(self.rows.edges[[0, -1]])
+        left, right = columns.clip(0, self.columns.length).tolist()
+        top, bottom = rows.clip(0, self.rows.length).tolist()
+        return left, top, right, bottom
