@@ -35,6 +35,7 @@ from lrpfx.attribution.compute import (
     resolve_names,
     select_output,
 )
+from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
@@ -347,6 +348,11 @@ class _Job:
     balance: bool
     output: OutputSelector
 
+    @property
+    def masks(self) -> list[str]:
+        """The inputs that may hold -inf, if they are floating-point tensors."""
+        return [name for name in self.inputs if other_reader(self.module.unfused_graph, (name,)) is None]
+
     def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Arguments of the program: the inputs, and a target if the program takes one."""
         with torch.no_grad():
@@ -411,7 +417,8 @@ class _Job:
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
             runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
-            result = _Tracer(runner)(**{**values, **leaves})
+            read = {name: hiding(leaf) if name in self.masks else leaf for name, leaf in leaves.items()}
+            result = _Tracer(runner)(**{**values, **read})
             result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
@@ -627,6 +634,7 @@ def _with_facts(
         "reduce": job.reduce,
         "dynamic_batch": bool(opened),
         "sizes": shared,
+        "masks": [name for name, of in zip(names, job.inputs, strict=False) if of in job.masks],
         "tolerance": tolerance,
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},

@@ -169,14 +169,14 @@ def test_a_dtype_in_the_graph_of_torch_export_forbids_other_dtypes(kind):
         for changed in (cast, copy.deepcopy(cast), pickle.loads(pickle.dumps(cast))):
             with pytest.raises(lrpfx.InputError, match=rf"captured by torch.export for torch.float32.*to\({dtype}\)"):
                 relevance_of(changed, ids)
-            with pytest.raises(lrpfx.InputError, match="captured by torch.export"):
+            with pytest.raises(lrpfx.InputError, match=r"captured by torch.export"):
                 changed(ids)
         assert torch.equal(relevance_of(cast.float(), ids), relevance_of(cast, ids))
         in_this_dtype = lrpfx.transform(copy.deepcopy(source).to(dtype), EpsilonPlus(), example_inputs=ids, capture="export")
         assert relevance_of(in_this_dtype, ids).dtype == dtype
     loaded = copy.deepcopy(explain_model)
     loaded.load_state_dict({name: value.double() for name, value in loaded.state_dict().items()}, assign=True)
-    with pytest.raises(lrpfx.InputError, match="captured by torch.export"):
+    with pytest.raises(lrpfx.InputError, match=r"captured by torch.export"):
         loaded(ids)
     assert torch.equal(relevance_of(explain_model, ids), relevance)
 
