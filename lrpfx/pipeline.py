@@ -105,6 +105,7 @@ def transform(
         tuple(program.guards),
         program.frozen,
         program.unfused,
+        program.dtypes,
     )
 
 

@@ -52,6 +52,7 @@ class Program:
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     unfused: fx.Graph | None = None  # the graph before operations were fused, on the same modules; set by FUSE
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of parameters, by name, if the graph is valid for no others
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
     guards: list[Guard] = field(default_factory=list)  # facts about the arguments that the graph relies on

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +12,12 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import fx, nn
 
+from lrpfx.attribution.infinite_masks import hiding, input_node, other_reader
+from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from lrpfx.ir.node import (
@@ -49,9 +53,11 @@ from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules
 from lrpfx.types import Embedding, Neutral
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
-Contrast = Mapping[int, float]  # class or token -> weight
-Class = int | torch.Tensor | Contrast | None
-OneTarget = Class | tuple[int | torch.Tensor, Class] | Callable[[torch.Tensor], torch.Tensor]
+Index = int | np.integer[Any]
+Array = torch.Tensor | np.ndarray[Any, Any]
+Contrast = Mapping[Any, float]  # class or token, an `Index` -> weight
+Class = Index | Array | Contrast | None
+OneTarget = Class | tuple[Index | Array, Class] | Callable[[torch.Tensor], torch.Tensor]
 Target = OneTarget | Sequence[OneTarget]
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
@@ -126,12 +132,13 @@ def attribute(
     for the class of the largest output. A class index assigns the output of that class as its relevance, so relevance sums to
     the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape
     (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position
-    counts from the end, and the token may be None or a dict as well. `record`: names of nodes (see `lrpfx.node_names`) whose
-    output relevance is returned in `layers`. The path of a module means the last node under it, and a pattern with `*`, `?` or
-    `[...]` all matching nodes. `output`: the output to explain if the model has several: its index, its key or attribute, or a
-    function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also return the
-    relevance that parameters and embeddings of positions or token types take where they are added to the signal, by name;
-    tokens of models with and without them then compare.
+    counts from the end, and the token may be None or a dict as well. Numbers and arrays of NumPy are targets like Python's and
+    tensors. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`. The path of a
+    module means what the module returns in its last call, and a pattern with `*`, `?` or `[...]` all matching nodes, and the
+    matching modules without such a node. `output`: the output to explain if the model has several: its index, its key or
+    attribute, or a function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also
+    return the relevance that parameters and embeddings of positions or token types take where they are added to the signal, by
+    name; tokens of models with and without them then compare.
 
     A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
     one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
@@ -149,7 +156,7 @@ def attribute(
 
 
 @contextmanager
-def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
+def misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
     """Turn the errors that torch raises for misfitting inputs into `InputError`."""
     try:
         yield
@@ -158,12 +165,20 @@ def _misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
+        problem = arguments.call(OutOfVocabulary(module)) if isinstance(error, IndexError) else None
+        if problem is not None:
+            raise InputError(problem) from error
         tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]
         parameters = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
         if any(tensor.is_meta for tensor in parameters):
             raise InputError(_NO_VALUES.format(module.title)) from error
         dtypes = {str(tensor.dtype) for tensor in tensors if is_floating(tensor)}
         computed = {str(tensor.dtype) for tensor in parameters}
+        if not dtypes - computed and re.search(r"dtype|scalar type", str(error)):
+            raise InputError(
+                f"{module.title} cannot run on these inputs: tensors of different dtypes meet in forward, and the parameters "
+                f"are {' and '.join(sorted(computed))}; does the source model run in this dtype? ({first_lines(error)})"
+            ) from error
         shapes = ", ".join("×".join(map(str, tensor.shape)) or "()" for tensor in tensors)
         hints = [f"the inputs are {' and '.join(dtypes)}, the parameters {' and '.join(computed)}"] if dtypes - computed else []
         hints += [f"the inputs have the shape {shapes}{_first_layer(module, tensors)}"]
@@ -208,16 +223,20 @@ def find_attribution(
         arguments = Arguments(inputs)
         arguments.admit(module)
         record = recorded_names(module.unfused_graph, record)
+        target = without_arrays(target)
         embeddings = embeddings_of(module, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         is_compiled = explain_model is not module
         records = bool(names) or constants
         recording = (names, bool(embeddings), constants)
         traced = recorder_of(module, *recording, is_compiled) if records else module
-        probes = _probes(module, recording, arguments) if records and is_compiled else {}
+        probes = {}
+        if records and is_compiled:
+            with misfits(module, arguments):
+                probes = _probes(module, recording, arguments)
 
         def run(runner: Callable[..., Any], recorder: TreeGraphModule, probes: Mapping[str, torch.Tensor]) -> _Forward:
-            with _misfits(module, arguments):
+            with misfits(module, arguments):
                 result = arguments.call(runner, probes)
             chosen, recorded = (result[0], list(result[1:])) if records else (result, [])
             factors = [*(None for _ in arguments.leaves), *factors_of(recorder, recorded)]
@@ -364,6 +383,23 @@ def _probes(
     }
 
 
+def without_arrays(target: Any) -> Any:
+    """A target with plain numbers and tensors in place of NumPy's, also in tuples, lists and dicts."""
+    if isinstance(target, np.generic):
+        return target.item()
+    if isinstance(target, np.ndarray):
+        try:
+            return torch.as_tensor(target)
+        except TypeError as error:
+            raise InputTypeError(f"a target is an array of dtype {target.dtype}, which torch does not have") from error
+    if isinstance(target, (tuple, list)):
+        items = [without_arrays(item) for item in target]
+        return tuple(items) if isinstance(target, tuple) else items
+    if isinstance(target, Mapping):
+        return {without_arrays(key): without_arrays(value) for key, value in target.items()}
+    return target
+
+
 def _is_place(target: tuple[Any, ...]) -> bool:
     """Whether a target looks like a position and the token to explain there."""
     return len(target) == 2 and _is_index(target[0])
@@ -455,6 +491,7 @@ class Arguments:
         self.inputs = inputs
         self.leaves: list[torch.Tensor] = []
         self.integers: list[tuple[Any, ...]] = []  # places of integer tensors: argument, then keys
+        self.infinite: list[tuple[Any, ...]] = []  # places of tensors with entries of -inf
         if isinstance(inputs, torch.Tensor):
             named: dict[Any, Any] = {0: inputs}
         elif isinstance(inputs, Mapping):
@@ -498,7 +535,9 @@ class Arguments:
             self.integers.append(place)
             return value
         if not torch.isfinite(value).all():
-            raise InputError(f"{what} has values that are not finite")
+            if torch.isnan(value).any() or torch.isposinf(value).any():
+                raise InputError(f"{what} has values that are not finite")
+            self.infinite.append(place)
         self.leaves.append(value.detach().requires_grad_())
         return self.leaves[-1]
 
@@ -508,6 +547,15 @@ class Arguments:
             self.passed = module.admit((), self.values)
         else:
             module.admit(tuple(self.values.values()), {})
+        for place in self.infinite:
+            reader = other_reader(module.unfused_graph, place)
+            if reader is not None:
+                by = "is returned" if reader.op == "output" else f"is read by {node_info(reader).name}"
+                raise InputError(
+                    f"input {'.'.join(repr(str(key)) for key in place)} has values that are not finite: only masks that are "
+                    f"added to the scores of an attention may hold -inf, but this one {by}. Pass a boolean mask, or "
+                    "torch.finfo(dtype).min in place of -inf, if the model takes them"
+                )
         for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
             limits = node_info(node).value_range
             for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):
@@ -519,8 +567,11 @@ class Arguments:
 
     def call(self, module: Callable[..., Any], further: Mapping[str, Any] | None = None) -> Any:
         """The result of `module` for these inputs, and further keyword arguments."""
-        named = further or {}
-        return module(**self.passed, **named) if isinstance(self.inputs, Mapping) else module(*self.passed.values(), **named)
+        named, passed = further or {}, self.passed
+        if self.infinite:
+            masks = [self.at(place) for place in self.infinite]
+            passed = pytree.tree_map(lambda value: hiding(value) if any(value is mask for mask in masks) else value, passed)
+        return module(**passed, **named) if isinstance(self.inputs, Mapping) else module(*passed.values(), **named)
 
     def at(self, place: tuple[Any, ...]) -> Any:
         """The input at a place."""
@@ -569,14 +620,11 @@ def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any
 
 def _embeddings_at(graph: fx.Graph, place: tuple[Any, ...]) -> list[str]:
     """The names of the embeddings that look up the input at a place, and whose vectors reach the output."""
-    placeholders = {str(node.target): node for node in graph.find_nodes(op="placeholder")}
-    in_order = list(placeholders.values())
-    first, *keys = place
-    node = in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
+    node = input_node(graph, place)
     if node is None:
         return []
     reached = _reached_by_relevance(graph)
-    return [node_info(one).name for one in _embeddings_behind(node, keys) if one in reached]
+    return [node_info(one).name for one in _embeddings_behind(node, place[1:]) if one in reached]
 
 
 def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
@@ -657,10 +705,11 @@ def _describe_output(result: Any) -> str:
 def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor:
     """Relevance of the output, with its shape and dtype."""
     output = output.detach()
+    target = without_arrays(target)
     if isinstance(target, torch.Tensor) and not_dense(target) is not None:
         raise InputTypeError(f"the target is {not_dense(target)}")
     if callable(target) and not isinstance(target, torch.Tensor):
-        target = target(output)
+        target = without_arrays(target(output))
         if not isinstance(target, torch.Tensor) or target.shape != output.shape:
             shape = tuple(target.shape) if isinstance(target, torch.Tensor) else type(target).__name__
             raise InputError(f"the target function returned {shape} for an output of shape {tuple(output.shape)}")
@@ -869,38 +918,80 @@ def add_to_detached(value: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
 
 
 def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in `record`, with patterns replaced by the names of matching nodes."""
+    """The names in `record`, with patterns replaced by what they match.
+
+    That is nodes, and modules without a node of their own name or a matching node inside.
+    """
     if not isinstance(record, (str, Iterable)) or not all(isinstance(name, str) for name in record):
         raise InputTypeError(f"record is a name of a node, or several of them, not {record!r}")
     if not record:
         return ()
-    known = [name for name, _ in named_nodes(graph)]
+    nodes = dict(named_nodes(graph))
     names: list[str] = []
     for name in (record,) if isinstance(record, str) else record:
-        fitting = [] if name in known or not set(name) & set("*?[") else [other for other in known if fnmatchcase(other, name)]
-        names += fitting or [name]
+        names += [name] if name in nodes or not set(name) & set("*?[") else _matching(name, nodes) or [name]
     return tuple(dict.fromkeys(names))
 
 
+def _matching(pattern: str, known: Mapping[str, fx.Node]) -> list[str]:
+    """The nodes that match a pattern, and the modules that match it and have no matching node inside, in order.
+
+    Nodes that return several tensors are left out; their items may match.
+    """
+    nodes = [name for name, node in known.items() if fnmatchcase(name, pattern) and _items(node, known) is None]
+    covered = {path for name in nodes for path in _modules_around(name)}
+    last = {path: number for number, name in enumerate(known) for path in (name, *_modules_around(name))}
+    modules = [path for path in last if path not in covered and path not in known and fnmatchcase(path, pattern)]
+    return sorted([*nodes, *modules], key=last.__getitem__)
+
+
+def _modules_around(name: str) -> list[str]:
+    """The paths of the modules that a node is in, by its name."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
 def resolve_names(graph: fx.Graph, names: Sequence[str]) -> list[fx.Node]:
-    """The nodes with the given qualified names; a module's path means the last node under it."""
+    """The nodes with the given qualified names; a module's path means the node that computes what it returns.
+
+    This is the last node in the module, by its name, that is read outside of it. `InputError` for nodes that return several
+    tensors: their items have names of their own.
+    """
     nodes = dict(named_nodes(graph))
     found = []
     for name in names:
-        below = [other for other in nodes if other.startswith(f"{name}.")]
-        if name in nodes:
-            found.append(nodes[name])
-        elif below:
-            found.append(nodes[below[-1]])
-        else:
+        node = nodes[name] if name in nodes else _returned_by(name, nodes)
+        if node is None:
             raise InputError(_unknown_name(name, graph, list(nodes)))
+        items = _items(node, nodes)
+        if items is not None:
+            instead = f"record its items instead: {', '.join(map(repr, items))}" if items else "it has no items that are read"
+            raise InputError(f"{node_info(node).name!r} returns several tensors, which have no common relevance; {instead}")
+        found.append(node)
     return found
+
+
+def _returned_by(path: str, nodes: Mapping[str, fx.Node]) -> fx.Node | None:
+    """The last node in a module that is read outside of it. Conversions, which are named after a node, count as readers."""
+    below = {name: node for name, node in nodes.items() if name.startswith(f"{path}.")}
+    inside = {node: name for name, node in below.items() if name.rpartition(".")[0] not in nodes}
+    leaving = [node for node in inside if any(user not in inside for user in node.users)]
+    return next(reversed(leaving or list(inside)), None)
+
+
+def _items(node: fx.Node, nodes: Mapping[str, fx.Node]) -> list[str] | None:
+    """The names of the items of a node that returns several tensors; None if it returns one."""
+    row = node_info(node).operator
+    if row is None or not (row.parts or row.results):
+        return None
+    return [name for name, other in nodes.items() if other in node.users and other.target is operator.getitem]
 
 
 def _unknown_name(name: str, graph: fx.Graph, known: list[str]) -> str:
     for node in graph.nodes:
         if node.op.startswith("call") and name in node_info(node).merged:
             return f"{name!r} was merged into {node_info(node).name!r}: record that instead"
+    known += [path for path in dict.fromkeys(path for one in known for path in _modules_around(one)) if path not in known]
     close = get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-    return f"there is no node named {name!r}{hint} lrpfx.node_names(explain_model) lists all names"
+    return f"there is no node or module named {name!r}{hint} lrpfx.node_names(explain_model) lists all names"

@@ -35,6 +35,7 @@ from lrpfx.attribution.compute import (
     resolve_names,
     select_output,
 )
+from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
@@ -347,6 +348,11 @@ class _Job:
     balance: bool
     output: OutputSelector
 
+    @property
+    def masks(self) -> list[str]:
+        """The inputs that may hold -inf, if they are floating-point tensors."""
+        return [name for name in self.inputs if other_reader(self.module.unfused_graph, (name,)) is None]
+
     def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Arguments of the program: the inputs, and a target if the program takes one."""
         with torch.no_grad():
@@ -411,7 +417,8 @@ class _Job:
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
             runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
-            result = _Tracer(runner)(**{**values, **leaves})
+            read = {name: hiding(leaf) if name in self.masks else leaf for name, leaf in leaves.items()}
+            result = _Tracer(runner)(**{**values, **read})
             result, recorded = (result[0], result[1:]) if names else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
@@ -627,6 +634,7 @@ def _with_facts(
         "reduce": job.reduce,
         "dynamic_batch": bool(opened),
         "sizes": shared,
+        "masks": [name for name, of in zip(names, job.inputs, strict=False) if of in job.masks],
         "tolerance": tolerance,
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
@@ -649,8 +657,7 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
     dtype = reference["output"].dtype
     if dtype != torch.float32:
         return tolerance_of(dtype)
-    exact = replace(plain, module=copy.deepcopy(job.module).double())
-    found = [exact.expected([value.double() if value.is_floating_point() else value for value in arguments])]
+    found = _in_double_precision(plain, arguments)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         shaken = list(arguments)
@@ -663,6 +670,19 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
     names = [name for name, value in reference.items() if value.is_floating_point() and value.any()]
     changes = [float((other[name] - reference[name]).norm() / reference[name].norm()) for other in found for name in names]
     return max(tolerance_of(dtype), 10 * max(changes, default=0.0))
+
+
+def _in_double_precision(job: _Job, arguments: Sequence[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The results of a module in float64, or none if torch.export has written another dtype into its graph."""
+    module = copy.deepcopy(job.module)
+    module.dtypes = {}  # casts to float32 inside the graph do no harm here, where they run
+    try:
+        doubled = [value.double() if value.is_floating_point() else value for value in arguments]
+        return [replace(job, module=module.double()).expected(doubled)]
+    except InputError:
+        if job.module.dtypes:
+            return []
+        raise
 
 
 def facts_of(program: ExportedProgram) -> dict[str, Any] | None:

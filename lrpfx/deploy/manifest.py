@@ -16,7 +16,7 @@ from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 7
 
 
 def checked_facts(program: ExportedProgram) -> dict[str, Any]:
@@ -125,6 +125,6 @@ _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
     **dict.fromkeys(("arguments", "results", "rules", "merged"), dict),
     **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
-    **{"self_test": list, "sizes": list},
+    **{"self_test": list, "sizes": list, "masks": list},
 }
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

@@ -136,8 +136,10 @@ class Runner:
             raise InputError(f"{name} has shape {'×'.join(map(str, shape))}, but the program takes {shown}")
         if not len(tensor):
             raise InputError(f"{name} is an empty batch")
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"{name} has values that are not finite")
+        if tensor.is_floating_point():
+            allowed = tensor != -torch.inf if name in self.manifest["masks"] else torch.ones_like(tensor, dtype=torch.bool)
+            if not torch.isfinite(tensor[allowed]).all():
+                raise InputError(f"{name} has values that are not finite")
         return tensor.contiguous()
 
     def _check_classes(self, target: torch.Tensor) -> None:

@@ -81,6 +81,8 @@ def recorded(
 
 def _distinct_rows(array: np.ndarray, allowed: float) -> np.ndarray:
     """The shortest run of first rows that gives the array when it is repeated, up to a relative error of `allowed`."""
+    if not np.isfinite(array).all():  # a mask, whose entries of -inf have no difference
+        return array
     scale = np.linalg.norm(array.astype(np.float64))
     for count in range(1, len(array) if array.ndim else 1):
         change = np.linalg.norm(np.resize(array[:count], array.shape).astype(np.float64) - array)

@@ -31,7 +31,7 @@ from lrpfx.frontends.open_sizes import (
 )
 from lrpfx.frontends.symbolic import capture_symbolic, private_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, is_constant, place_of
-from lrpfx.ir.node import Role, data_calls, node_info
+from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
@@ -320,6 +320,8 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     unknown = [name for name in settings.constants if name not in inputs]
     if isinstance(settings.constants, str) or unknown:
         raise InputError(f"constants must be names of inputs ({', '.join(inputs)}), not {settings.constants!r}")
+    if front_end == TorchExport.name:
+        program.dtypes = _fixed_dtypes(program)
     unverified = NOT_VERIFIED if verification is None else ""
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
     if program.frozen:
@@ -335,6 +337,23 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         )
     program.guards += _fixed_kinds(program)
     return program
+
+
+def _fixed_dtypes(program: Program) -> dict[str, torch.dtype]:
+    """The dtypes of parameters and buffers, by name, if the graph of torch.export has numbers or dtypes that follow from them.
+
+    `x.to(weight.dtype)` and `torch.finfo(x.dtype).min` are plain values there, as are dtypes that the author wrote: a cast of
+    the graph's tensors would change some of them in the model, and none in the graph. A cast without effect may be gone, but
+    not the assertion of its operand's dtype.
+    """
+    tensors = {name: value.dtype for name, value in program.root.state_dict().items() if is_floating(value)}
+    limits = {getattr(torch.finfo(dtype), one) for dtype in tensors.values() for one in ("min", "max", "tiny", "eps")}
+    for node in calls(program.graph):
+        for leaf in pytree.tree_leaves((node.args, node.kwargs)):
+            is_dtype = isinstance(leaf, torch.dtype) and leaf.is_floating_point
+            if is_dtype or (isinstance(leaf, float) and leaf in limits):
+                return tensors
+    return {}
 
 
 def guessed_verification(program: Program, model: Model) -> Verification | None:

@@ -14,7 +14,7 @@ from typing import Any, overload
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, relevance_of_output, select_output
+from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, misfits, relevance_of_output, select_output
 from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
@@ -153,7 +153,8 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *
         arguments = Arguments(inputs)
         arguments.admit(module)
         sweep = _Sweep(module)
-        result = arguments.call(sweep.forward)
+        with misfits(module, arguments):
+            result = arguments.call(sweep.forward)
         outputs: dict[int, torch.Tensor] = {}
 
         def leaf(value: Any) -> Any:

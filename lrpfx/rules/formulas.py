@@ -5,19 +5,19 @@ a⁺ and a⁻ are the positive and negative parts of a, and st is a stabilizer. 
 nonlinear layer, W denotes the layer, and Wᵀ its vector-Jacobian product at x.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lrpfx.errors import InputError, InputTypeError, RuleError
+from lrpfx.errors import InputError, RuleError
 from lrpfx.ir.node import Facts
 from lrpfx.layers.layer import Layer, Operation, Slot
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
+from lrpfx.rules.numbers import finite_number
 from lrpfx.rules.ratios import (
     ConservingRatios,
     FirstGradient,
@@ -195,8 +195,7 @@ class AlphaBeta(BasicHook):
         zero_params: Names = None,
         conserve: bool = False,
     ) -> None:
-        if min(alpha, beta) < 0:
-            raise InputError(f"alpha and beta must not be negative, got alpha={alpha} and beta={beta}")
+        alpha, beta = finite_number("alpha", alpha, least=0.0), finite_number("beta", beta, least=0.0)
         if alpha - beta != 1.0:
             raise InputError(f"alpha - beta must be 1, got {alpha} - {beta} = {alpha - beta}")
         self.alpha = alpha
@@ -250,14 +249,14 @@ class Gamma(BasicHook):
     With P = W + gamma W⁺ and N = W + gamma W⁻, and p and n defined in the same way for the bias:
     R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻ (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and
     s₋ = [z < 0] R / st(N x⁺ + P x⁻ + n).
+
+    `InputError` for a negative gamma: the denominators, z plus gamma times the contributions of its sign, could then be zero.
     """
 
     shown = ("gamma", "stabilizer", "zero_params")
 
     def __init__(self, gamma: float = 0.25, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
-        if not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
-            raise InputTypeError(f"gamma must be a finite number, not {gamma!r}")
-        self.gamma = gamma
+        self.gamma = gamma = finite_number("gamma", gamma, least=0.0)
         self.stabilizer = Stabilizer.ensure(stabilizer)
         self.zero_params = zero_params
         without_bias = zero_bias(zero_params)
@@ -274,7 +273,7 @@ class Gamma(BasicHook):
         )
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
-        if not is_affine(layer) or self.zero_params or self.gamma < 0 or not is_elementwise(self.stabilizer):
+        if not is_affine(layer) or self.zero_params or not is_elementwise(self.stabilizer):
             return self
         if facts.relevant_where_positive:
             return PositiveTotal(self, self.stabilizer, layer, facts)
@@ -327,7 +326,8 @@ class ZBox(_OtherInputs):
         stabilizer: Stabilization = 1e-6,
         zero_params: Names = None,
     ) -> None:
-        if all(isinstance(bound, (int, float)) for bound in (low, high)) and not low <= high:
+        low, high = _finite_bound("low", low), _finite_bound("high", high)
+        if isinstance(low, float) and isinstance(high, float) and low > high:
             raise InputError(f"low must be at most high, but low={low} and high={high}")
         self.low = low
         self.high = high
@@ -347,6 +347,14 @@ class ZBox(_OtherInputs):
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         applies = is_affine(layer) and not self.zero_params
         return BoundedInput(self, self.stabilizer, self.low, self.high) if applies else self
+
+
+def _finite_bound(name: str, bound: float | torch.Tensor) -> float | torch.Tensor:
+    if not isinstance(bound, torch.Tensor):
+        return finite_number(name, bound)
+    if not torch.isfinite(bound).all():
+        raise InputError(f"{name} has values that are not finite")
+    return bound
 
 
 class WSquare(_OnesAsInput):
@@ -856,13 +864,16 @@ class ReLUGuidedBackprop(_ElementWiseRule):
 
 
 class ReLUBetaSmooth(_ElementWiseRule):
-    """R' = sigmoid(beta_smooth x) R: the gradient of a smoothed ReLU (Dombrowski et al. 2019, https://arxiv.org/abs/1906.07983)."""
+    """R' = sigmoid(beta_smooth x) R: the gradient of a smoothed ReLU (Dombrowski et al. 2019, https://arxiv.org/abs/1906.07983).
+
+    `InputError` for a negative `beta_smooth`, which would pass relevance where the ReLU is 0.
+    """
 
     shown = ("beta_smooth",)
 
     def __init__(self, beta_smooth: float = 10.0) -> None:
         super().__init__()
-        self.beta_smooth = beta_smooth
+        self.beta_smooth = finite_number("beta_smooth", beta_smooth, least=0.0)
 
     def copy(self) -> Self:
         return type(self)(self.beta_smooth)

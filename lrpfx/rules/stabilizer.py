@@ -1,12 +1,13 @@
 """Stabilizers: keep denominators away from zero without changing their sign."""
 
-import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputTypeError
+from lrpfx.rules.numbers import finite_number
 
 StabilizerFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -53,9 +54,7 @@ class Stabilizer:
     def __init__(
         self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
     ) -> None:
-        if not (math.isfinite(epsilon) and epsilon >= 0):
-            raise InputError(f"the epsilon of a stabilizer must be a finite number >= 0, not {epsilon}")
-        self.epsilon = epsilon
+        self.epsilon = finite_number("the epsilon of a stabilizer", epsilon, least=0.0)
         self.clip = clip
         self.norm_scale = norm_scale
         self.dim = dim
@@ -78,7 +77,7 @@ class Stabilizer:
     @staticmethod
     def ensure(value: Any) -> StabilizerFunction:
         """A stabilizer from a number (its epsilon) or a callable (returned as it is); `InputTypeError` otherwise."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, Real) and not isinstance(value, bool):
             return Stabilizer(epsilon=float(value))
         if callable(value):
             stabilizer: StabilizerFunction = value

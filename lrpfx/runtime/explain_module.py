@@ -153,7 +153,8 @@ class ExplainModule(TreeGraphModule):
     the module was compiled by torch.compile and is called directly. Buffers that the model reads as numbers are constants of
     the graph: `load_state_dict` raises `InputError` if it loads other values.
 
-    The compiler fixes flags, sizes and conditions on sizes. A call that differs in one of them raises `InputError`.
+    The compiler fixes flags, sizes and conditions on sizes. A call that differs in one of them raises `InputError`. So does a
+    call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.
     """
 
     def __init__(
@@ -168,12 +169,18 @@ class ExplainModule(TreeGraphModule):
         guards: tuple[Guard, ...],
         frozen: dict[str, torch.Tensor],
         unfused: fx.Graph | None = None,
+        dtypes: dict[str, torch.dtype] | None = None,
     ) -> None:
-        """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one."""
+        """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one.
+
+        `dtypes`: those of parameters and buffers, by name, for which alone the graph is valid; None if it follows their dtype.
+        """
         super().__init__(root, graph, title)
         self.unfused_graph = self.graph if unfused is None else unfused
         self.composite = composite
         self.frozen = frozen
+        self.dtypes = dtypes or {}
+        self._misfit = self._cast_problem()
         self.history = history
         self.fold_graph = fold_graph
         self.derived = derived
@@ -217,11 +224,26 @@ class ExplainModule(TreeGraphModule):
         if any(old is not new or version != current for (old, version), (new, current) in pairs):
             self.refold()
 
+    def _cast_problem(self) -> str | None:
+        """Why the graph is not valid for the present dtypes of the parameters; None if it is."""
+        for name, dtype in self.dtypes.items():
+            path, _, leaf = name.rpartition(".")
+            present = getattr(self.get_submodule(path), leaf).dtype
+            if present != dtype:
+                return (
+                    f"{name} has dtype {present}, but {self.title} was captured by torch.export for {dtype}, which is written "
+                    f"into its graph: a cast of the explainable module does not reach it. Transform the source model in that "
+                    f"dtype, as in lrpfx.transform(model.to({present}), ...)"
+                )
+        return None
+
     def admit(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """The keywords of a call without fixed ones. Raises `InputError` for arguments that the graph was not made for.
 
         Also updates derived buffers whose parameters were changed in place.
         """
+        if self._misfit is not None:
+            raise InputError(self._misfit)
         if len(args) > len(self._inputs):
             fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
             remedy = " To fix another value, pass the argument in example_inputs." if fixed else ""
@@ -268,6 +290,7 @@ class ExplainModule(TreeGraphModule):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._misfit = self._cast_problem()
         self.refold()
         return self
 
@@ -282,7 +305,17 @@ class ExplainModule(TreeGraphModule):
         fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
         root = copy.deepcopy(self._tree(), memo)
         unfused = None if self.unfused_graph is self.graph else copy_graph(self.unfused_graph)
-        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen, unfused)
+        state = (
+            self.title,
+            self.history,
+            fold_graph,
+            self.derived,
+            self.composite,
+            self.guards,
+            self.frozen,
+            unfused,
+            self.dtypes,
+        )
         copied = ExplainModule(root, copy_graph(self.graph), *state)
         copied._copy_hooks(self)
         return copied
@@ -297,7 +330,17 @@ class ExplainModule(TreeGraphModule):
         self._refold_if_changed()
         fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
         unfused = None if self.unfused_graph is self.graph else graph_state(self.unfused_graph)
-        state = (self.title, self.history, fold_graph, self.derived, self.composite, self.guards, self.frozen, unfused)
+        state = (
+            self.title,
+            self.history,
+            fold_graph,
+            self.derived,
+            self.composite,
+            self.guards,
+            self.frozen,
+            unfused,
+            self.dtypes,
+        )
         return (_rebuild, (self._tree(), graph_state(self.graph), *state))
 
 
@@ -314,6 +357,7 @@ def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
                 f"the loaded value of {name} differs from the constant in the graph: forward read it as a number when "
                 f"{module.title} was transformed. Load the state into the source model, and transform it again."
             )
+    module._misfit = module._cast_problem()  # `assign=True` may change dtypes
     module.refold()
 
 
@@ -368,10 +412,11 @@ def _rebuild(
     guards: tuple[Guard, ...],
     frozen: dict[str, torch.Tensor],
     unfused: list[tuple[Any, ...]] | None,
+    dtypes: dict[str, torch.dtype],
 ) -> ExplainModule:
     folded = None if fold_graph is None else restore_graph(fold_graph)
     whole = None if unfused is None else restore_graph(unfused)
-    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen, whole)
+    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen, whole, dtypes)
 
 
 def explainable(module: Any, caller: str) -> ExplainModule:

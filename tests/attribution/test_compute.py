@@ -1,5 +1,6 @@
 """What `attribute` returns for every form of input, target and record."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import Binary, assert_close, small_net
@@ -111,6 +112,96 @@ def test_recording_a_module_path_means_its_last_node():
     x = torch.randn(2, 4)
     layers = lrpfx.attribute(explain_model, x, 0, record=["0", "0.1", "0.0"]).layers
     assert torch.equal(layers["0"], layers["0.1"])
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x))) * 0.5
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Half(), Half()])
+        self.mixed = nn.ModuleList([nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Dropout())])
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        for layer in self.mixed:
+            x = layer(x)
+        first, second = x.split(2, -1)
+        return self.out(torch.cat([first * second, second], -1))
+
+
+BLOCKS = ["layers.0", "layers.1"]
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("composite", [EpsilonPlus(), AttnLRP()])
+def test_modules_are_recorded_by_name_and_by_pattern(capture, composite):
+    torch.manual_seed(0)
+    model, x = Blocks().eval(), torch.rand(2, 4)
+    explain_model = lrpfx.transform(model, composite, example_inputs=x, capture=capture)
+
+    def recorded(names):
+        return lrpfx.attribute(explain_model, x, 1, record=names).layers
+
+    assert list(recorded("layers.?")) == BLOCKS
+    nodes = recorded([f"{name}.mul" for name in BLOCKS])
+    for name in BLOCKS:
+        assert torch.equal(recorded("layers.?")[name], nodes[f"{name}.mul"]) and nodes[f"{name}.mul"].any()
+        assert torch.equal(recorded(name)[name], nodes[f"{name}.mul"])
+    assert list(recorded("mixed.?")) == ["mixed.0", "mixed.1"]  # a node and a module
+    assert torch.equal(recorded("mixed.1")["mixed.1"], recorded("mixed.1.0")["mixed.1.0"])
+    assert list(recorded("layers.*.down")) == [f"{name}.down" for name in BLOCKS]
+    assert not set(recorded("layers.*")) & {*BLOCKS, "layers"}, "modules with matching nodes inside"
+    assert "split" not in recorded("*") and {"getitem", "getitem_1", "cat"} <= set(recorded("*"))
+    with pytest.raises(lrpfx.InputError, match=r"no node or module named 'layers.0.donw'; did you mean .*'layers.0.down'"):
+        recorded("layers.0.donw")
+    with pytest.raises(lrpfx.InputError, match=r"no node or module named 'layer.0'; did you mean 'layers.0'"):
+        recorded("layer.0")
+    with pytest.raises(lrpfx.InputError, match=r"no node or module named '\*.mlp'"):
+        recorded("*.mlp")
+    if capture == "symbolic":
+        program = lrpfx.lower(explain_model, x, record="layers.?")
+        results = program.module()(x, torch.tensor([1, 1]))
+        assert_close(results["layers.1"], nodes["layers.1.mul"], 1e-12)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    ("name", "divided"),
+    [
+        ("chunk", lambda x: x.chunk(2, -1)),
+        ("split", lambda x: x.split(2, -1)),
+        ("unbind", lambda x: x.unflatten(-1, (2, 2)).unbind(1)),
+    ],
+)
+def test_several_results_are_recorded_one_by_one(name, divided, capture):
+    class Divided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(4, 4)
+
+        def forward(self, x):
+            parts = divided(self.dense(x))
+            return parts[0] * 2 - parts[1]
+
+    x = torch.rand(3, 4)
+    explain_model = lrpfx.transform(Divided().eval(), EpsilonPlus(), example_inputs=x, capture=capture)
+    message = rf"'{name}' returns several tensors.* record its items instead: 'getitem', 'getitem_1'"
+    with pytest.raises(lrpfx.InputError, match=message):
+        lrpfx.attribute(explain_model, x, 1, record=name)
+    with pytest.raises(lrpfx.InputError, match=message):
+        lrpfx.lower(explain_model, x, record=[name])
+    items = lrpfx.attribute(explain_model, x, 1, record=["getitem", "getitem_1", "dense"]).layers
+    assert_close(torch.cat([items["getitem"], items["getitem_1"]], -1), items["dense"], 1e-12)
 
 
 def test_recording_follows_the_module(explain_model, x):
@@ -243,6 +334,51 @@ def test_a_tuple_of_seeds_is_several_targets(decoder):
     seeds = torch.rand(2, 2, 5, 11)
     found = explained(decoder, tuple(seeds)).relevance
     assert_close(found, torch.stack([explained(decoder, seed).relevance for seed in seeds]), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ((np.int64(-1), np.int32(7)), (-1, 7)),
+        ((np.array([1, 4]), np.array([3, 0])), (torch.tensor([1, 4]), torch.tensor([3, 0]))),
+        ((np.int64(2), {np.int64(5): np.float32(1), np.uint8(6): np.float64(-1)}), (2, {5: 1.0, 6: -1.0})),
+        ([(np.int64(0), np.int64(1)), (np.array([1, 2]), 3)], [(0, 1), (torch.tensor([1, 2]), 3)]),
+        (np.arange(110.0).reshape(2, 5, 11), torch.arange(110.0).reshape(2, 5, 11)),
+        (lambda output: output.numpy() * 2, lambda output: output * 2),
+        ((np.array(1), np.array(2)), (1, 2)),
+    ],
+)
+def test_numbers_of_numpy_in_a_sequence(decoder, given, plain):
+    expected = explained(decoder, plain).relevance
+    assert_close(explained(decoder, given).relevance, expected, 1e-12)
+    if not isinstance(given, list):
+        accounts = lrpfx.ledger(decoder, TOKENS, given), lrpfx.ledger(decoder, TOKENS, plain)
+        assert accounts[0].seed == pytest.approx(accounts[1].seed, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (np.int64(2), 2),
+        (np.array(2), 2),
+        (np.array([0, 4, 2]), torch.tensor([0, 4, 2])),
+        (np.array([0, 4, 2], dtype=np.int32), torch.tensor([0, 4, 2])),
+        ([np.int64(1), np.int16(3)], [1, 3]),
+        ({np.int64(1): np.int64(2)}, {1: 2}),
+        (np.eye(5)[[0, 4, 2]], torch.eye(5)[[0, 4, 2]]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::lrpfx.LrpfxWarning")
+def test_numbers_of_numpy_as_classes(explain_model, x, given, plain):
+    assert_close(lrpfx.attribute(explain_model, x, given).relevance, lrpfx.attribute(explain_model, x, plain).relevance, 1e-12)
+
+
+def test_numbers_of_numpy_that_are_no_class(explain_model, x):
+    with pytest.raises(lrpfx.InputError, match="target 5 is out of range"):
+        lrpfx.attribute(explain_model, x, np.int64(5))
+    for wrong in (np.bool_(True), np.array([True, False, True]), np.array(["a"]), np.array([None])):
+        with pytest.raises(lrpfx.InputTypeError, match="target"):
+            lrpfx.attribute(explain_model, x, wrong)
 
 
 def test_contrasts_of_classes(decoder):

@@ -135,6 +135,65 @@ def test_moved_and_cast(model, input):
     assert torch.equal(relevance_of(explain_model, input), expected), "the copy on the other device changed this one"
 
 
+class InFloat32(nn.Module):
+    """Normalizes in float32 and returns to the input's dtype, as language models do."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.embedding = nn.Embedding(10, 8)
+        self.dense = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        if self.kind == "cast":
+            x = (x.to(torch.float32) / x.to(torch.float32).norm(dim=-1, keepdim=True)).to(x.dtype)
+        if self.kind == "cast, and a constant":  # torch.export leaves out casts without effect where it lifts constants
+            x = x.to(torch.float32).to(x.dtype) * torch.tensor([2.0]).to(x)
+        if self.kind == "limit":
+            x = x.masked_fill((ids == 0)[..., None], torch.finfo(self.dense.weight.dtype).min).clamp(min=-1)
+        if self.kind == "made":
+            x = x + torch.arange(8, dtype=self.dense.weight.dtype)
+        return self.dense(x).mean(1)
+
+
+@pytest.mark.parametrize("kind", ["cast", "cast, and a constant", "limit", "made"])
+def test_a_dtype_in_the_graph_of_torch_export_forbids_other_dtypes(kind):
+    torch.manual_seed(0)
+    ids = torch.randint(1, 10, (2, 4))
+    source = InFloat32(kind).float().eval()
+    explain_model = lrpfx.transform(source, EpsilonPlus(), example_inputs=ids, capture="export")
+    relevance = relevance_of(explain_model, ids)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        cast = copy.deepcopy(explain_model).to(dtype)
+        for changed in (cast, copy.deepcopy(cast), pickle.loads(pickle.dumps(cast))):
+            with pytest.raises(lrpfx.InputError, match=rf"captured by torch.export for torch.float32.*to\({dtype}\)"):
+                relevance_of(changed, ids)
+            with pytest.raises(lrpfx.InputError, match=r"captured by torch.export"):
+                changed(ids)
+        assert torch.equal(relevance_of(cast.float(), ids), relevance_of(cast, ids))
+        in_this_dtype = lrpfx.transform(copy.deepcopy(source).to(dtype), EpsilonPlus(), example_inputs=ids, capture="export")
+        assert relevance_of(in_this_dtype, ids).dtype == dtype
+    loaded = copy.deepcopy(explain_model)
+    loaded.load_state_dict({name: value.double() for name, value in loaded.state_dict().items()}, assign=True)
+    with pytest.raises(lrpfx.InputError, match=r"captured by torch.export"):
+        loaded(ids)
+    assert torch.equal(relevance_of(explain_model, ids), relevance)
+
+
+@pytest.mark.parametrize("kind", ["cast", "made", ""])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_trace_follows_a_change_of_dtype(kind, dtype):
+    torch.manual_seed(0)
+    ids = torch.randint(1, 10, (2, 4))
+    source = InFloat32(kind).float().eval()
+    for capture in ("symbolic", "export") if kind == "" else ("symbolic",):  # without dtypes in the graph, both do
+        cast = lrpfx.transform(source, EpsilonPlus(), example_inputs=ids, capture=capture).to(dtype)
+        made = lrpfx.transform(copy.deepcopy(source).to(dtype), EpsilonPlus(), example_inputs=ids, capture=capture)
+        assert torch.equal(relevance_of(cast, ids), relevance_of(made, ids))
+        assert relevance_of(cast, ids).dtype == dtype
+
+
 def test_deleting_it_frees_its_memory_at_once():
     model, input = NETWORKS["small"]()
     gc.disable()

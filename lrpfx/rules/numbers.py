@@ -1,0 +1,18 @@
+"""Checks of the numbers that rules take."""
+
+import math
+from numbers import Real
+from typing import Any
+
+from lrpfx.errors import InputError, InputTypeError
+
+
+def finite_number(name: str, value: Any, least: float = -math.inf) -> float:
+    """A finite number, at least `least`, as a float; numbers of NumPy included. Raises `InputTypeError`, `InputError`."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputTypeError(f"{name} must be a finite number, not {value!r} of type {type(value).__name__}")
+    number = float(value)
+    if not (math.isfinite(number) and number >= least):
+        bound = "" if least == -math.inf else f" >= {least:g}"
+        raise InputError(f"{name} must be a finite number{bound}, not {number:g}")
+    return number
