@@ -199,7 +199,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
     except LrpfxError as error:
         error.add_note(f"while running the pass {step.name} on {program.title}")
         raise
-    changed = _structure(program) != before
+    changed = not _same(_structure(program), before)
     if changed and not step.edits:
         raise PassError(f"the pass {step.name} must not edit anything, but it changed the graph of {program.title}")
     program.properties += [new for new in step.ensures if new not in program.properties]
@@ -241,24 +241,48 @@ def _verify(program: Program, verification: Verification) -> None:
     program.unverified.clear()
 
 
-def _structure(program: Program) -> list[Any]:
-    """The parts of a program that determine its outputs. Two results are equal only if no part has changed."""
-    nodes = [(node, node.op, _identity(node.target), _identities((node.args, node.kwargs))) for node in program.graph.nodes]
+def _structure(program: Program) -> tuple[Any, ...]:
+    """The parts of a program that determine its outputs, for `_same`. They stay alive: Python reuses ids of dead objects."""
+    nodes = [(node, node.op, node.target, node.args, node.kwargs) for node in program.graph.nodes]
     named = [
         *program.root.named_parameters(remove_duplicate=False),
         *program.root.named_buffers(remove_duplicate=False),
     ]
-    tensors = [(name, _identity(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in named]
-    return [_identity(program.root), nodes, tensors]
+    tensors = [(name, tensor, None if tensor.is_inference() else tensor._version) for name, tensor in named]
+    return program.root, nodes, tensors
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two structures have no part that differs. Nodes never change their arguments in place."""
+    (root, nodes, tensors), (other_root, other_nodes, other_tensors) = one, other
+    return (
+        root is other_root
+        and len(nodes) == len(other_nodes)
+        and len(tensors) == len(other_tensors)
+        and all(
+            node is other_node
+            and operation == other_operation
+            and target is other_target
+            and (args is other_args or _identities(args) == _identities(other_args))
+            and (kwargs is other_kwargs or _identities(kwargs) == _identities(other_kwargs))
+            for (node, operation, target, args, kwargs), (
+                other_node,
+                other_operation,
+                other_target,
+                other_args,
+                other_kwargs,
+            ) in zip(nodes, other_nodes, strict=True)
+        )
+        and all(
+            name == other_name and tensor is other_tensor and version == other_version
+            for (name, tensor, version), (other_name, other_tensor, other_version) in zip(tensors, other_tensors, strict=True)
+        )
+    )
 
 
 def _identities(arguments: Any) -> Any:
-    return map_arguments(arguments, lambda leaf: leaf if isinstance(leaf, fx.Node) else _identity(leaf))
-
-
-def _identity(value: Any) -> tuple[int, Any]:
-    """A key that is equal only for the same object. It keeps the object alive: Python reuses the ids of dead objects."""
-    return id(value), value
+    """The arguments with a key for each leaf that is no node; it is equal only for the same object."""
+    return map_arguments(arguments, lambda leaf: leaf if isinstance(leaf, fx.Node) else (id(leaf), leaf))
 
 
 def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "", changed: bool = True) -> None:

@@ -52,12 +52,12 @@ from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
-    FakeTensorMode,
     constant_source,
     decomposition_of,
     make_fx,
     pytree,
     require,
+    uncached_fakes,
 )
 
 logger = logging.getLogger(__name__)
@@ -185,9 +185,10 @@ def _lowered(
         )
     program, lowered = _export(job, graphs[0], examples[0], opened, dimensions)
     tolerance = _tolerance(job, examples[0])
-    results = [_verify(job, program, example, tolerance) for example in examples]
+    function = program.module()
+    results = [_verify(job, function, example, tolerance) for example in examples]
     dimensions |= _dimensions(opened, results)
-    opened = [_from_one(job, program, inputs, one, tolerance) for one in opened]
+    opened = [_from_one(job, function, inputs, one, tolerance) for one in opened]
     verified_after_all(lowered, len(module.history))
     return _with_facts(job, program, lowered, examples[0], opened, dimensions, tolerance)
 
@@ -322,13 +323,13 @@ def _dimensions(
 
 
 def _from_one(
-    job: "_Job", program: ExportedProgram, inputs: Mapping[str, torch.Tensor], size: _OpenSize, tolerance: float
+    job: "_Job", function: nn.Module, inputs: Mapping[str, torch.Tensor], size: _OpenSize, tolerance: float
 ) -> _OpenSize:
     """The open size without 1 if the program is wrong there: tracing assumes that open sizes are at least two."""
     if size.lower > 1 or not size.of[0][1]:  # the self-test has a batch of one
         return size
     try:
-        _verify(job, program, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
+        _verify(job, function, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
     except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError, AssertionError):  # the last: a guard of torch.export
         return replace(size, lower=2)
     return size
@@ -529,7 +530,7 @@ def _trace(
 ) -> fx.GraphModule:
     """The program as one graph of ATen operators. Open sizes are symbols, all others are numbers."""
     logger.info("tracing a batch of %d", len(arguments[0]))
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    mode = uncached_fakes(ShapeEnv())
     try:
         fakes = []
         for name, value in zip(job.names(), arguments, strict=True):
@@ -586,13 +587,11 @@ def _export(
     return exported, lowered
 
 
-def _verify(
-    job: _Job, program: ExportedProgram, arguments: Sequence[torch.Tensor], tolerance: float
-) -> dict[str, torch.Tensor]:
-    """The results of `lrpfx.attribute`. Raises `LoweringError` if those of the program differ by more than `tolerance`."""
+def _verify(job: _Job, function: nn.Module, arguments: Sequence[torch.Tensor], tolerance: float) -> dict[str, torch.Tensor]:
+    """The results of `lrpfx.attribute`. Raises `LoweringError` if those of the program differ by more."""
     logger.info("comparing a batch of %d with attribute", len(arguments[0]))
     expected = job.expected(arguments)
-    actual = program.module()(*arguments)
+    actual = function(*arguments)
     for name, value in expected.items():
         if not value.is_floating_point():
             continue

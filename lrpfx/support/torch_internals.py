@@ -5,6 +5,7 @@ classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) ar
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -81,6 +82,20 @@ def constant_source(name: str) -> Any:
     return ConstantSource(name)
 
 
+def uncached_fakes(shape_env: Any) -> FakeTensorMode:
+    """A mode for tracing with symbolic sizes. torch's cache of fake results costs more there than it saves."""
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode
+
+
+def fake_mode_of(values: Any) -> AbstractContextManager[Any]:
+    """The mode of the fake tensors among `values`, for tracing operations on them; nothing if there are none."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values) or nullcontext()
+
+
 def size_symbol(number: int) -> Any:
     """A symbol for a size, as torch.export uses them."""
     from torch.utils._sympy.symbol import SymT, make_symbol
@@ -117,17 +132,19 @@ def load_compiled(path: str) -> Callable[..., Any]:
     return loaded
 
 
-def untranslated(program: Any, opset: int) -> list[torch.fx.Node]:
-    """The nodes of a program, after decomposition by torch.onnx, whose operators have no ONNX form."""
-    from torch.onnx._internal.exporter import _fx_passes, _registration
+def onnx_registry(opset: int) -> Any:
+    """The operators that torch.onnx translates."""
+    from torch.onnx._internal.exporter import _registration
 
-    registry = _registration.ONNXRegistry.from_torchlib(opset)
-    decomposed = _fx_passes.decompose_with_registry(program, registry)
-    return [
-        node
-        for node in decomposed.graph.nodes
-        if isinstance(node.target, OpOverload) and not registry.is_registered(node.target)
-    ]
+    return _registration.ONNXRegistry.from_torchlib(opset)
+
+
+def decompositions_for_onnx(registry: Any) -> dict[Any, Callable[..., Any]]:
+    """What torch.onnx makes of operators that it does not translate."""
+    from torch.onnx._internal.exporter import _decomp
+
+    translated: Any = set(_decomp.get_onnx_implemented_overloads(registry))
+    return _decomp.create_onnx_friendly_decomposition_table(translated)
 
 
 def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], Callable[..., Any]]:

@@ -1,12 +1,20 @@
 """Express a lowered program in operators that ONNX supports."""
 
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
+from torch import fx
+from torch.export import ExportedProgram, ExportGraphSignature
 
 from lrpfx.errors import LoweringError
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
-from lrpfx.support.torch_internals import decompositions_of_backwards
+from lrpfx.support.torch_internals import decompositions_of_backwards, fake_mode_of, make_fx, pytree
+
+Forms = Mapping[Any, Callable[..., Any]]
 
 
 class LegalizeForOnnx(GraphPass):
@@ -19,15 +27,93 @@ class LegalizeForOnnx(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         known = {**decompositions_of_backwards(), **FORWARD_FORMS}
-        own = torch.export.default_decompositions()  # torch.onnx applies these itself
+        own = torch.export.default_decompositions()  # translation applies these itself
         matches = sum(node.target in known and node.target not in own for node in program.graph.nodes)
         if not matches:
-            return PassResult()  # without a run, which takes as long as the translation
+            return PassResult()
         try:
-            exported = program.program().run_decompositions(known)
+            exported = expanded(program.program(), known)
         except Exception as error:
             raise LoweringError(
                 f"the program cannot be expressed in ONNX operators: {type(error).__name__}: {error}"
             ) from error
         program.root, program.graph, program.exported = exported.graph_module, exported.graph, exported
         return PassResult(matches)
+
+
+def expanded(program: ExportedProgram, forms: Forms) -> ExportedProgram:
+    """A copy of the program in which each operator of `forms` is replaced by the operations of its form.
+
+    A form that returns `NotImplemented` leaves its operator alone. Only these operators are traced:
+    `ExportedProgram.run_decompositions` traces all operations anew, which takes as long as exporting the program.
+    """
+    graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
+    for node, original in zip(graph.nodes, program.graph.nodes, strict=True):
+        node.name = original.name  # the copy of a name such as "input" has a number
+    operations = {node: _form_of(node, forms) for node in graph.nodes if node.target in forms}
+    if any(form.graph.find_nodes(op="get_attr") for form in operations.values()):
+        whole: ExportedProgram = program.run_decompositions(dict(forms))  # it makes constants arguments of the program
+        return whole
+    for node, form in operations.items():
+        with graph.inserting_before(node):
+            results = _inserted(graph, node, form)
+        parts = [(node, results)] if isinstance(results, fx.Node) else [(user, results[user.args[1]]) for user in node.users]
+        for old, new in parts:
+            if new is not None:  # a result that no operation needs is None
+                old.replace_all_uses_with(new)
+                signature.replace_all_uses(old.name, new.name)
+            graph.erase_node(old)
+        if not isinstance(results, fx.Node):
+            graph.erase_node(node)
+    root = fx.GraphModule(program.graph_module, graph)
+    root.meta.update(program.graph_module.meta)
+    return rebuilt(program, ExportedProgram, root, signature)
+
+
+def rebuilt(
+    program: ExportedProgram,
+    kind: type[ExportedProgram],
+    root: fx.GraphModule | None = None,
+    signature: ExportGraphSignature | None = None,
+) -> ExportedProgram:
+    """A program of class `kind` with the same parameters, and with another graph and signature if they are given."""
+    root = root or program.graph_module
+    return kind(
+        root,
+        root.graph,
+        signature or program.graph_signature,
+        program.state_dict,
+        program.range_constraints,
+        copy.deepcopy(program.module_call_graph),
+        program.example_inputs,
+        program.constants,
+        verifiers=program.verifiers,
+    )
+
+
+def _form_of(node: fx.Node, forms: Forms) -> fx.GraphModule:
+    """The operations of a node's form, as a function of the nodes that the node reads."""
+    leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
+
+    def run(*read: Any) -> Any:
+        given = iter(read)
+        filled = [next(given) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, structure)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    examples = [leaf.meta["val"] for leaf in leaves if isinstance(leaf, fx.Node)]
+    with fake_mode_of(examples):
+        return make_fx(torch.func.functionalize(run, remove="mutations"), forms)(*examples)
+
+
+def _inserted(graph: fx.Graph, node: fx.Node, form: fx.GraphModule) -> Any:
+    """Insert the operations of a node's form, with the node's metadata. Returns the results: a node, or several with None."""
+    read = iter([leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)])
+    copies: dict[fx.Node, fx.Node] = {}
+    for operation in form.graph.nodes:
+        if operation.op == "placeholder":
+            copies[operation] = next(read)
+        elif operation.op != "output":
+            copies[operation] = graph.node_copy(operation, copies.__getitem__)
+            copies[operation].meta = {**node.meta, "val": operation.meta["val"]}
+    return fx.map_arg(form.graph.output_node().args[0], copies.__getitem__)

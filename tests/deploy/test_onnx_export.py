@@ -10,6 +10,9 @@ from lrpfx.core import Hook
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
 from lrpfx.deploy.backends.onnx import onnx_model, origin_of
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
+from lrpfx.passes.lower.legalize_for_onnx import expanded
+from lrpfx.support.torch_internals import decompositions_for_onnx, onnx_registry
 
 
 def test_legal_programs_keep_their_origins():
@@ -49,3 +52,47 @@ def test_what_onnx_does_not_have_is_named():
     program = lrpfx.lower(explain_model, torch.rand(2, 8).float(), target="weights")
     with pytest.raises(lrpfx.LoweringError, match=r"no equivalent of these operators:\n  aten.median.dim, from 0: Bounded"):
         onnx_model(legalized(program, BACKENDS["onnx"])[0], ["input", "target"], ["output", "relevance"])
+
+
+class Backwards(torch.nn.Module):
+    """Backward operators whose results are results of the program: one result, several of which some are None, and none."""
+
+    def forward(self, input, weight):
+        gradient = torch.ops.aten.convolution(input, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+        mask = [True, False, False]
+        of_input, _, _ = torch.ops.aten.convolution_backward(
+            gradient, input, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, mask
+        )
+        place = torch.ops.aten.slice_backward(input, [input.shape[0], 5, 6, 6], 1, 1, 3, 1)
+        return of_input, place, torch.ops.aten._softmax_backward_data(gradient, gradient.softmax(1), 1, input.dtype)
+
+
+def test_forms_replace_operators_wherever_they_are():
+    """As results, with several results, at open sizes; other operations keep their names, and the program is not changed."""
+    input, weight = torch.rand(3, 2, 6, 6), torch.rand(4, 2, 3, 3)
+    sizes = ({0: torch.export.Dim("batch", min=2)}, None)
+    program = torch.export.export(Backwards(), (input, weight), dynamic_shapes=sizes)
+    before = [(node.name, node.target, node.args) for node in program.graph.nodes]
+    table = {**decompositions_for_onnx(onnx_registry(20)), **FORWARD_FORMS}
+    found = expanded(program, table)
+    assert [(node.name, node.target, node.args) for node in program.graph.nodes] == before
+    assert not [node for node in found.graph.nodes if node.target in table]
+    kept = [name for name, target, _ in before if target not in table and "getitem" not in str(target)]
+    assert [node.name for node in found.graph.nodes if node.name in kept] == kept
+    for batch in (2, 5):
+        x = torch.rand(batch, 2, 6, 6)
+        for result, expected in zip(found.module()(x, weight), Backwards()(x, weight), strict=True):
+            assert_close(result, expected, 1e-12)
+
+
+def test_only_operators_that_onnx_lacks_are_traced_again(monkeypatch):
+    """To trace a whole program takes longer than everything else."""
+
+    def refuse(self, *args):
+        raise AssertionError("it is decomposed as a whole")
+
+    program = lrpfx.lower(lrpfx.transform(ChannelsLast().float(), EpsilonPlus()), torch.rand(3, 3, 5, 5).float())
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", refuse)
+    model = onnx_model(legalized(program, BACKENDS["onnx"])[0], ["input", "target"], ["output", "relevance"])
+    assert [value.name for value in model.graph.input] == ["input", "target"]
+    assert [value.name for value in model.graph.output] == ["output", "relevance"] and not model.functions

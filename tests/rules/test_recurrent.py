@@ -527,9 +527,11 @@ def test_compiled(module):
     assert sum(len(graph.graph.nodes) for graph in graphs) < 200  # the loops over time stay loops
 
 
-@pytest.mark.parametrize("module", [nn.LSTM, nn.GRU, nn.RNN])
-def test_lowered(module):
-    model = Classifier(module, num_layers=2, bidirectional=True).eval()
+@pytest.mark.parametrize(
+    "module, options", [(nn.LSTM, {"bidirectional": True}), (nn.GRU, {"num_layers": 2}), (nn.RNN, {"bidirectional": True})]
+)
+def test_lowered(module, options):
+    model = Classifier(module, **options).eval()
     explain_model, tokens = lrpfx.transform(model, composite()), torch.randint(1, 11, (2, 4))
     program = lrpfx.lower(explain_model, tokens, record=["rnn.l0"])
     assert not any("lrpfx" in str(node.target) for node in program.graph.nodes)

@@ -381,9 +381,19 @@ def _lopsided(model):
     return model
 
 
-@each_pair(name=["residual", "resnet18"], composite=COMPOSITES, change=[lambda model: model, _lopsided])
+@each_pair(name=["residual", "resnet"], composite=COMPOSITES, change=[lambda model: model, _lopsided])
 def test_single_precision_loses_nothing(name, composite, change):
-    model = change(Residual() if name == "residual" else torchvision_model(name))
+    compare_precision(change(Residual() if name == "residual" else small_family(name)[0]), composite)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [lambda model: model, _lopsided])
+@pytest.mark.parametrize("composite", COMPOSITES)
+def test_single_precision_loses_nothing_in_resnet18(composite, change):
+    compare_precision(change(torchvision_model("resnet18")), composite)
+
+
+def compare_precision(model, composite):
     errors = [_errors(model, COMPOSITES[composite], torch.rand(2, 3, 48, 48)) for _ in range(3)]
     fast, direct = (sum(error) / len(errors) for error in zip(*errors, strict=True))
     assert fast <= 1.5 * direct + 1e-7

@@ -26,9 +26,9 @@ from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
-from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx
+from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded, rebuilt
 from lrpfx.runtime.propagation import ORIGIN
-from lrpfx.support.torch_internals import untranslated
+from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry
 
 logger = logging.getLogger(__name__)
 
@@ -115,22 +115,24 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
     try:
         exported = torch.onnx.export(
-            program,
+            _in_onnx_operators(program),
             dynamo=True,
             verbose=False,
+            optimize=False,
             opset_version=OPSET,
-            input_names=[f"lrpfx.argument.{name}" for name in arguments],  # names that no inner value has
-            output_names=[f"lrpfx.result.{name}" for name in results],
         )
+    except LoweringError:
+        raise
     except Exception as error:
         cause = error
         while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__  # torch.onnx wraps the error in advice
-        raise LoweringError(_missing_operators(program) or f"torch.onnx cannot translate the program: {cause}") from error
+        raise LoweringError(f"torch.onnx cannot translate the program: {cause}") from error
     if exported is None:
         raise LoweringError("torch.onnx returned no program")
+    _simplify(exported.model)
+    _rename(exported.model.graph, [*arguments, *results])
     model = exported.model_proto
-    _rename(model.graph, [*arguments, *results])
     _tidy(model, {node.name: origin_of(node) for node in program.graph.nodes})
     return model
 
@@ -140,37 +142,73 @@ def origin_of(node: Node) -> str:
     return str(node.meta.get("custom", {}).get(ORIGIN, ""))
 
 
-def _missing_operators(program: ExportedProgram) -> str:
-    """A message about operators without a translation and their origins; empty if all have one."""
-    try:
-        nodes = untranslated(program, OPSET)
-    except Exception:  # the failure of torch.onnx has another cause
-        return ""
-    lines = [f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node in nodes]
-    if not lines:
-        return ""
-    return (
-        "ONNX has no equivalent of these operators:\n"
-        + "\n".join(dict.fromkeys(lines))
-        + "\nGive the layers another rule or replace them, or use a .pt2 file or lrpfx.package, which support these operators."
+class _Translatable(ExportedProgram):
+    """A program of operators that torch.onnx translates. Decomposing it again would take longer than all other steps."""
+
+    def run_decompositions(self, *decompositions: Any) -> ExportedProgram:
+        return self
+
+
+def _in_onnx_operators(program: ExportedProgram) -> ExportedProgram:
+    """The program in operators that torch.onnx translates. `LoweringError` names operators without a translation."""
+    registry = onnx_registry(OPSET)
+    program = expanded(program, decompositions_for_onnx(registry))
+    operations = [node for node in program.graph.nodes if isinstance(node.target, OpOverload)]
+    missing = [node for node in operations if not registry.is_registered(node.target)]
+    if missing:
+        lines = [f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node in missing]
+        raise LoweringError(
+            "ONNX has no equivalent of these operators:\n"
+            + "\n".join(dict.fromkeys(lines))
+            + "\nGive the layers another rule or replace them, or use a .pt2 file or lrpfx.package, which support "
+            "these operators."
+        )
+    return rebuilt(program, _Translatable)
+
+
+def _simplify(model: Any) -> None:
+    """Compute what is constant, and remove what has no effect.
+
+    These are onnxscript's own steps for this, without one rule whose time grows with the square of the number of operations.
+    """
+    from onnx_ir.passes import Sequential
+    from onnx_ir.passes import common as passes
+    from onnxscript.optimizer import fold_constants
+    from onnxscript.rewriter import RewritePass
+    from onnxscript.rewriter.rules import common as rules
+
+    rewrite = RewritePass(
+        [
+            *(rules.mul_by_1_rule, rules.add_0_rule, rules.sub_0_rule, rules.div_by_1_rule),
+            *(rules.collapse_slice_rule, rules.collapse_slice2_rule, rules.materialize_reshape_shape_rule),
+            *(rules.cast_cast_rule, rules.no_op_cast_rule, rules.no_op_expand_rule),
+            *(rules.reshape_reshape_rule, rules.no_op_transpose_rule, rules.transpose_transpose_rule),
+            *(rules.unsqueeze_unsqueeze_rule, rules.squeeze_reshape_1d_rule),
+            *(rules.no_op_dynamic_scatter_nd_rule, rules.no_op_static_scatter_nd_rule),
+        ]
     )
+    passes.InlinePass()(model)
+    for _ in range(2):  # some rules need the constants that others leave
+        fold_constants(model, onnx_shape_inference=True)
+        rewrite(model)
+        passes.RemoveUnusedNodesPass()(model)
+    Sequential(
+        passes.RemoveUnusedOpsetsPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+    )(model)
 
 
 def _rename(graph: Any, names: Sequence[str]) -> None:
     """Give arguments and results their names. Inner values that already have these names are renamed."""
-    taken = {name: f"{name}.inside" for name in names}
-
-    def renamed(name: str) -> str:
-        for prefix in ("lrpfx.argument.", "lrpfx.result."):
-            if name.startswith(prefix):
-                return name.removeprefix(prefix)
-        return taken.get(name, name)
-
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = renamed(value.name)
-    for node in graph.node:
-        node.input[:] = [renamed(name) for name in node.input]
-        node.output[:] = [renamed(name) for name in node.output]
+    for value in (*graph.initializers.values(), *(value for node in graph for value in node.outputs)):
+        if value.name in names:
+            value.name = f"{value.name}.inside"
+    for value, name in zip((*graph.inputs, *graph.outputs), names, strict=True):
+        value.name = name
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:
