@@ -1,7 +1,6 @@
 """Attribution: run an explainable module, and propagate relevance back to its inputs and to recorded layers."""
 
 import dataclasses
-import math
 import operator
 import re
 import warnings
@@ -12,13 +11,13 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar, overload
 
-import numpy as np
 import torch
 from torch import fx, nn
 
 from lrpfx.attribution.infinite_masks import hiding, input_node, other_reader
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
+from lrpfx.attribution.targets import Target, Targets, listed, relevance_of_output, without_arrays
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from lrpfx.ir.node import (
     NodeInfo,
@@ -53,12 +52,6 @@ from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules
 from lrpfx.types import Embedding, Neutral
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
-Index = int | np.integer[Any]
-Array = torch.Tensor | np.ndarray[Any, Any]
-Contrast = Mapping[Any, float]  # class or token, an `Index` -> weight
-Class = Index | Array | Contrast | None
-OneTarget = Class | tuple[Index | Array, Class] | Callable[[torch.Tensor], torch.Tensor]
-Target = OneTarget | Sequence[OneTarget]
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None
 
 
@@ -87,6 +80,7 @@ def attribute(
     inputs: torch.Tensor,
     target: Target = None,
     *,
+    targets: Targets | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -98,6 +92,7 @@ def attribute(
     inputs: Mapping[str, Any],
     target: Target = None,
     *,
+    targets: Targets | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -109,6 +104,7 @@ def attribute(
     inputs: Sequence[Any],
     target: Target = None,
     *,
+    targets: Targets | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -119,6 +115,7 @@ def attribute(
     inputs: Inputs,
     target: Target = None,
     *,
+    targets: Targets | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -127,28 +124,29 @@ def attribute(
     """Relevance of the inputs for the model's output.
 
     `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, such as a tokenizer returns, which
-    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a tensor of indices
-    of shape (batch,), relevance of the output as a tensor of its shape, a function from the output to such a tensor, or None
-    for the class of the largest output. A class index assigns the output of that class as its relevance, so relevance sums to
-    the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For outputs of shape
-    (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a negative position
-    counts from the end, and the token may be None or a dict as well. Numbers and arrays of NumPy are targets like Python's and
-    tensors. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`. The path of a
-    module means what the module returns in its last call, and a pattern with `*`, `?` or `[...]` all matching nodes, and the
-    matching modules without such a node. `output`: the output to explain if the model has several: its index, its key or
-    attribute, or a function of all outputs; by default the one called "logits", or else "last_hidden_state". `constants`: also
-    return the relevance that parameters and embeddings of positions or token types take where they are added to the signal, by
-    name; tokens of models with and without them then compare.
+    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a list, array or
+    tensor of indices, one for each sample, relevance of the output as a tensor of its shape, a function from the output to such
+    a tensor, or None for the class of the largest output. A class index assigns the output of that class as its relevance, so
+    relevance sums to the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For
+    outputs of shape (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a
+    negative position counts from the end, and the token may be None or a dict as well. Numbers and arrays of NumPy are targets
+    like Python's and tensors. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`.
+    The path of a module means what the module returns in its last call, and a pattern with `*`, `?` or `[...]` all matching
+    nodes, and the matching modules without such a node. `output`: the output to explain if the model has several: its index,
+    its key or attribute, or a function of all outputs; by default the one called "logits", or else "last_hidden_state".
+    `constants`: also return the relevance that parameters and embeddings of positions or token types take where they are added
+    to the signal, by name; tokens of models with and without them then compare.
 
-    A list of targets, or a tensor of relevances with one more leading dimension than the output, explains several targets with
-    one forward pass: all relevances then have a leading dimension for the targets. `chunk_size` limits how many are propagated
-    together, which bounds the memory. The default is all of them; on a CPU it is one, which is faster there.
+    `targets` instead of `target`: several for each sample, explained with one forward pass, as a list of such targets or a
+    tensor with a dimension for them in front; all relevances then have a leading dimension for the targets. `chunk_size` limits
+    how many are propagated together, which bounds the memory. The default is all of them; on a CPU it is one, which is faster
+    there.
 
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
     issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
     that is explained after a final softmax.
     """
-    attribution, objection = find_attribution(explain_model, inputs, target, record, output, chunk_size, constants)
+    attribution, objection = find_attribution(explain_model, inputs, target, targets, record, output, chunk_size, constants)
     message = None if torch.compiler.is_compiling() else objection()
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
@@ -210,6 +208,7 @@ def find_attribution(
     explain_model: nn.Module,
     inputs: Inputs,
     target: Target = None,
+    targets: Targets | None = None,
     record: Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -217,13 +216,16 @@ def find_attribution(
 ) -> tuple[Attribution[Any], Callable[[], str | None]]:
     """The result of `attribute`, and a function that returns an objection if the result is implausible, or None."""
     module = explainable(explain_model, "attribute")
+    several = targets is not None
+    if several and target is not None:
+        raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
+    wanted_targets = listed(targets) if several else [without_arrays(target)]
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.admit(module)
         record = recorded_names(module.unfused_graph, record)
-        target = without_arrays(target)
         embeddings = embeddings_of(module, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
         is_compiled = explain_model is not module
@@ -242,18 +244,12 @@ def find_attribution(
             factors = [*(None for _ in arguments.leaves), *factors_of(recorder, recorded)]
             return _Forward(select_output(chosen, output), recorded, factors)
 
-        is_single = not isinstance(target, list) and not (is_floating(target) and target.ndim > 2)
-        is_single = is_single and (not isinstance(target, tuple) or _is_place(target))
-        runner = _runner(explain_model, module, traced, not is_single)
+        runner = _runner(explain_model, module, traced, several)
         forward = run(runner, traced, probes)
-        targets, several = _targets(forward.output, target)
-        if several and is_single:  # two classes look like a position and a token
-            runner = _runner(explain_model, module, traced, True)
-            forward = run(runner, traced, probes)
         explained = forward.output
         if explained.is_meta:
             raise InputError(_NO_VALUES.format(module.title))
-        seeds = [relevance_of_output(explained, one) for one in targets]
+        seeds = [relevance_of_output(explained, one) for one in wanted_targets]
         wanted = [*arguments.leaves, *(probes.values() if probes else forward.layers)]
         if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             raise InputError("the output does not depend on the inputs through any operation that carries relevance")
@@ -288,7 +284,7 @@ def find_attribution(
     def objection() -> str | None:
         of_inputs = [*found[: len(arguments.leaves)], *(recorded[name] for names in embeddings.values() for name in names)]
         shares = of_inputs if several else [relevance[None] for relevance in of_inputs]
-        return _objection(explained, targets, seeds, shares, _final_softmax(module.graph, output), watch)
+        return _objection(explained, wanted_targets, seeds, shares, _final_softmax(module.graph, output), watch)
 
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
@@ -306,7 +302,7 @@ class _Forward:
 
 def _objection(
     output: torch.Tensor,
-    targets: Sequence[OneTarget],
+    targets: Sequence[Target],
     seeds: Sequence[torch.Tensor],
     relevances: Sequence[torch.Tensor],
     softmax: fx.Node | None,
@@ -381,45 +377,6 @@ def _probes(
     return {
         f"probe_{number}": torch.zeros_like(layout, device=device).requires_grad_() for number, layout in enumerate(layouts)
     }
-
-
-def without_arrays(target: Any) -> Any:
-    """A target with plain numbers and tensors in place of NumPy's, also in tuples, lists and dicts."""
-    if isinstance(target, np.generic):
-        return target.item()
-    if isinstance(target, np.ndarray):
-        try:
-            return torch.as_tensor(target)
-        except TypeError as error:
-            raise InputTypeError(f"a target is an array of dtype {target.dtype}, which torch does not have") from error
-    if isinstance(target, (tuple, list)):
-        items = [without_arrays(item) for item in target]
-        return tuple(items) if isinstance(target, tuple) else items
-    if isinstance(target, Mapping):
-        return {without_arrays(key): without_arrays(value) for key, value in target.items()}
-    return target
-
-
-def _is_place(target: tuple[Any, ...]) -> bool:
-    """Whether a target looks like a position and the token to explain there."""
-    return len(target) == 2 and _is_index(target[0])
-
-
-def _targets(output: torch.Tensor, target: Any) -> tuple[list[OneTarget], bool]:
-    """The targets, and whether several were given."""
-    if isinstance(target, tuple) and _is_place(target) and output.ndim == 3:
-        return [target], False
-    if isinstance(target, (list, tuple)):
-        if not target:
-            raise InputError("the list of targets is empty")
-        return list(target), True
-    if is_floating(target) and target.ndim == output.ndim + 1 and target.shape[1:] == output.shape and len(target):
-        return list(target), True
-    return [target], False
-
-
-def _is_index(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, torch.Tensor) and not value.is_floating_point())
 
 
 def _relevances_in_chunks(
@@ -700,110 +657,6 @@ def _describe_output(result: Any) -> str:
     if dataclasses.is_dataclass(result):
         return f"a {type(result).__name__} with {', '.join(item.name for item in dataclasses.fields(result))}"
     return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
-
-
-def relevance_of_output(output: torch.Tensor, target: OneTarget) -> torch.Tensor:
-    """Relevance of the output, with its shape and dtype."""
-    output = output.detach()
-    target = without_arrays(target)
-    if isinstance(target, torch.Tensor) and not_dense(target) is not None:
-        raise InputTypeError(f"the target is {not_dense(target)}")
-    if callable(target) and not isinstance(target, torch.Tensor):
-        target = without_arrays(target(output))
-        if not isinstance(target, torch.Tensor) or target.shape != output.shape:
-            shape = tuple(target.shape) if isinstance(target, torch.Tensor) else type(target).__name__
-            raise InputError(f"the target function returned {shape} for an output of shape {tuple(output.shape)}")
-    if isinstance(target, torch.Tensor) and target.is_floating_point():
-        if target.shape != output.shape:
-            raise InputError(f"the target has shape {tuple(target.shape)}, but the output has {tuple(output.shape)}")
-        if not torch.isfinite(target).all():
-            raise InputError("the target has values that are not finite")
-        return target.to(output)
-    if output.ndim == 3:
-        return _relevance_at_position(output, target)
-    if output.ndim != 2:
-        raise InputError(
-            f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; give the relevance of "
-            "the output as the target: a tensor of its shape, or a function of it"
-        )
-    if isinstance(target, Mapping):
-        return _relevance_of_contrast(output, target)
-    return relevance_of_class(output, _class_indices(output, target))
-
-
-def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
-    """Relevance of one position of each sequence, zero elsewhere. Output (batch, sequence, vocabulary)."""
-    if not isinstance(target, tuple) or len(target) != 2:
-        raise InputError(
-            f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, ...}}), "
-            "a list of these, a tensor of the output's shape, or a function of the output"
-        )
-    position, token = target
-    batch, length, _ = output.shape
-    if isinstance(position, bool) or not isinstance(position, (int, torch.Tensor)):
-        raise InputTypeError(f"a position is an index or a tensor of indices, not {type(position).__name__}")
-    relevance = torch.zeros_like(output)
-    if isinstance(position, int):
-        if not -length <= position < length:
-            raise InputError(f"position {position} is out of range: the output has {length} positions")
-        relevance[:, position] = relevance_of_output(output[:, position], token)
-        return relevance
-    places = torch.as_tensor(position, device=output.device)
-    if places.is_floating_point() or places.dtype == torch.bool:
-        raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}")
-    places = places.expand(batch) if places.ndim == 0 else places
-    if places.shape != (batch,):
-        raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}")
-    outside = places[(places < -length) | (places >= length)]
-    if outside.numel():
-        raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
-    samples = torch.arange(batch, device=output.device)
-    relevance[samples, places % length] = relevance_of_output(output[samples, places % length], token)
-    return relevance
-
-
-def _relevance_of_contrast(output: torch.Tensor, weights: Contrast) -> torch.Tensor:
-    """The weighted outputs of several classes, zero elsewhere. Output (batch, classes)."""
-    if not weights:
-        raise InputError("a contrast has at least one class: {class: weight, ...}")
-    total = torch.zeros_like(output)
-    for index, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}")
-        if index is None:
-            raise InputTypeError("a contrast names its classes by index")
-        total += weight * relevance_of_class(output, _class_indices(output, index))
-    return total
-
-
-def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
-    """A class index for each sample. Shape (batch,)."""
-    batch, classes = output.shape
-    if target is None:
-        return output.argmax(1)
-    if isinstance(target, bool) or not isinstance(target, (int, torch.Tensor)):
-        raise InputTypeError(
-            f"a target is an index, a tensor, a dict of weights, a function or None, not {type(target).__name__}"
-        )
-    if isinstance(target, int) and not 0 <= target < classes:
-        raise InputError(f"target {target} is out of range: the output has {classes} classes")
-    indices = torch.as_tensor(target, device=output.device)
-    if indices.dtype == torch.bool:
-        raise InputTypeError("the target is a tensor of bool; class indices are integers")
-    if indices.ndim == 0:
-        indices = indices.expand(batch)
-    if indices.shape != (batch,):
-        raise InputError(f"target indices have shape {tuple(indices.shape)}, but the batch is {batch}")
-    outside = indices[(indices < 0) | (indices >= classes)]
-    if outside.numel():
-        raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
-    return indices
-
-
-def relevance_of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
-    classes = torch.arange(output.shape[1], device=output.device)
-    return output * (classes == indices[:, None]).to(output)
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:

@@ -5,14 +5,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, attribute
+from lrpfx.attribution.compute import Arguments, Inputs, OutputSelector, attribute
+from lrpfx.attribution.targets import Target
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 
 
 def relevance_of_experts(
-    explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *, output: OutputSelector = None
+    explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None
 ) -> dict[str, torch.Tensor]:
     """Relevance of each expert for each token, by the path of the mixture. Shape (tokens, experts).
 

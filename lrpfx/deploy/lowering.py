@@ -22,20 +22,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.compute import (
     Arguments,
-    OneTarget,
     OutputSelector,
     embeddings_of,
     factors_of,
     find_attribution,
     recorded_names,
     recorder_of,
-    relevance_of_class,
-    relevance_of_output,
     relevances_of,
     resolve_names,
     select_output,
 )
 from lrpfx.attribution.infinite_masks import hiding, other_reader
+from lrpfx.attribution.targets import Target, relevance_of_class, relevance_of_output
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
@@ -384,7 +382,7 @@ class _Job:
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
         return inputs if self.target == "max" else [*inputs, "target"]
 
-    def target_of(self, arguments: Sequence[torch.Tensor]) -> OneTarget:
+    def target_of(self, arguments: Sequence[torch.Tensor]) -> Target:
         """The target for `lrpfx.attribute`."""
         if self.target == "token":
             return arguments[-1][:, 0], arguments[-1][:, 1]
@@ -443,7 +441,7 @@ class _Job:
         """The program's results according to `lrpfx.attribute`."""
         values = self.values(arguments)
         target = self.target_of(arguments)
-        found, _ = find_attribution(self.module, values, target, self.record, self.output)
+        found, _ = find_attribution(self.module, values, target, None, self.record, self.output)
         with torch.no_grad():
             result = self.module(**values)
         floating = [name for name, value in values.items() if is_floating(value)]

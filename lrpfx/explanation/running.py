@@ -86,7 +86,8 @@ def run_module(
     columns = [list(column) for column in zip(*classes, strict=True)]
     seeds = [_target_of(column, categories) for column in columns]
     placed = placed_for(module, inputs)
-    found = attribute(module, placed, seeds if len(seeds) > 1 else seeds[0], record=record)
+    chosen = {"targets": seeds} if len(seeds) > 1 else {"target": seeds[0]}
+    found = attribute(module, placed, **chosen, record=record)
     results = {"output": found.output, "relevance": found.relevance, **found.layers}
     arrays = {name: _array(value) for name, value in results.items()}
     outputs = checked_output(arrays.pop("output"))

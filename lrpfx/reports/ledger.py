@@ -14,8 +14,9 @@ from typing import Any, overload
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.compute import Arguments, Inputs, OneTarget, OutputSelector, misfits, relevance_of_output, select_output
+from lrpfx.attribution.compute import Arguments, Inputs, OutputSelector, misfits, select_output
 from lrpfx.attribution.plausibility import EXCESS
+from lrpfx.attribution.targets import Target, relevance_of_output
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
@@ -139,7 +140,7 @@ class Ledger(Sequence[Entry]):
         return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
 
 
-def ledger(explain_model: nn.Module, inputs: Inputs, target: OneTarget = None, *, output: OutputSelector = None) -> Ledger:
+def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None) -> Ledger:
     """Account for all relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
 
     The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is

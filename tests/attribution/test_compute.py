@@ -441,6 +441,6 @@ def test_constants_apart(composite):
     assert total == pytest.approx(accounts.total("constants"), abs=1e-9)
     assert not lrpfx.attribute(explain_model, ids, 1).constants
     for module in (explain_model, torch.compile(explain_model, backend="aot_eager")):
-        several = lrpfx.attribute(module, ids, [0, 1], constants=True).constants
+        several = lrpfx.attribute(module, ids, targets=[0, 1], constants=True).constants
         for name, value in result.constants.items():
             assert_close(several[name][1], value, 1e-12)

@@ -101,8 +101,8 @@ def test_inductor():
     x = torch.rand(3, 3, 16, 16, dtype=torch.float64)
     compiled = torch.compile(explain_model, fullgraph=True)
     assert_close(lrpfx.attribute(compiled, x, 1).relevance, lrpfx.attribute(explain_model, x, 1).relevance, 1e-9)
-    several = lrpfx.attribute(compiled, x, [0, 1]).relevance
-    assert_close(several, lrpfx.attribute(explain_model, x, [0, 1]).relevance, 1e-9)
+    several = lrpfx.attribute(compiled, x, targets=[0, 1]).relevance
+    assert_close(several, lrpfx.attribute(explain_model, x, targets=[0, 1]).relevance, 1e-9)
 
 
 @needs_compiler

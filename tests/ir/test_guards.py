@@ -45,7 +45,7 @@ def callers(explain_model):
         "call": lambda **inputs: explain_model(**inputs),
         "attribute": lambda **inputs: lrpfx.attribute(explain_model, inputs, 1).output,
         "record": lambda **inputs: lrpfx.attribute(explain_model, inputs, 1, record=["dense"]).output,
-        "several": lambda **inputs: lrpfx.attribute(explain_model, inputs, [0, 1]).output,
+        "several": lambda **inputs: lrpfx.attribute(explain_model, inputs, targets=[0, 1]).output,
         "ledger": lambda **inputs: lrpfx.ledger(explain_model, inputs, 1),
         "copy": lambda **inputs: copy.deepcopy(copy.deepcopy(explain_model))(**inputs),
         "pickle": lambda **inputs: pickle.loads(pickle.dumps(explain_model))(**inputs),

@@ -432,7 +432,7 @@ def test_token_classifier(module):
         assert found.relevance.shape == (3, length, 6) and found.layers["rnn.l0"].shape == (3, length, 5)
         ledger = lrpfx.ledger(explain_model, tokens, 1)
         assert ledger.unexplained <= 1e-12 and abs(ledger.balance) <= 1e-9 * ledger.seed_magnitude
-    several = lrpfx.attribute(explain_model, tokens, [0, 1, 2])
+    several = lrpfx.attribute(explain_model, tokens, targets=[0, 1, 2])
     for target in range(3):
         assert_close(several.relevance[target], lrpfx.attribute(explain_model, tokens, target).relevance, 1e-12)
 

@@ -356,8 +356,8 @@ def test_classifiers(name, composite):
 def compare_classifier(model, x, composite):
     """How many claims of where relevance is zero were made, and hold."""
     fast, direct = both(model, COMPOSITES[composite], input_range=(-3.0, 3.0))
-    expected = lrpfx.attribute(direct, x, [1, 2]).relevance
-    assert_close(lrpfx.attribute(fast, x, [1, 2]).relevance, expected, 1e-10)
+    expected = lrpfx.attribute(direct, x, targets=[1, 2]).relevance
+    assert_close(lrpfx.attribute(fast, x, targets=[1, 2]).relevance, expected, 1e-10)
     return claims_of_support_hold(direct, x)
 
 
@@ -437,9 +437,9 @@ def test_no_convolution_more_than_needed(composite, expected, further):
     x = torch.rand(2, 3, 6, 6)
     explain_model = lrpfx.transform(chain(5), composite, input_range=(0.0, 1.0))
     assert convolutions(lambda: lrpfx.attribute(explain_model, x, 1)) == expected
-    several = convolutions(lambda: lrpfx.attribute(explain_model, x, [0, 1, 2, 1]))
+    several = convolutions(lambda: lrpfx.attribute(explain_model, x, targets=[0, 1, 2, 1]))
     assert several == expected + 3 * further
-    assert convolutions(lambda: lrpfx.attribute(explain_model, x, [0, 1, 2, 1], chunk_size=2)) == expected + further
+    assert convolutions(lambda: lrpfx.attribute(explain_model, x, targets=[0, 1, 2, 1], chunk_size=2)) == expected + further
 
 
 def test_what_is_not_read_is_not_saved():
@@ -497,7 +497,7 @@ def test_several_targets_with_code_of_ones_own():
     composite = LayerMapComposite([(nn.ReLU, Halved())])
     explain_model = lrpfx.transform(chain(2), composite, unassigned="gradient")
     x = torch.rand(2, 3, 6, 6)
-    result = lrpfx.attribute(explain_model, x, [0, 2], chunk_size=2).relevance
+    result = lrpfx.attribute(explain_model, x, targets=[0, 2], chunk_size=2).relevance
     assert_close(result[1], lrpfx.attribute(explain_model, x, 2).relevance, 1e-12)
 
 
@@ -562,9 +562,9 @@ def test_what_the_rules_share(composite):
     assert sizes.count(narrow) == 1
     # the block's input and output; for ZBox the output of the first layer
     assert sizes.count(wide) == (3 if composite == "gamma_box" else 2)
-    expected = lrpfx.attribute(direct, x, [0, 1]).relevance
-    assert_close(lrpfx.attribute(fast, x, [0, 1]).relevance, expected, 1e-10)
-    assert_close(lrpfx.attribute(fast, x, [0, 1], chunk_size=2).relevance, expected, 1e-10)
+    expected = lrpfx.attribute(direct, x, targets=[0, 1]).relevance
+    assert_close(lrpfx.attribute(fast, x, targets=[0, 1]).relevance, expected, 1e-10)
+    assert_close(lrpfx.attribute(fast, x, targets=[0, 1], chunk_size=2).relevance, expected, 1e-10)
     assert lrpfx.ledger(fast, x, 1).unexplained <= 1e-9
     edges = lrpfx.to_networkx(fast).in_edges("add")
     assert sorted(source for source, _ in edges) == ["outer", "relu"]
@@ -648,9 +648,9 @@ def test_the_whole_share_goes_to_the_other_sign(name):
 def test_all_ways_to_run_conserve_alike(name):
     model, x = depthwise(), torch.rand(2, 3, 12, 12)
     fast, direct = both(model, CONSERVING[name](True), input_range=(0.0, 1.0))
-    expected = lrpfx.attribute(direct, x, [0, 1, 2]).relevance
+    expected = lrpfx.attribute(direct, x, targets=[0, 1, 2]).relevance
     for chunk_size in (None, 2):
-        assert_close(lrpfx.attribute(fast, x, [0, 1, 2], chunk_size=chunk_size).relevance, expected, 1e-10)
+        assert_close(lrpfx.attribute(fast, x, targets=[0, 1, 2], chunk_size=chunk_size).relevance, expected, 1e-10)
     program = lrpfx.lower(fast, x)
     assert_close(program.module()(x, torch.tensor([1, 1]))["relevance"], expected[1], 1e-10)
     with CONSERVING[name](True).context(model) as modified:

@@ -247,7 +247,7 @@ def test_the_result_of_attribute():
     position = found.relevance["input_ids"]["position_embeddings"][0].sum()
     assert shown.others["position_embeddings"] == pytest.approx((float(position),))
     assert "position_embeddings" in shown.to_html() and "position_embeddings" in shown.to_terminal()
-    several = heatmap(lrpfx.attribute(explain_model, inputs, [0, 1]), encoded, tokenizer, targets=["a", "b"], sample=0)
+    several = heatmap(lrpfx.attribute(explain_model, inputs, targets=[0, 1]), encoded, tokenizer, targets=["a", "b"], sample=0)
     assert np.allclose(several.scores[1], shown.scores[0]) and several.others["position_embeddings"][1] == pytest.approx(
         position
     )

@@ -295,7 +295,7 @@ def test_attention_in_relevance_form_is_recomputed():
     restored = pickle.loads(pickle.dumps(explain_model))
     for one in (explain_model, copy.deepcopy(explain_model), restored, torch.compile(explain_model, backend="aot_eager")):
         assert relative_difference(lrpfx.attribute(one, given, torch.cos).relevance[0], expected.relevance[0]) <= 1e-12
-    found = lrpfx.attribute(explain_model, given, [torch.cos, torch.sin], record=parts, chunk_size=2)
+    found = lrpfx.attribute(explain_model, given, targets=[torch.cos, torch.sin], record=parts, chunk_size=2)
     assert relative_difference(found.relevance[0][0], expected.relevance[0]) <= 1e-12
     assert relative_difference(found.layers[parts[0]][0], expected.layers[parts[0]]) <= 1e-12
     square = expected.layers[parts[0]].nbytes

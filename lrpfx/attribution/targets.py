@@ -1,0 +1,177 @@
+"""Targets: what to explain of a model's output, as relevance of that output."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.support.tensors import not_dense
+
+Index = int | np.integer[Any]
+Array = torch.Tensor | np.ndarray[Any, Any]
+Contrast = Mapping[Any, float]  # class or token, an `Index` -> weight
+Class = Index | Array | Contrast | None
+OneTarget = Class | tuple[Index | Array, Class] | Callable[[torch.Tensor], torch.Tensor]
+Target = OneTarget | Sequence[OneTarget]  # one for all samples, or a list with one for each
+Targets = Sequence[Target] | Array  # several for each sample
+
+
+def listed(targets: Any) -> list[Any]:
+    """Several targets as a list."""
+    found = without_arrays(targets)
+    if isinstance(found, torch.Tensor) and found.ndim:
+        found = list(found)
+    if not isinstance(found, (list, tuple)):
+        raise InputTypeError(f"targets are several, such as [0, 1], not {type(targets).__name__}; for one, pass target=")
+    if not found:
+        raise InputError("the list of targets is empty")
+    return list(found)
+
+
+def without_arrays(target: Any) -> Any:
+    """A target with plain numbers and tensors in place of NumPy's, also in tuples, lists and dicts."""
+    if isinstance(target, np.generic):
+        return target.item()
+    if isinstance(target, np.ndarray):
+        try:
+            return torch.as_tensor(target)
+        except TypeError as error:
+            raise InputTypeError(f"a target is an array of dtype {target.dtype}, which torch does not have") from error
+    if isinstance(target, (tuple, list)):
+        items = [without_arrays(item) for item in target]
+        return tuple(items) if isinstance(target, tuple) else items
+    if isinstance(target, Mapping):
+        return {without_arrays(key): without_arrays(value) for key, value in target.items()}
+    return target
+
+
+def relevance_of_output(output: torch.Tensor, target: Target) -> torch.Tensor:
+    """Relevance of the output, with its shape and dtype."""
+    output = output.detach()
+    target = without_arrays(target)
+    if isinstance(target, torch.Tensor) and not_dense(target) is not None:
+        raise InputTypeError(f"the target is {not_dense(target)}")
+    if callable(target) and not isinstance(target, torch.Tensor):
+        target = without_arrays(target(output))
+        if not isinstance(target, torch.Tensor) or target.shape != output.shape:
+            shape = tuple(target.shape) if isinstance(target, torch.Tensor) else type(target).__name__
+            raise InputError(f"the target function returned {shape} for an output of shape {tuple(output.shape)}")
+    if isinstance(target, list):
+        return _relevance_by_sample(output, target)
+    if isinstance(target, torch.Tensor) and target.is_floating_point():
+        if target.shape != output.shape:
+            several = "; several targets are passed as targets=" if target.shape[1:] == output.shape else ""
+            raise InputError(f"the target has shape {tuple(target.shape)}, but the output has {tuple(output.shape)}{several}")
+        if not torch.isfinite(target).all():
+            raise InputError("the target has values that are not finite")
+        return target.to(output)
+    if output.ndim == 3:
+        return _relevance_at_position(output, target)
+    if output.ndim != 2:
+        raise InputError(
+            f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; give the relevance of "
+            "the output as the target: a tensor of its shape, or a function of it"
+        )
+    if isinstance(target, Mapping):
+        return _relevance_of_contrast(output, target)
+    return relevance_of_class(output, _class_indices(output, target))
+
+
+def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tensor:
+    """Relevance of a target of its own for each sample."""
+    if len(targets) != len(output):
+        raise InputError(
+            f"a list as the target has one entry for each sample, but it has {len(targets)} and the batch is {len(output)}; to "
+            "explain several targets of each sample, pass them as targets="
+        )
+    strange = [one for one in targets if isinstance(one, list) or callable(one) or (isinstance(one, torch.Tensor) and one.ndim)]
+    if strange:
+        raise InputTypeError(
+            f"the target of one sample is an index, a position and a token, a dict of weights or None, not "
+            f"{type(strange[0]).__name__}; tensors and functions are targets of the whole batch"
+        )
+    if not targets:
+        raise InputError("the list of targets is empty")
+    if output.ndim == 2 and all(isinstance(one, int) and not isinstance(one, bool) for one in targets):
+        return relevance_of_class(output, _class_indices(output, torch.tensor(targets)))
+    return torch.cat([relevance_of_output(output[place : place + 1], one) for place, one in enumerate(targets)])
+
+
+def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
+    """Relevance of one position of each sequence, zero elsewhere. Output (batch, sequence, vocabulary)."""
+    if not isinstance(target, tuple) or len(target) != 2:
+        raise InputError(
+            f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, ...}}), "
+            "a list with one of these for each sample, a tensor of the output's shape, or a function of the output; several "
+            "targets of each sample are passed as targets="
+        )
+    position, token = target
+    batch, length, _ = output.shape
+    if isinstance(position, bool) or not isinstance(position, (int, torch.Tensor)):
+        raise InputTypeError(f"a position is an index or a tensor of indices, not {type(position).__name__}")
+    relevance = torch.zeros_like(output)
+    if isinstance(position, int):
+        if not -length <= position < length:
+            raise InputError(f"position {position} is out of range: the output has {length} positions")
+        relevance[:, position] = relevance_of_output(output[:, position], token)
+        return relevance
+    places = torch.as_tensor(position, device=output.device)
+    if places.is_floating_point() or places.dtype == torch.bool:
+        raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}")
+    places = places.expand(batch) if places.ndim == 0 else places
+    if places.shape != (batch,):
+        raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}")
+    outside = places[(places < -length) | (places >= length)]
+    if outside.numel():
+        raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
+    samples = torch.arange(batch, device=output.device)
+    relevance[samples, places % length] = relevance_of_output(output[samples, places % length], token)
+    return relevance
+
+
+def _relevance_of_contrast(output: torch.Tensor, weights: Contrast) -> torch.Tensor:
+    """The weighted outputs of several classes, zero elsewhere. Output (batch, classes)."""
+    if not weights:
+        raise InputError("a contrast has at least one class: {class: weight, ...}")
+    total = torch.zeros_like(output)
+    for index, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}")
+        if index is None:
+            raise InputTypeError("a contrast names its classes by index")
+        total += weight * relevance_of_class(output, _class_indices(output, index))
+    return total
+
+
+def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
+    """A class index for each sample. Shape (batch,)."""
+    batch, classes = output.shape
+    if target is None:
+        return output.argmax(1)
+    if isinstance(target, bool) or not isinstance(target, (int, torch.Tensor)):
+        raise InputTypeError(
+            f"a target is an index, a list or tensor with one for each sample, a dict of weights, a function or None, not "
+            f"{type(target).__name__}; several targets of each sample are passed as targets="
+        )
+    if isinstance(target, int) and not 0 <= target < classes:
+        raise InputError(f"target {target} is out of range: the output has {classes} classes")
+    indices = torch.as_tensor(target, device=output.device)
+    if indices.dtype == torch.bool:
+        raise InputTypeError("the target is a tensor of bool; class indices are integers")
+    if indices.ndim == 0:
+        indices = indices.expand(batch)
+    if indices.shape != (batch,):
+        raise InputError(f"target indices have shape {tuple(indices.shape)}, but the batch is {batch}")
+    outside = indices[(indices < 0) | (indices >= classes)]
+    if outside.numel():
+        raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+    return indices
+
+
+def relevance_of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
+    classes = torch.arange(output.shape[1], device=output.device)
+    return output * (classes == indices[:, None]).to(output)

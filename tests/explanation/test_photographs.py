@@ -1,0 +1,104 @@
+"""Photographs in all forms that users have become the same picture in RGB."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.photographs import as_photographs, is_several, photographs
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+
+
+def one(image):
+    (found,) = photographs(image)
+    assert found.image.mode == "RGB"
+    return np.asarray(found.image)
+
+
+def test_forms(pixels, tmp_path):
+    path = tmp_path / "photo.png"
+    Image.fromarray(pixels).save(path)
+    floats = pixels / 255.0
+    forms = [path, str(path), Image.fromarray(pixels), pixels, pixels.transpose(2, 0, 1), floats, floats.astype(np.float32)]
+    forms += [torch.tensor(pixels), torch.tensor(pixels).permute(2, 0, 1), torch.tensor(floats).permute(2, 0, 1).bfloat16()]
+    for form in forms:
+        assert np.abs(one(form).astype(int) - pixels).max() <= (2 if getattr(form, "dtype", None) == torch.bfloat16 else 0)
+
+
+def test_grey_and_transparent(pixels):
+    grey = pixels[..., 0]
+    for form in (grey, grey[None], grey[..., None], Image.fromarray(grey)):
+        assert (one(form) == grey[..., None]).all()
+    transparent = np.dstack([pixels, np.zeros((7, 9), dtype=np.uint8)])
+    assert (one(transparent) == 255).all() and (one(Image.fromarray(transparent)) == 255).all()
+    deep = Image.fromarray((grey.astype(np.uint16) * 257))
+    assert (one(deep) == grey[..., None]).all()
+    assert one(Image.fromarray(pixels).convert("CMYK")).shape == (7, 9, 3)
+    assert one(Image.fromarray(pixels).quantize(4)).shape == (7, 9, 3)
+    assert (one(grey > 100) == np.where(grey > 100, 255, 0)[..., None]).all()
+
+
+def test_photographs_are_upright(pixels, tmp_path):
+    image = Image.fromarray(pixels)
+    exif = image.getexif()
+    exif[0x0112] = 6  # a quarter turn
+    image.save(tmp_path / "turned.png", exif=exif)
+    assert (one(tmp_path / "turned.png") == np.rot90(pixels, -1)).all()
+
+
+def test_folders_and_lists(pixels, tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("b.png", "a.JPG", "inner/c.webp", "notes.txt"):
+        (tmp_path / name).write_text("text") if name.endswith("txt") else Image.fromarray(pixels).save(tmp_path / name)
+    assert [found.name for found in photographs(tmp_path)] == ["a.JPG", "b.png", "inner/c.webp"]
+    names = [found.name for found in photographs([pixels, tmp_path / "b.png", torch.tensor(pixels)[None]])]
+    assert names == ["image 1", "b.png", "image 3"]
+    assert is_several(tmp_path) and is_several([pixels]) and is_several(pixels[None])
+    assert not is_several(pixels) and not is_several(tmp_path / "b.png") and not is_several("https://example.org/a.png")
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        ("https://example.org/cat.jpg", InputError, "is an address; download"),
+        ("missing.png", InputError, "there is no file"),
+        (3, InputTypeError, "not int"),
+        ([], InputError, "empty"),
+        (np.zeros((0, 3, 4, 4)), InputError, "empty"),
+        (np.zeros((5, 6, 7)), InputError, "1, 3 or 4 channels"),
+        (np.zeros((3, 5, 4)), InputError, "first or last"),
+        (np.full((4, 4), 255.0), InputError, "divide bytes by 255"),
+        (np.full((4, 4), np.nan), InputError, "not finite"),
+        (np.zeros((4, 4), dtype=np.int64), InputTypeError, "int64"),
+        (np.zeros(4), InputError, "not an image"),
+    ],
+)
+def test_wrong_images(image, error, message):
+    with pytest.raises(error, match=message):
+        list(photographs(image))
+
+
+def test_damaged_files(tmp_path, pixels):
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(InputError, match="not an image that Pillow can read"):
+        one(tmp_path / "text.png")
+    Image.fromarray(np.zeros((99, 99, 3), dtype=np.uint8)).save(tmp_path / "cut.bmp")
+    (tmp_path / "cut.bmp").write_bytes((tmp_path / "cut.bmp").read_bytes()[:200])
+    with pytest.raises(InputError, match="cannot be opened"):
+        one(tmp_path / "cut.bmp")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no image in the folder"):
+        one(tmp_path / "empty")
+
+
+def test_pictures_of_inputs():
+    inputs = torch.stack([torch.linspace(-2, 2, 12).reshape(3, 2, 2), torch.zeros(3, 2, 2)])
+    first, second = as_photographs(inputs)
+    assert np.asarray(first.image).min() == 0 and np.asarray(first.image).max() == 255
+    assert (np.asarray(second.image) == 128).all()
+    assert as_photographs(torch.rand(1, 5, 4, 4))[0].image.size == (4, 4)
