@@ -19,7 +19,7 @@ DEFAULT = "vivid"
 #: Evenly spaced colours, from minus to plus the scale, or from zero to it.
 _SOURCES = {
     # White to two equally dark colours, full of colour from a quarter of the scale on.
-    "vivid": "0530a0 0f48cc 2160f2 4a84fb 8db5ff ffffff ff9d86 fb5a41 ee2418 cf0f1a a4001f",
+    "vivid": "0030a0 0f48cc 2160f2 4a84fb 8db5ff ffffff ff9d86 fb5a41 ee2418 cf0f16 a4001f",
     "BrBG": "543005 8c510a bf812d dfc27d f6e8c3 f5f5f5 c7eae5 80cdc1 35978f 01665e 003c30",
     "PiYG": "8e0152 c51b7d de77ae f1b6da fde0ef f7f7f7 e6f5d0 b8e186 7fbc41 4d9221 276419",
     "PRGn": "40004b 762a83 9970ab c2a5cf e7d4e8 f7f7f7 d9f0d3 a6dba0 5aae61 1b7837 00441b",
@@ -30,8 +30,9 @@ _SOURCES = {
     "RdYlGn": "a50026 d73027 f46d43 fdae61 fee08b ffffbf d9ef8b a6d96a 66bd63 1a9850 006837",
     "Spectral": "9e0142 d53e4f f46d43 fdae61 fee08b ffffbf e6f598 abdda4 66c2a5 3288bd 5e4fa2",
     # K. Moreland, Diverging Color Maps for Scientific Visualization, 2009
-    "coolwarm": "3b4cc0 4e68d8 6282ea 779af7 8db0fe a3c2fe b9d0f9 ccd9ed dddcdc ecd3c5 f5c4ac f7b093 f4987a eb7d62 dd5f4b "
-    "ca3b37 b40426",
+    "coolwarm": "3b4cc0 445acc 4d68d7 5775e1 6282ea 6c8ef1 779af7 82a5fb 8db0fe 98b9ff a3c2fe "
+    "aec9fc b8d0f9 c2d5f4 ccd9ee d5dbe6 dddddd e5d8d1 ecd3c5 f1ccb9 f4c4ad f7bba0 "
+    "f7b194 f7a687 f49a7b f18d6f ec7f63 e57058 de604d d55042 cb3e38 c0282f b40426",
     "Blues": "f7fbff deebf7 c6dbef 9ecae1 6baed6 4292c6 2171b5 08519c 08306b",
     "BuGn": "f7fcfd e5f5f9 ccece6 99d8c9 66c2a4 41ae76 238b45 006d2c 00441b",
     "BuPu": "f7fcfd e0ecf4 bfd3e6 9ebcda 8c96c6 8c6bb1 88419d 810f7c 4d004b",
@@ -53,7 +54,7 @@ _SOURCES = {
 }
 
 _STEPS = 256  # of a table, an even number: its middle is zero
-_LIGHTNESS = 10.0  # by which the middle of a signed map differs from both ends
+_LIGHTNESS = 5.0  # by which the middle of a signed map differs from both ends
 _CHROMA = 45.0  # that the middle of a signed map does not exceed: there is no green or red in its place
 
 
@@ -98,59 +99,57 @@ def colors_of(cmap: Any) -> Colors:
     """The colours of a map: by a name of lrpfx ("vivid", `lrpfx.image.CMAPS`), ColorBrewer or matplotlib, also reversed by
     "_r"; by a source in the language of `lrpfx.cmap`; or of a `ColorMap` or matplotlib's Colormap.
 
-    lrpfx's names come first. A map is signed if its middle is lighter, or darker, than both ends and has little colour; all
-    others, such as "hot" and "viridis", are for magnitudes.
+    lrpfx's names come first. A map is signed if its source names the colour in the middle, at position 80, or if its middle is
+    lighter, or darker, than both ends and has little colour; all others, such as "hot" and "viridis", are for magnitudes.
     """
     if isinstance(cmap, str):
-        table = _table_of_name(cmap)
-    elif isinstance(cmap, ColorMap):
-        table = _table_of_color_map(cmap)
-    elif callable(cmap) and isinstance(getattr(cmap, "N", None), int):
-        table = _table_of_matplotlib(cmap)
-    else:
-        raise InputTypeError(
-            f"a colour map is a name, a source, a ColorMap or matplotlib's Colormap, not {type(cmap).__name__}"
-        )
-    return Colors(table, _is_signed(table))
+        return _named(cmap)
+    if isinstance(cmap, ColorMap):
+        return _of_color_map(cmap)
+    if callable(cmap) and isinstance(getattr(cmap, "N", None), int):
+        return _of_matplotlib(cmap)
+    kind = type(cmap).__name__
+    raise InputTypeError(f"a colour map is a name, a source, a ColorMap or matplotlib's Colormap, not {kind}")
 
 
-def _table_of_name(name: str) -> Floats:
+def _named(name: str) -> Colors:
     if "," in name:  # a source has at least two colours
-        return _table_of_color_map(ColorMap(name))
-    plain = name.removesuffix("_r")
-    for known in (name, plain):
+        return _of_color_map(ColorMap(name))
+    for known in (name, name.removesuffix("_r")):
         if known in CMAPS:
-            table = _table_of_color_map(CMAPS[known])
+            colors = _of_color_map(CMAPS[known])
         elif known in _SOURCES:
-            table = _spread(np.array([list(bytes.fromhex(color)) for color in _SOURCES[known].split()]) / 255)
+            colors = _spread(np.array([list(bytes.fromhex(color)) for color in _SOURCES[known].split()]) / 255)
         else:
             continue
-        return table if known == name else table[::-1]
+        return colors if known == name else Colors(colors.table[::-1], colors.signed)
     try:
         maps: Any = importlib.import_module("matplotlib").colormaps
     except ImportError:
         raise InputError(_unknown(name, [*CMAPS, *_SOURCES], "; matplotlib's maps need matplotlib: install it, or")) from None
     if name not in maps:
         raise InputError(_unknown(name, [*CMAPS, *_SOURCES, *maps], ":"))
-    return _table_of_matplotlib(maps[name])
+    return _of_matplotlib(maps[name])
 
 
 def _unknown(name: str, known: list[str], remedy: str) -> str:
     return f"there is no colour map {name!r}{remedy} give its colours, such as '00f,80:fff,f00'.{nearest(name, known)}"
 
 
-def _spread(colors: Floats) -> Floats:
-    """A table of evenly spaced colours."""
+def _spread(colors: Floats) -> Colors:
+    """Evenly spaced colours, with others between them."""
     places = np.linspace(0, len(colors) - 1, _STEPS + 1)
-    return np.stack([np.interp(places, np.arange(len(colors)), channel) for channel in colors.T], axis=1)
+    table = np.stack([np.interp(places, np.arange(len(colors)), channel) for channel in colors.T], axis=1)
+    return Colors(table, _is_signed(table))
 
 
-def _table_of_color_map(cmap: ColorMap) -> Floats:
+def _of_color_map(cmap: ColorMap) -> Colors:
     """The middle of lrpfx's maps is their position 80, which is a little more than a half of ff."""
-    return np.asarray(cmap(np.minimum(np.arange(_STEPS + 1), 255) / 255), dtype=np.float64)
+    table = np.asarray(cmap(np.minimum(np.arange(_STEPS + 1), 255) / 255), dtype=np.float64)
+    return Colors(table, "80:" in "".join(cmap.source.split()) or _is_signed(table))
 
 
-def _table_of_matplotlib(cmap: Any) -> Floats:
+def _of_matplotlib(cmap: Any) -> Colors:
     return _spread(np.asarray(cmap(np.arange(cmap.N)), dtype=np.float64)[:, :3])
 
 

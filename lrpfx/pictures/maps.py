@@ -95,8 +95,10 @@ def _blurred_along(values: Floats, sigma: float, axis: int) -> Floats:
     """The circular convolution of an image and its mirror image with a Gaussian, along one axis."""
     size = values.shape[axis]
     mirrored = np.concatenate([values, np.flip(values, axis)], axis)
-    places = np.arange(2 * size)
-    kernel = np.exp(-0.5 * (np.minimum(places, 2 * size - places) / sigma) ** 2)
+    sigma = min(sigma, 4.0 * size)  # a wider one is the mean, too
+    reach = int(4 * sigma / size) + 1  # turns around the circle, of eight sigmas
+    places = np.arange(2 * size) + 2 * size * np.arange(-reach, reach + 1)[:, None]
+    kernel = np.exp(-0.5 * (places / sigma) ** 2).sum(axis=0)
     factors = np.fft.rfft(kernel / kernel.sum()).real
     spectrum = np.fft.rfft(mirrored, axis=axis) * (factors[:, None] if axis == 0 else factors)
     return np.take(np.fft.irfft(spectrum, 2 * size, axis=axis), range(size), axis)
