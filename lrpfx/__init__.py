@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, rules, text, torchvision, types
+    from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, pictures, rules, text, torchvision, types
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.deploy.artefact import load, package, save
     from lrpfx.deploy.lowering import lower
@@ -105,6 +105,7 @@ __all__ = [
     "lower",
     "node_names",
     "package",
+    "pictures",
     "rules",
     "save",
     "text",

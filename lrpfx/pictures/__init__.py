@@ -1,0 +1,9 @@
+"""Pictures of relevance: heatmaps, relevance over photographs, and sheets of them."""
+
+from lrpfx.pictures.colors import colors_of
+from lrpfx.pictures.heatmaps import heatmap, overlay
+from lrpfx.pictures.maps import relevance_map, scale_of, smoothed
+from lrpfx.pictures.photographs import photograph_of
+from lrpfx.pictures.sheets import sheet, strip
+
+__all__ = ["colors_of", "heatmap", "overlay", "photograph_of", "relevance_map", "scale_of", "sheet", "smoothed", "strip"]

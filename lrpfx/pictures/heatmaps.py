@@ -1,0 +1,140 @@
+"""Heatmaps, and relevance over photographs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pictures.colors import DEFAULT, colors_of
+from lrpfx.pictures.contours import draw_contours
+from lrpfx.pictures.maps import (
+    Channels,
+    Floats,
+    checked_number,
+    checked_whole,
+    relevance_map,
+    resized,
+    scale_of_smoothed,
+    smoothed,
+)
+from lrpfx.pictures.photographs import grey_of, photograph_of
+
+ENCLOSED = (0.5, 0.8)
+"""The shares of relevance around which `overlay(..., contours=True)` draws lines."""
+
+
+def heatmap(
+    relevance: Any,
+    *,
+    cmap: Any = DEFAULT,
+    percentile: float = 99.5,
+    scale: float | None = None,
+    sigma: float | None = None,
+    size: tuple[int, int] | None = None,
+    channels: Channels = None,
+) -> Image.Image:
+    """Relevance in colours, with zero in the middle of a signed map; a map that is not signed shows magnitudes.
+
+    `relevance`, `channels`: see `relevance_map`. `cmap`: see `colors_of`. `scale`: the magnitude in full colour, by default
+    that percentile of |relevance| (see `scale_of`). `sigma`: see `smoothed`; 0 draws the pixels as they are. `size`: (width,
+    height) of the picture, by default a pixel for each of the map.
+    """
+    colors = colors_of(cmap)
+    values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
+    return _image(colors(_shares(values if size is None else resized(values, _size(size)), scale)))
+
+
+def overlay(
+    photograph: Any,
+    relevance: Any,
+    *,
+    cmap: Any = DEFAULT,
+    percentile: float = 99.5,
+    scale: float | None = None,
+    sigma: float | None = None,
+    opacity: float = 0.9,
+    grey: bool = True,
+    contours: bool | Sequence[float] = False,
+    stretch: bool = False,
+    channels: Channels = None,
+) -> Image.Image:
+    """Relevance over a photograph, which shows where there is little: the colour of zero is transparent, that of `scale` nearly
+    not. The picture has the size of the photograph.
+
+    `photograph`: see `photograph_of`; with `grey`, it is drawn without its colours. `opacity`: that of `scale`, from 0 to 1.
+    `contours`: whether lines enclose 50 % and 80 % of the positive relevance (solid) and of the negative (dashed); or the
+    shares to enclose. Less than a hundredth of the relevance gets no lines. `channels`: of relevance. The rest is as for
+    `heatmap`.
+
+    A map of another shape than the photograph's belongs to a part of it, which must be cut out first; if the whole photograph
+    was squeezed to that shape, `stretch` undoes it. Otherwise `InputError`.
+    """
+    colors = colors_of(cmap)
+    enclosed = _enclosed(contours)
+    opacity = checked_number(opacity, "opacity is a number from 0 to 1", lambda value: 0 <= value <= 1)
+    behind = photograph_of(photograph)
+    values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
+    height, width = behind.shape[:2]
+    if not stretch and not _same_form(values.shape, (height, width)):
+        raise InputError(
+            f"the photograph has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
+            "the photograph that the model was given, or stretch=True if all of it was squeezed to that shape"
+        )
+    values = resized(values, (width, height))
+    pigments, opacities = colors.pigments(_shares(values, scale))
+    opacities = (opacity * opacities)[..., None]
+    picture = _image((grey_of(behind) if grey else behind) * (1 - opacities) + pigments * opacities)
+    if not enclosed:
+        return picture
+    return draw_contours(picture, values, enclosed, *colors(np.array([1.0, -1.0])))
+
+
+def _map_and_scale(
+    relevance: Any, percentile: float, scale: float | None, sigma: float | None, channels: Channels
+) -> tuple[Floats, float]:
+    """The smoothed map, and the magnitude that is drawn in full colour."""
+    values = smoothed(relevance_map(relevance, channels), sigma)
+    if scale is None:
+        return values, scale_of_smoothed([values], percentile)
+    meaning = "scale is a positive number, or None for a percentile of the map"
+    scale = checked_number(scale, meaning, lambda value: 0 <= value < np.inf)
+    if scale == 0 and values.any():
+        raise InputError("scale is 0, but the map has relevance")
+    return values, scale
+
+
+def _shares(values: Floats, scale: float) -> Floats:
+    """A map as shares of its scale, which is 0 only if the map is."""
+    with np.errstate(over="ignore"):
+        shares: Floats = values / (scale or 1.0)
+    return shares
+
+
+def _same_form(map_shape: tuple[int, ...], photograph_shape: tuple[int, int]) -> bool:
+    """Whether one of two shapes (height, width) is the other enlarged, to a pixel of the smaller and a hundredth."""
+    small, large = sorted((map_shape, photograph_shape))
+    height, width = large[0] / small[0], large[1] / small[1]
+    return abs(height - width) * min(small) <= max(height, width) * max(1.0, 0.01 * min(small))
+
+
+def _enclosed(contours: Any) -> tuple[float, ...]:
+    if isinstance(contours, bool):
+        return ENCLOSED if contours else ()
+    if not isinstance(contours, Sequence) or isinstance(contours, str):
+        raise InputTypeError(f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}")
+    if not all(isinstance(share, (float, np.floating)) and 0 < share < 1 for share in contours):
+        raise InputError(f"contours enclose shares between 0 and 1, not {contours!r}")
+    return tuple(float(share) for share in contours)
+
+
+def _size(size: Any) -> tuple[int, int]:
+    if not isinstance(size, (tuple, list)) or len(size) != 2:
+        raise InputError(f"size is (width, height) in pixels, not {size!r}")
+    width, height = (checked_whole(side, "size is (width, height) in pixels", 1) for side in size)
+    return width, height
+
+
+def _image(colors: Floats) -> Image.Image:
+    return Image.fromarray((colors * 255).round().astype(np.uint8))

@@ -1,0 +1,72 @@
+"""Photographs in any of their forms."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pictures.maps import COLORS, Channels, Floats, array_of, channel_axis, floats_of
+
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as Pillow's mode L
+_SLACK = 1e-3  # by which interpolation may leave [0, 1]
+
+
+def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
+    """Red, green and blue in [0, 1], shape (height, width, 3).
+
+    `photograph`: a Pillow image of any mode; or an array or tensor of shape (height, width), (channels, height, width) or
+    (height, width, channels) with 1, 3 or 4 channels, or a batch of one: uint8, uint16, or floating point in [0, 1]. What is
+    transparent is white. The orientation that a camera noted is not applied, since models do not read it either.
+
+    Errors: `InputTypeError` for other forms, `InputError` for floating-point numbers outside [0, 1].
+    """
+    if isinstance(photograph, Image.Image):
+        return _of_image(photograph)
+    if isinstance(photograph, (str, bytes)) or hasattr(photograph, "__fspath__"):
+        raise InputTypeError(f"a photograph is an image or an array: open the file, PIL.Image.open({str(photograph)!r})")
+    array = array_of(photograph, "a photograph")
+    if array.dtype in (np.uint8, np.uint16):
+        return _of_array(array / float(np.iinfo(array.dtype).max), channels)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise InputTypeError(f"a photograph is an image, or an array of uint8, uint16 or floating point, not of {array.dtype}")
+    return _of_array(floats_of(array, "the photograph"), channels)
+
+
+def grey_of(photograph: Floats) -> Floats:
+    """The photograph without colours, with three equal channels."""
+    return np.repeat((photograph @ _LUMINANCE)[..., None], 3, axis=-1)
+
+
+def _of_image(image: Image.Image) -> Floats:
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image).astype(np.float64)
+        if image.mode != "F":
+            values = values / 65535  # Pillow opens files of 16 bits as I;16, or as I
+        return _of_array(values, None)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), layer)
+    return np.asarray(image.convert("RGB")) / 255.0
+
+
+def _of_array(values: Floats, channels: Channels) -> Floats:
+    shape = values.shape
+    if values.ndim == 4 and shape[0] == 1:
+        values = values[0]
+    if values.ndim == 3 and channel_axis(values.shape, channels, "a photograph", shape) == 0:
+        values = np.moveaxis(values, 0, -1)
+    if values.ndim == 2:
+        values = values[..., None]
+    if values.ndim != 3 or values.shape[-1] not in COLORS or values.size == 0:
+        raise InputTypeError(f"a photograph has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}")
+    low, high = float(values.min()), float(values.max())
+    if low < -_SLACK or high > 1 + _SLACK:
+        raise InputError(
+            f"the photograph's values are between {low:.3g} and {high:.3g}, not between 0 and 1: undo the normalization that "
+            "the model's input has, divide by 255, or convert to uint8"
+        )
+    values = values.clip(0, 1)
+    if values.shape[-1] == 4:
+        return values[..., :3] * values[..., 3:] + (1 - values[..., 3:])
+    return np.repeat(values, 3, axis=-1) if values.shape[-1] == 1 else values

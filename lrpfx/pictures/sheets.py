@@ -1,0 +1,221 @@
+"""Sheets of pictures with titles, and relevance through the layers of a network."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pictures.colors import DEFAULT, colors_of
+from lrpfx.pictures.heatmaps import heatmap
+from lrpfx.pictures.maps import Floats, array_of, checked_number, checked_whole, relevance_map
+
+Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]
+
+_SMALL = 64  # pixels: a picture with fewer is enlarged without blending its pixels
+_LINES = 3  # of a title; what does not fit is cut
+_INK, _SOFT = (20, 20, 20), (95, 95, 95)
+
+
+def sheet(
+    pictures: Row | Sequence[Row],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+    width: int = 1200,
+    scale: float | None = None,
+    cmap: Any = DEFAULT,
+    font: str | None = None,
+) -> Image.Image:
+    """Pictures side by side on white, all of one height, with their titles above them.
+
+    `pictures`: a row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
+    `width`: of the sheet in pixels. `title`, `caption`: text above and below. `scale`: the magnitude drawn in full colour, for
+    a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of more than three are cut. `font`: a file;
+    the default font has Latin letters only.
+    """
+    width = checked_whole(width, "width is a number of pixels", 100)
+    rows = _rows(pictures)
+    gap, size = max(6, width // 80), max(11, width // 64)
+    text = _Text(size, font)
+    columns = max(map(len, rows))
+    aspects = [max(one.width / one.height for row in rows for _, one in row[place : place + 1]) for place in range(columns)]
+    height = max(1, int((width - gap * (columns + 1)) / sum(aspects)))
+    widths = [max(1, round(height * aspect)) for aspect in aspects]
+    lefts = [gap + place * gap + sum(widths[:place]) for place in range(columns)]
+
+    blocks: list[Image.Image] = []
+    if title:
+        blocks.append(_text_block(title, _Text(round(size * 1.4), font), width, gap, _INK))
+    for row in rows:
+        lines = [text.lines(name, widths[place], _LINES) for place, (name, _) in enumerate(row)]
+        above = max(map(len, lines)) * text.height
+        block = Image.new("RGB", (width, above + height + gap // 2), "white")
+        draw = ImageDraw.Draw(block)
+        for place, (_, one) in enumerate(row):
+            for number, line in enumerate(reversed(lines[place]), 1):  # titles stand on their pictures
+                draw.text((lefts[place], above - number * text.height), line, fill=_INK, font=text.font)
+            block.paste(_enlarged(one, height), (lefts[place], above))
+        blocks.append(block)
+    if scale is not None:
+        blocks.append(_color_bar(scale, cmap, text, width, gap))
+    if caption:
+        blocks.append(_text_block(caption, text, width, gap, _SOFT))
+
+    result = Image.new("RGB", (width, sum(block.height for block in blocks) + gap * (len(blocks) + 1)), "white")
+    top = gap
+    for block in blocks:
+        result.paste(block, (0, top))
+        top += block.height + gap
+    return result
+
+
+def strip(
+    layers: Mapping[str, Any],
+    *,
+    columns: int = 6,
+    cmap: Any = DEFAULT,
+    percentile: float = 99.5,
+    scale: float | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+    width: int = 1200,
+    font: str | None = None,
+) -> Image.Image:
+    """Relevance through the layers of a network: maps of any resolution, each pixel a square, with names and resolutions.
+
+    `layers`: relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height,
+    width), as `attribute(..., record=[...])` returns it. Layers have scales of their own, since few large pixels have more
+    relevance each than many small ones; `scale` draws all of them with one. `columns`: how many stand in a row.
+    """
+    if not isinstance(layers, Mapping) or not layers:
+        raise InputTypeError("layers are a mapping from names to relevance, with one at least")
+    columns, width = checked_whole(columns, "columns is a number", 1), checked_whole(width, "width is a number of pixels", 100)
+    found = []
+    for name, relevance in layers.items():
+        values = _map_of_layer(str(name), relevance)
+        height, across = values.shape
+        picture = heatmap(values, cmap=cmap, percentile=percentile, scale=scale, sigma=0)
+        enlarged = max(1, -(-width // (min(columns, len(layers)) * max(height, across))))
+        found.append(
+            (f"{name} ({height}×{across})", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
+        )
+    rows = [found[start : start + columns] for start in range(0, len(found), columns)]
+    return sheet(rows, title=title, caption=caption, width=width, scale=scale, cmap=cmap, font=font)
+
+
+def _map_of_layer(name: str, relevance: Any) -> Floats:
+    shape = array_of(relevance, f"relevance of {name}").shape
+    if len(shape) not in (2, 3, 4) or (len(shape) == 3 and shape[0] == 1):
+        raise InputTypeError(
+            f"relevance of {name} has the shape {shape}, which is not that of images: give it as (height, width) or (1, "
+            "channels, height, width); tokens of patches must be reshaped to their grid"
+        )
+    return relevance_map(relevance, channels="first")
+
+
+def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
+    """Rows of titles and pictures."""
+    if isinstance(pictures, Mapping) or (isinstance(pictures, Sequence) and any(_is_entry(one) for one in pictures)):
+        pictures = [pictures]
+    if not isinstance(pictures, Sequence) or isinstance(pictures, str):
+        raise InputTypeError(f"a sheet is made of pictures by title, or of rows of them, not of {type(pictures).__name__}")
+    rows = []
+    for row in pictures:
+        entries = list(row.items()) if isinstance(row, Mapping) else list(row) if isinstance(row, Sequence) else [row]
+        named = [("", one) if isinstance(one, Image.Image) else one for one in entries]
+        wrong = [one for one in named if not _is_entry(one)]
+        if wrong:
+            raise InputTypeError(f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}")
+        if named:
+            rows.append([(str(name), _on_white(one)) for name, one in named])
+    if not rows:
+        raise InputError("a sheet has one picture at least")
+    return rows
+
+
+def _is_entry(one: Any) -> bool:
+    return isinstance(one, Image.Image) or (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], Image.Image))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+
+
+def _enlarged(picture: Image.Image, height: int) -> Image.Image:
+    """The picture with this height."""
+    width = max(1, round(picture.width * height / picture.height))
+    blend = Image.Resampling.NEAREST if max(picture.size) < min(_SMALL, height) else Image.Resampling.LANCZOS
+    return picture.resize((width, height), blend)
+
+
+def _color_bar(scale: float, cmap: Any, text: "_Text", width: int, gap: int) -> Image.Image:
+    """The colours from minus to plus the scale, or from zero for a map of magnitudes, with the numbers below."""
+    scale = checked_number(scale, "scale is a positive number", lambda value: 0 <= value < np.inf)
+    colors = colors_of(cmap)
+    across, high = min(width - 2 * gap, max(width // 3, 160)), max(8, text.height // 2)
+    shares = np.linspace(-1.0 if colors.signed else 0.0, 1.0, across)
+    line = (colors(shares) * 255).round().astype(np.uint8)
+    left = width - gap - across
+    block = Image.new("RGB", (width, high + text.height), "white")
+    block.paste(Image.fromarray(np.repeat(line[None], high, axis=0)), (left, 0))
+    numbers = [(0, "la", -scale if colors.signed else 0.0), (across, "ra", scale)]
+    numbers += [(across // 2, "ma", 0.0)] if colors.signed else []
+    draw = ImageDraw.Draw(block)
+    draw.rectangle((left, 0, left + across - 1, high - 1), outline=(150, 150, 150))
+    for place, anchor, number in numbers:
+        shown = f"{number:+.2g}" if colors.signed else f"±{number:.2g}"
+        shown = shown if number else "0"
+        draw.text((left + place, high + 2), shown, fill=_SOFT, font=text.font, anchor=anchor)
+    return block
+
+
+def _text_block(words: str, text: "_Text", width: int, gap: int, ink: tuple[int, int, int]) -> Image.Image:
+    lines = text.lines(words, width - 2 * gap)
+    block = Image.new("RGB", (width, len(lines) * text.height), "white")
+    draw = ImageDraw.Draw(block)
+    for number, line in enumerate(lines):
+        draw.text((gap, number * text.height), line, fill=ink, font=text.font)
+    return block
+
+
+class _Text:
+    """A font, and how text is broken into lines with it."""
+
+    def __init__(self, size: int, path: str | None) -> None:
+        self.font: Any = ImageFont.load_default(size) if path is None else ImageFont.truetype(path, size)
+        self.height = round(size * 1.35)
+
+    def lines(self, text: str, width: int, most: int | None = None) -> list[str]:
+        """Lines no wider than `width`, and no more than `most`, the last of which then ends with dots."""
+        lines: list[str] = []
+        for paragraph in text.splitlines():
+            line = ""
+            for word in paragraph.split():
+                joined = f"{line} {word}".strip()
+                if self._fits(joined, width):
+                    line = joined
+                    continue
+                lines += [line] if line else []
+                while not self._fits(word, width) and len(word) > 1:
+                    count = self._fitting(word, width)
+                    lines.append(word[:count])
+                    word = word[count:]
+                line = word
+            lines += [line] if line else []
+        if most is None or len(lines) <= most:
+            return lines
+        last = lines[most - 1]
+        while last and not self._fits(f"{last}…", width):
+            last = last[:-1]
+        return [*lines[: most - 1], f"{last.rstrip()}…"]
+
+    def _fits(self, text: str, width: int) -> bool:
+        return bool(self.font.getlength(text) <= width)
+
+    def _fitting(self, word: str, width: int) -> int:
+        """How many letters of a word fit, one at least."""
+        return max([count for count in range(1, len(word)) if self._fits(word[:count], width)], default=1)
