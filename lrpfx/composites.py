@@ -5,10 +5,12 @@ or a module: `isinstance` works on both (see `lrpfx.types`).
 """
 
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
@@ -86,6 +88,10 @@ def _note(ctx: dict[Any, Any], reason: str, entry: tuple[int, str]) -> None:
         ctx.used.add(entry)
 
 
+def _layers(ctx: dict[Any, Any]) -> tuple[tuple[str, Any], ...]:
+    return ctx.layers if isinstance(ctx, MappingContext) else ()
+
+
 def _describe_types(types: type | tuple[type, ...]) -> str:
     if isinstance(types, tuple):
         return " | ".join(_describe_types(item) for item in types)
@@ -136,8 +142,9 @@ class Composite:
             with undisturbed():
                 for canonizer in self.canonizers:
                     self.handles += canonizer.apply(module)
-                context = MappingContext()
-                for name, child in self._modules_in_order(module):
+                run, others = self._modules_in_order(module)
+                context = MappingContext(run)
+                for name, child in run + others:
                     template = self.module_map(context, name, child)
                     if template is not None:
                         hook = template.copy()
@@ -154,15 +161,15 @@ class Composite:
         except RuleError as error:
             raise (RuleError(f"{name}: {error}") if name else error) from None
 
-    def _modules_in_order(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """The modules to map, with their names, in the order of calls to `module_map`."""
+    def _modules_in_order(self, module: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[tuple[str, nn.Module]]]:
+        """The modules to map, with their names, in the order of calls to `module_map`: those that run, and all others."""
         if not self.depends_on_order:
-            return list(module.named_modules())
+            return list(module.named_modules()), []
         return modules_in_order_of_execution(module)
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether the mapping of a layer depends on the layers before it."""
+        """Whether the mapping of a layer depends on the order of the layers. If not, module mode does not look for the order."""
         return False
 
     def remove(self) -> None:
@@ -329,7 +336,7 @@ class MixedComposite(Composite):
         super().__init__(module_map=self.mapping, canonizers=own + inherited)
 
     def _context(self, ctx: dict[Any, Any], index: int) -> MappingContext:
-        context: MappingContext = ctx.setdefault(index, MappingContext())
+        context: MappingContext = ctx.setdefault(index, MappingContext(_layers(ctx)))
         return context
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
@@ -444,6 +451,86 @@ class EpsilonGammaBox(_BuiltInComposite):
             first_map,
             [(Convolution, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
         )
+
+
+@register_composite("gamma_by_depth")
+class GammaByDepth(_BuiltInComposite):
+    """Gamma for convolutions, falling geometrically with their depth from `early` to `late`; Epsilon for dense layers.
+
+    The depth of a convolution is its position among all convolutions in the order of execution: the first has the gamma
+    `early`, the last `late`; one alone has `early`. With `low` and `high`, which bound the input, the first linear layer, a
+    convolution or not, has ZBox instead; positions stay as they are. A convolution that is called twice has two positions in
+    graph mode, and that of its first call in module mode. `early` and `late` are positive; docs/gallery.md measures them.
+    """
+
+    def __init__(
+        self,
+        early: float = 1.0,
+        late: float = 0.05,
+        low: float | torch.Tensor | None = None,
+        high: float | torch.Tensor | None = None,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        self.early, self.late = _positive("early", early), _positive("late", late)
+        self.stabilizer, self.zero_params = stabilizer, zero_params
+        self._any_depth = self._gamma(self.early)  # stands in the layer map for the rule of the depth
+        first: list[tuple[type, Hook]] = []
+        if low is not None and high is not None:
+            first = [(Linear, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
+        elif low is not None or high is not None:
+            raise InputError(f"low and high bound the input together: {'high' if high is None else 'low'} is missing")
+        defaults = _epsilon_with(self._any_depth, epsilon, stabilizer, zero_params)
+        super().__init__(layer_map, defaults, canonizers, first_map, first)
+
+    def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        rule = super().mapping(ctx, name, module)
+        if rule is not self._any_depth:
+            return rule
+        positions = self._positions(ctx)
+        if name not in positions:
+            if isinstance(ctx, MappingContext):
+                ctx.reason = "a convolution that is not called: late"
+            return self._gamma(self.late)
+        position, last = positions[name], len(positions) - 1
+        depth = position / last if last else 0.0
+        gamma = self.early ** (1.0 - depth) * self.late**depth  # exact at both ends
+        if isinstance(ctx, MappingContext):
+            ctx.reason = f"convolution {position + 1} of {last + 1}: gamma {gamma:.3g}"
+        return self._gamma(gamma)
+
+    @property
+    def depends_on_order(self) -> bool:
+        return True
+
+    def _gamma(self, gamma: float) -> Gamma:
+        return Gamma(gamma, stabilizer=self.stabilizer, zero_params=self.zero_params)
+
+    def _positions(self, ctx: dict[Any, Any]) -> dict[str, int]:
+        """The positions of the convolutions, by name. Raises `InputError` if `ctx` does not have the layers."""
+        if "positions" not in ctx:
+            layers = _layers(ctx)
+            if not layers:
+                raise InputError(
+                    f"{self} needs to know all layers of the model: give module_map a MappingContext(layers), or map the model by "
+                    "lrpfx.transform or composite.register"
+                )
+            convolutions = [name for name, layer in layers if isinstance(layer, Convolution)]
+            ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
+        positions: dict[str, int] = ctx["positions"]
+        return positions
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputTypeError(f"{name} must be a positive number, not {value!r}")
+    if not (math.isfinite(value) and value > 0.0):
+        raise InputError(f"{name} must be a finite positive number, not {value!r}")
+    return float(value)
 
 
 @register_composite("epsilon_plus")

@@ -27,9 +27,9 @@ class Assign(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
-        context = MappingContext()
-        for node in data_calls(program.graph):
-            layer = layer_of_node(node, program.root)
+        layers = {node: layer_of_node(node, program.root) for node in data_calls(program.graph)}
+        context = MappingContext((layer.name, layer) for layer in layers.values())
+        for node, layer in layers.items():
             context.reason = ""
             rule = self.composite.module_map(context, layer.name, layer)
             if rule is None:

@@ -1,5 +1,8 @@
 """Which layer gets which rule, and why."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from helpers import small_net, torchvision_model
@@ -7,11 +10,13 @@ from torch import nn
 
 import lrpfx
 from lrpfx import rules
+from lrpfx.canonizers import SequentialMergeBatchNorm
 from lrpfx.composites import (
     COMPOSITES,
     Composite,
     EpsilonGammaBox,
     EpsilonPlus,
+    GammaByDepth,
     LayerMapComposite,
     MixedComposite,
     NameLayerMapComposite,
@@ -19,6 +24,8 @@ from lrpfx.composites import (
     composite_named,
     register_composite,
 )
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.rules.mapping import MappingContext
 from lrpfx.types import Activation, AvgPool, BatchNorm, Convolution, Linear, MaxPool, Neutral, Sum
 
 
@@ -40,6 +47,7 @@ def test_the_registry_has_zennits_names_and_those_for_attention():
         "epsilon_plus",
         "epsilon_plus_flat",
         "excitation_backprop",
+        "gamma_by_depth",
         "guided_backprop",
     ]
     assert isinstance(composite_named("epsilon_gamma_box", low=0.0, high=1.0), EpsilonGammaBox)
@@ -65,6 +73,7 @@ EXPECTED = {
     "epsilon_alpha2_beta1": ("AlphaBeta", "AlphaBeta", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_alpha2_beta1_flat": ("Flat", "AlphaBeta", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_gamma_box": ("ZBox", "Gamma", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
+    "gamma_by_depth": ("Gamma", "Gamma", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "excitation_backprop": ("ZPlus", "ZPlus", "ZPlus", "gradient", "Norm", "Norm", "gradient"),
     "deconvnet": ("gradient", "gradient", "gradient", "ReLUDeconvNet", "gradient", "gradient", "gradient"),
     "guided_backprop": ("gradient", "gradient", "gradient", "ReLUGuidedBackprop", "gradient", "gradient", "gradient"),
@@ -227,3 +236,215 @@ def test_composites_hand_on_that_they_conserve(name):
         composite = composite_named(name, conserve=conserve)
         context = {"first_layer_visited": True}
         assert composite.module_map(context, "1", layer[1]).conserve is conserve
+
+
+class Deep(nn.Module):
+    """Convolutions registered in another order than they are called in: one twice, one never, one transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Conv2d(4, 4, 2)
+        self.unused = nn.Conv2d(4, 4, 1)
+        self.twice = nn.Conv2d(4, 4, 3, padding=1)
+        self.up = nn.ConvTranspose2d(4, 4, 2)
+        self.norm = nn.BatchNorm2d(4)
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.norm(self.stem(x)).relu()
+        x = self.twice(x).relu()
+        x = self.twice(self.up(x)).relu()
+        return self.fc(self.last(x).relu().mean((2, 3)))
+
+
+class DeepModules(Deep):
+    """The same with modules for all operations, for module mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.average = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.stem(x)))
+        x = self.relu(self.twice(x))
+        x = self.relu(self.twice(self.up(x)))
+        return self.fc(self.average(self.relu(self.last(x))).flatten(1))
+
+
+def deep(kind):
+    torch.manual_seed(0)
+    model = kind().double().eval()
+    nn.init.uniform_(model.norm.running_mean, -0.5, 0.5)
+    nn.init.uniform_(model.norm.running_var, 0.5, 2.0)
+    return model
+
+
+def by_hand(gammas, first=None):
+    names = [([name], rules.Gamma(gamma)) for name, gamma in gammas.items()]
+    if first is not None:
+        names.insert(0, ([next(iter(gammas))], first))
+    return MixedComposite([NameMapComposite(names), EpsilonPlus()])
+
+
+BOUNDS = {"low": -1.0, "high": 2.0}
+
+
+@pytest.mark.parametrize("bounds", [{}, BOUNDS])
+def test_gamma_falls_with_depth_in_a_graph(bounds):
+    """Each call has its position, in the order of execution; the values are those of the same rules given by name."""
+    model, x = deep(Deep), torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, GammaByDepth(early=2.0, late=0.02, **bounds))
+    gammas = {name: 2.0 ** (1 - depth) * 0.02**depth for name, depth in _depths("stem", "twice", "up", "twice_1", "last")}
+    reference = lrpfx.transform(model, by_hand(gammas, rules.ZBox(**bounds) if bounds else None))
+    table, expected = lrpfx.assignment(explain_model), lrpfx.assignment(reference)
+    assert [row.rule for row in table] == [row.rule for row in expected]
+    found, wanted = lrpfx.attribute(explain_model, x, [0, 2]), lrpfx.attribute(reference, x, [0, 2])
+    assert torch.equal(found.relevance, wanted.relevance) and float(found.relevance.abs().sum()) > 0.0
+    assert table.rule_of("stem").startswith("ZBox" if bounds else "Gamma(gamma=2,")
+    assert table.rule_of("last").startswith("Gamma(gamma=0.02,")
+
+
+def _depths(*names):
+    return [(name, position / (len(names) - 1)) for position, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("bounds", [{}, BOUNDS])
+def test_gamma_falls_with_depth_in_module_mode(bounds):
+    """A module has the position of its first call; one that is not called takes none; batch norm is merged first."""
+    model, x = deep(DeepModules), torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    gammas = {name: 2.0 ** (1 - depth) * 0.02**depth for name, depth in _depths("stem", "twice", "up", "last")}
+    gammas["unused"] = 0.02
+    composite = GammaByDepth(early=2.0, late=0.02, canonizers=[SequentialMergeBatchNorm()], **bounds)
+    reference = by_hand(gammas, rules.ZBox(**bounds) if bounds else None)
+    reference.canonizers = [SequentialMergeBatchNorm()]
+    results = []
+    for one in (composite, reference):
+        with one.context(model) as modified:
+            output = modified(x)
+            results.append(torch.autograd.grad(output, x, torch.eye(3, dtype=output.dtype)[:2] * output.detach())[0])
+    assert torch.equal(*results) and float(results[0].abs().sum()) > 0.0
+
+
+def test_both_modes_agree_where_each_module_is_called_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 2), nn.Flatten()
+    )
+    model, x = model.double().eval(), torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    in_graph = lrpfx.attribute(lrpfx.transform(model, GammaByDepth(low=-3.0, high=3.0)), x, 1).relevance
+    with GammaByDepth(low=-3.0, high=3.0, canonizers=[SequentialMergeBatchNorm()]).context(model) as modified:
+        output = modified(x)
+        seed = torch.zeros_like(output)
+        seed[:, 1] = output[:, 1].detach()
+        torch.testing.assert_close(torch.autograd.grad(output, x, seed)[0], in_graph, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bounds", [{}, BOUNDS])
+def test_gamma_by_depth_conserves_relevance(bounds):
+    """Without biases, nothing is absorbed: the relevance of the input is the logit."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.ConvTranspose2d(4, 4, 2, bias=False), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(4, 3, 5, bias=False), nn.Flatten(), nn.Linear(3, 2, bias=False)).double().eval()
+    explain_model = lrpfx.transform(model, GammaByDepth(stabilizer=1e-12, epsilon=1e-12, **bounds))
+    accounts = lrpfx.ledger(explain_model, torch.rand(2, 3, 6, 6, dtype=torch.float64), 0)
+    assert accounts.inputs["input"] == pytest.approx(accounts.seed, rel=1e-9)
+
+
+def test_reasons_give_position_and_gamma():
+    reasons = {row.name: row.chosen_by for row in lrpfx.assignment(lrpfx.transform(deep(Deep), GammaByDepth(1.0, 0.01)))}
+    assert reasons["stem"] == "convolution 1 of 5: gamma 1"
+    assert reasons["up"] == "convolution 3 of 5: gamma 0.1"
+    assert reasons["last"] == "convolution 5 of 5: gamma 0.01"
+    assert reasons["fc"].startswith("layer_map")
+    mixed = MixedComposite([NameMapComposite([(["twice"], rules.WSquare())]), GammaByDepth(1.0, 0.01, **BOUNDS)])
+    table = lrpfx.assignment(lrpfx.transform(deep(Deep), mixed))
+    reasons = {row.name: row.chosen_by for row in table}
+    assert reasons["up"] == "GammaByDepth, convolution 3 of 5: gamma 0.1"
+    assert reasons["stem"] == "GammaByDepth, first_map[0]: Linear"
+    assert table.rule_of("twice").startswith("WSquare") and table.rule_of("twice_1").startswith("WSquare")
+
+
+def test_one_convolution_alone_is_early():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)).eval()
+    assert lrpfx.assignment(lrpfx.transform(model, GammaByDepth(0.7, 0.1))).rule_of("0").startswith("Gamma(gamma=0.7,")
+    assert rules_of(GammaByDepth(), nn.Sequential(nn.Linear(2, 2)).eval())["0"] == "Epsilon"
+
+
+def test_bounds_of_the_input_are_for_the_layer_that_reads_it():
+    """Behind a dense layer, a convolution does not see pixels; its gamma is the early one."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Conv1d(2, 2, 2)).eval()
+    table = lrpfx.assignment(lrpfx.transform(model, GammaByDepth(**BOUNDS), example_inputs=torch.rand(2, 4)))
+    assert [table.rule_of(name).partition(",")[0] for name in "034"] == ["ZBox(low=-1", "Gamma(gamma=1", "Gamma(gamma=0.05"]
+
+
+def test_users_entries_do_not_move_the_positions():
+    composite = GammaByDepth(layer_map=[(nn.ConvTranspose2d, rules.ZPlus())], first_map=[(Convolution, rules.Flat())])
+    table = lrpfx.assignment(lrpfx.transform(deep(Deep), composite))
+    assert table.rule_of("stem").startswith("Flat") and table.rule_of("up").startswith("ZPlus")
+    assert table.rule_of("twice_1").startswith(f"Gamma(gamma={0.05**0.75:g},")
+
+
+def test_settings_of_gamma_by_depth():
+    model = deep(Deep)
+    composite = GammaByDepth(early=np.float32(0.5), late=3, epsilon=0.1, stabilizer=1e-3, zero_params="bias", **BOUNDS)
+    table = lrpfx.assignment(lrpfx.transform(model, composite))
+    assert table.rule_of("stem") == "ZBox(low=-1, high=2, stabilizer=0.001, zero_params='bias')"
+    assert table.rule_of("last") == "Gamma(gamma=3, stabilizer=0.001, zero_params='bias')"
+    assert table.rule_of("fc") == "Epsilon(epsilon=0.1, zero_params='bias')"
+
+
+@pytest.mark.parametrize(
+    "settings, error, message",
+    [
+        ({"early": 0.0}, InputError, "early must be a finite positive number, not 0.0"),
+        ({"late": -0.1}, InputError, "late must be a finite positive number, not -0.1"),
+        ({"late": math.inf}, InputError, "late must be a finite positive number, not inf"),
+        ({"early": math.nan}, InputError, "early must be a finite positive number, not nan"),
+        ({"early": "1"}, InputTypeError, "early must be a positive number, not '1'"),
+        ({"early": True}, InputTypeError, "early must be a positive number, not True"),
+        ({"low": 0.0}, InputError, "low and high bound the input together: high is missing"),
+        ({"high": 1.0}, InputError, "low and high bound the input together: low is missing"),
+        ({"low": 1.0, "high": 0.0}, InputError, "low must be at most high"),
+    ],
+)
+def test_gamma_by_depth_refuses_what_it_cannot_mean(settings, error, message):
+    with pytest.raises(error, match=message):
+        GammaByDepth(**settings)
+
+
+def test_gamma_by_depth_needs_to_know_all_layers():
+    layer = nn.Conv2d(1, 1, 1)
+    for context in ({}, MappingContext()):
+        with pytest.raises(InputError, match=r"give module_map a MappingContext\(layers\)"):
+            GammaByDepth().module_map(context, "0", layer)
+    context = MappingContext([("0", layer)])
+    assert GammaByDepth().module_map(context, "0", layer).gamma == 1.0
+
+
+def test_a_composite_sees_all_layers_in_the_order_of_execution():
+    """In a graph, all calls that relevance flows through; of modules, those that run; all in a model that cannot be traced."""
+
+    class Seen(EpsilonPlus):
+        depends_on_order = True
+
+        def mapping(self, ctx, name, module):
+            assert (name, module) in ctx.layers or name in ("", "unused")
+            self.names = [layer for layer, _ in ctx.layers]
+            return super().mapping(ctx, name, module)
+
+    composite = Seen()
+    explain_model = lrpfx.transform(deep(Deep), composite)
+    assert composite.names == lrpfx.node_names(explain_model)[1:]
+    model = deep(DeepModules)
+    with composite.context(model):
+        assert composite.names == ["stem", "norm", "relu", "twice", "up", "last", "average", "fc"]
+
+    class Branching(DeepModules):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > 0 else x
+
+    model = deep(Branching)
+    with composite.context(model):
+        assert composite.names == [name for name, _ in model.named_modules()]

@@ -1,8 +1,8 @@
-"""Deletion curves: does the score of a model rely on the tokens that an explanation calls relevant?
+"""Deletion curves: does the score of a model rely on the parts of an input that an explanation calls relevant?
 
-Tokens are masked one by one in the order of their relevance, while tracking the score: pixel flipping (Bach et al. 2015,
-https://doi.org/10.1371/journal.pone.0130140) for text. Masking the most relevant tokens first should reduce the score quickly,
-masking the least relevant first slowly: the measure is the area between the two curves.
+Parts, such as the tokens of a text or the blocks of a photograph, are masked in the order of their relevance, while tracking the
+score: pixel flipping (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140) in general. Masking the most relevant parts
+first should reduce the score quickly, masking the least relevant first slowly: the measure is the area between the two curves.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 import torch
 
-#: The scores, of shape (n,), of n copies of a text, for a truth value (n, tokens) that says which tokens are masked in each.
+#: The scores, of shape (n,), of n copies of an input, for a truth value (n, parts) that says which parts are masked in each.
 ScoreMasked = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """The score after each number of masked tokens, from none to all. Shape (tokens + 1,)."""
+    """The score after each number of masked parts, from none to all. Shape (steps + 1,)."""
 
     most_relevant_first: torch.Tensor
     least_relevant_first: torch.Tensor
 
     @property
     def area_most_relevant_first(self) -> float:
-        """The area under the curve over the share of masked tokens: lower is better."""
+        """The area under the curve over the share of masked parts: lower is better."""
         return _area(self.most_relevant_first)
 
     @property
     def area_least_relevant_first(self) -> float:
-        """The area under the curve over the share of masked tokens: higher is better."""
+        """The area under the curve over the share of masked parts: higher is better."""
         return _area(self.least_relevant_first)
 
     @property
@@ -41,12 +41,13 @@ def _area(curve: torch.Tensor) -> float:
     return float(torch.trapezoid(curve.double(), dx=1.0 / (len(curve) - 1)))
 
 
-def deletions(score: ScoreMasked, relevances: Mapping[str, torch.Tensor]) -> dict[str, Deletion]:
-    """Deletion curves for several relevances of the tokens of one text, each of shape (tokens,).
+def deletions(score: ScoreMasked, relevances: Mapping[str, torch.Tensor], steps: int | None = None) -> dict[str, Deletion]:
+    """Deletion curves for several relevances of the parts of one input, each of shape (parts,).
 
-    Where orders mask the same tokens, these are scored once.
+    `steps`: in how many equal steps, to rounding, the parts are masked; by default one by one. Where orders mask the same parts,
+    these are scored once.
     """
-    masks = torch.cat([_masks(order) for relevance in relevances.values() for order in _orders(relevance)])
+    masks = torch.cat([_masks(order, steps) for relevance in relevances.values() for order in _orders(relevance)])
     distinct, places = masks.unique(dim=0, return_inverse=True)
     curves = score(distinct)[places].reshape(len(relevances), 2, -1)
     return {name: Deletion(most, least) for name, (most, least) in zip(relevances, curves, strict=True)}
@@ -57,10 +58,30 @@ def _orders(relevance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return order, order.flip(0)
 
 
-def _masks(order: torch.Tensor) -> torch.Tensor:
-    """Which tokens are masked after each step, of shape (tokens + 1, tokens)."""
+def _masks(order: torch.Tensor, steps: int | None) -> torch.Tensor:
+    """Which parts are masked after each step, of shape (steps + 1, parts)."""
     rank = order.argsort()
-    return rank < torch.arange(len(order) + 1)[:, None]
+    counts = torch.linspace(0, len(order), (steps or len(order)) + 1, dtype=torch.float64).round()
+    return rank < counts[:, None]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean, and the bounds of its 95 % bootstrap confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def means(values: torch.Tensor) -> list[Mean]:
+    """The means of the rows of `values`, of shape (rows, samples); all rows are resampled alike."""
+    low, high = interval(resampled_means(values))
+    columns = (values.mean(1).tolist(), low.tolist(), high.tolist())
+    return [Mean(*row) for row in zip(*columns, strict=True)]
 
 
 def resampled_means(values: torch.Tensor, resamples: int = 10_000, seed: int = 0) -> torch.Tensor:

@@ -16,10 +16,11 @@ from tqdm import tqdm
 
 import lrpfx
 from lrpfx.demo import explanations, sentence_similarity
-from lrpfx.demo.deletion import Deletion, deletions, interval, resampled_means
+from lrpfx.demo.deletion import Deletion, Mean, deletions, interval, means, resampled_means
 from lrpfx.demo.explanations import COMPOSITES, Question
 from lrpfx.demo.sentence_pairs import PAIRS
 from lrpfx.demo.sentence_similarity import MiniLM
+from lrpfx.demo.tables import markdown_table
 from lrpfx.reports.format_table import format_table
 from lrpfx.text import heatmap
 
@@ -33,18 +34,6 @@ METHODS = (*COMPOSITES, LXT, GRADIENT, INTEGRATED, OCCLUSION, RANDOM)
 SEEDS = 5  # random orders for each sentence
 GRID = np.linspace(0.0, 1.0, 41)  # shares of masked tokens, at which curves of sentences of different lengths are averaged
 DRAWN = (2, 19, 33, 57)  # the pairs in the picture of heatmaps, one of each kind
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over pairs of sentences, and the bounds of its 95 % bootstrap confidence interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,7 @@ def run(directory: Path) -> None:
     apart = max(float((relevance[OURS] - relevance[LXT]).abs().max()) for relevance in relevances)
     print(f"LXT's relevance differs by at most {apart / largest:.0e} of the largest\n")
 
-    (directory / "results.md").write_text("\n".join(_markdown(header, rows) for header, rows in tables))
+    (directory / "results.md").write_text("\n".join(markdown_table(header, rows) for header, rows in tables))
     (directory / "results.json").write_text(_json(results, shares, curves))
     _write_curves(directory / "deletion.png", curves, results)
     _write_heatmaps(directory / "heatmaps.png", minilm, questions, relevances)
@@ -146,19 +135,13 @@ def measure(curves: Sequence[dict[str, Deletion]]) -> list[Result]:
 
     between = values("area")
     measures = (
-        _means(values("area_most_relevant_first")),
-        _means(values("area_least_relevant_first")),
-        _means(between),
-        _means(between - between[METHODS.index(OURS)]),
+        means(values("area_most_relevant_first")),
+        means(values("area_least_relevant_first")),
+        means(between),
+        means(between - between[METHODS.index(OURS)]),
     )
     results = [Result(method, *found) for method, *found in zip(METHODS, *measures, strict=True)]
     return sorted(results, key=lambda result: -result.between.mean)
-
-
-def _means(values: torch.Tensor) -> list[Mean]:
-    low, high = interval(resampled_means(values))
-    columns = (values.mean(1).tolist(), low.tolist(), high.tolist())
-    return [Mean(*row) for row in zip(*columns, strict=True)]
 
 
 def _shares(
@@ -214,11 +197,6 @@ def _shares_table(shares: dict[str, dict[str, float]]) -> Table:
     parts = next(iter(shares.values()))
     rows = [(name, *(f"{share:.1%}" for share in found.values())) for name, found in shares.items()]
     return ("shares of the similarity", *parts), rows
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _json(results: Sequence[Result], shares: dict[str, dict[str, float]], curves: Sequence[dict[str, Deletion]]) -> str:

@@ -21,15 +21,19 @@ def traced(model: nn.Module) -> Program | None:
     return program
 
 
-def modules_in_order_of_execution(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """`model.named_modules()`, with traced layers first, in the order of their first call."""
+def modules_in_order_of_execution(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[tuple[str, nn.Module]]]:
+    """`model.named_modules()` in two parts: layers that run, in the order of their first call, and all others.
+
+    If the model cannot be traced, all count as layers that run, in the order of registration.
+    """
     modules = dict(model.named_modules())
     program = traced(model)
     if program is None:
-        return list(modules.items())
+        return list(modules.items()), []
     paths = [node_info(node).module_path for node in data_calls(program.graph)]
     called = [path for path in dict.fromkeys(paths) if path is not None and path in modules]
-    return [(path, modules[path]) for path in called] + [item for item in modules.items() if item[0] not in set(called)]
+    others = [item for item in modules.items() if item[0] not in set(called)]
+    return [(path, modules[path]) for path in called], others
 
 
 def mergeable_batch_norms(model: nn.Module) -> list[tuple[str, str]] | None:

@@ -1,5 +1,6 @@
 """The interface between composites and the compiler: a mapping from layers to rules."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from torch import nn
@@ -8,12 +9,16 @@ from torch import nn
 class MappingContext(dict[Any, Any]):
     """The state of a composite while it maps the layers of one model.
 
-    Composites may store anything in it. `reason` names the entry that made the last choice; `used` holds the entries that have
-    matched so far.
+    Composites may store anything in it. `layers`: names and layers of the model in the order of execution, all that relevance
+    flows through, for choices that depend on more than the layers so far. In graph mode, each call is a layer; in module mode,
+    these are the modules that run, in the order of their first call, or all in the order of registration if the model cannot
+    be traced. It is empty where a composite is asked about a single layer only. `reason` names the entry that made the last
+    choice; `used` holds the entries that have matched so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Iterable[tuple[str, Any]] = ()) -> None:
         super().__init__()
+        self.layers = tuple(layers)
         self.reason = ""
         self.used: set[tuple[int, str]] = set()
 

@@ -7,7 +7,8 @@ _CALM = "epsilon=0.01, stabilizer=0.01"
 BUILT_IN = (
     "EpsilonPlus()", f"EpsilonPlus({_CALM})", "EpsilonPlusFlat()", f"EpsilonPlusFlat({_CALM})", "EpsilonAlpha2Beta1()",
     f"EpsilonAlpha2Beta1({_CALM})", "EpsilonAlpha2Beta1Flat()", "EpsilonGammaBox(-4.0, 4.0)",
-    f"EpsilonGammaBox(-4.0, 4.0, {_CALM})", "EpsilonPlus(zero_params='bias')", "DeconvNet()", "GuidedBackprop()",
+    f"EpsilonGammaBox(-4.0, 4.0, {_CALM})", "EpsilonPlus(zero_params='bias')", "GammaByDepth()",
+    "GammaByDepth(0.5, 0.1, -4.0, 4.0)", "DeconvNet()", "GuidedBackprop()",
     "ExcitationBackprop()", "BetaSmooth()",
 )  # fmt: skip
 #: Those that keep the gradient of some layers, which conserves nothing.
