@@ -170,8 +170,8 @@ def _run(ruled: RuledOperation, values: Sequence[Any]) -> torch.Tensor:
     if not isinstance(output, torch.Tensor):
         what = ruled.name or "this one"
         raise RuleError(
-            f"{ruled.rule} takes a layer that returns one tensor, but {what} returns a {type(output).__name__}; give rules to the layers "
-            "inside it instead"
+            f"{ruled.rule} takes a layer that returns one tensor, but {what} returns a {type(output).__name__}; give rules to the "
+            "layers inside it instead"
         )
     if not ruled.rule.has_code:
         ruled.check(values, output)
