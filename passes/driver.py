@@ -146,11 +146,14 @@ class _Interpreter(fx.Interpreter):
     def __init__(self, program: Program, records: bool, copies: bool) -> None:
         super().__init__(program.root, graph=program.graph)
         self.records, self.copies = records, copies
+        self.extra_traceback = False  # it would add fx's account of the node to messages for the user
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if self.records and isinstance(value, torch.Tensor) and n.op != "output" and has_info(n):
             update_info(n, shape=tuple(value.shape), dtype=value.dtype)
+        if self.records and isinstance(value, (tuple, list)) and n.op == "call_module":
+            update_info(n, several=True)
         return fresh(value) if self.copies and n.op == "get_attr" else value
 
 

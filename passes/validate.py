@@ -1,6 +1,6 @@
 """VALIDATE: check that every node has a rule, needs none, or may keep its gradient. One error lists all problems."""
 
-from torch import fx
+from torch import fx, nn
 
 from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
@@ -58,6 +58,12 @@ def misfit(program: Program, node: fx.Node) -> str | None:
     for name, value in layer.parameters.items():
         if isinstance(value, fx.Node) and node_info(value).role is Role.DATA:
             return f"  {info.name} ({info.source}): its parameter {name!r} depends on the model's input"
+    if _returns_several(program, node):
+        return (
+            f"  {info.name} ({info.source or 'source unknown'}): {info.rule} is for layers that return one tensor, but "
+            f"{info.description or 'this module'} returns several. Without a rule for it as a whole, the compiler looks inside: "
+            f"give rules to its layers by kind (lrpfx.types, in a layer map) or by name ({info.name}.*, in a name map)"
+        )
     operator = layer.operation.operator
     if operator is not None and operator.arguments and node.op == "call_function":
         known = (*operator.data, *operator.parameters, *operator.controls)
@@ -76,6 +82,14 @@ def misfit(program: Program, node: fx.Node) -> str | None:
     except RuleError as error:
         return f"  {info.name} ({info.source}): {info.rule}: {error}"
     return None
+
+
+def _returns_several(program: Program, node: fx.Node) -> bool:
+    """Whether a module that the composite maps as a whole is known to return several values."""
+    if node.op != "call_module" or node_info(node).rule.has_code:
+        return False
+    module = program.root.get_submodule(str(node.target))
+    return node_info(node).several or isinstance(module, nn.MultiheadAttention)
 
 
 def _check_code(rule: Hook) -> None:

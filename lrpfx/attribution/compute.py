@@ -846,5 +846,5 @@ def _unknown_name(name: str, graph: fx.Graph, known: list[str]) -> str:
             return f"{name!r} was merged into {node_info(node).name!r}: record that instead"
     known += [path for path in dict.fromkeys(path for one in known for path in _modules_around(one)) if path not in known]
     close = get_close_matches(name, known, n=3)
-    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
     return f"there is no node or module named {name!r}{hint} lrpfx.node_names(explain_model) lists all names"

@@ -51,14 +51,13 @@ def _mixtures(module: ExplainModule) -> dict[str, list[fx.Node]]:
 def _selection(product: fx.Node) -> fx.Node | None:
     """What selects the expert of each row of a product: the ends of groups of rows, or a lookup of matrices. Else None."""
     row = node_info(product).operator
+    if row is not None and row.name in ("selected_linear", "selected_linear_of_columns"):
+        matrices = product.args[1]
+        return matrices if isinstance(matrices, fx.Node) and _lookup(matrices) is not None else None
     constants = [value for value in product.all_input_nodes if node_info(value).role is Role.CONSTANT]
     if row is None or len(constants) != 1:
         return None
-    if row.name == "grouped_linear":
-        return constants[0]
-    looked_up = _lookup(constants[0])
-    of_parameters = looked_up is not None and node_info(looked_up[0]).role is Role.PARAMETER
-    return constants[0] if row.name == "matmul" and of_parameters else None
+    return constants[0] if row.name == "grouped_linear" else None
 
 
 def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:

@@ -34,6 +34,7 @@ from lrpfx.attribution.compute import (
 )
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.targets import Target, relevance_of_class, relevance_of_output
+from lrpfx.deploy.program import checked
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
@@ -639,7 +640,11 @@ def _with_facts(
     program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
     program.graph_module.meta[_OPEN] = {name: sorted(numbers) for name, numbers in dimensions.items()}
     program.graph_module.meta[HISTORY] = tuple(lowered.history)
-    return program
+    sizes = {
+        name: [None if number in dimensions[name] else size for number, size in enumerate(example.shape)]
+        for name, example in zip(names, arguments, strict=True)
+    }
+    return checked(program, sizes, shared)
 
 
 def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:

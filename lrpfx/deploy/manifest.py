@@ -72,6 +72,8 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
             if role == "arguments" and not sizes:
                 raise RefusedError(f"its manifest does not give a valid shape for {name}")
     _check_sizes(manifest)
+    if not all(isinstance(name, str) and name in manifest["arguments"] for name in manifest["masks"]):
+        raise RefusedError("its manifest does not name the arguments that are masks")
     names, results = list(manifest["arguments"]), manifest["results"]
     if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not describe the program's arguments and results")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from lrpfx.deploy.manifest import DTYPES
+from lrpfx.deploy.program import problem_of_sizes
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
-from lrpfx.ir.guards import Place, SharedSize
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
@@ -67,19 +67,14 @@ class Runner:
             )
         try:
             tensors = [self._checked(name, given[name]) for name in names]
+            sizes = {name: described["shape"] for name, described in self.manifest["arguments"].items()}
+            problem = problem_of_sizes(dict(zip(names, tensors, strict=True)), sizes, self.manifest["sizes"])
+            if problem is not None:
+                raise InputError(problem)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
-        if len({len(tensor) for tensor in tensors}) > 1:
-            raise InputError(
-                f"the batch sizes differ: {', '.join(f'{n} {len(t)}' for n, t in zip(names, tensors, strict=True))}"
-            )
-        for shared in self.manifest["sizes"]:
-            of = tuple((Place(name), number) for name, number in shared["of"])
-            problem = SharedSize(of, shared["lower"], shared["upper"]).problem(dict(zip(names, tensors, strict=True)))
-            if problem is not None:
-                raise InputError(problem)
         if self.manifest["target"] in ("index", "token"):
             self._check_classes(tensors[-1])
         results = self._run(tensors)
@@ -129,13 +124,6 @@ class Runner:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != wanted["dtype"]:
             raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")
-        shape, sizes = list(tensor.shape), wanted["shape"]
-        if len(shape) != len(sizes) or any(want not in (None, have) for have, want in zip(shape, sizes, strict=True)):
-            varying = ("any" if number else "batch" for number in range(len(sizes)))
-            shown = "×".join(name if size is None else str(size) for name, size in zip(varying, sizes, strict=True))
-            raise InputError(f"{name} has shape {'×'.join(map(str, shape))}, but the program takes {shown}")
-        if not len(tensor):
-            raise InputError(f"{name} is an empty batch")
         if tensor.is_floating_point():
             allowed = tensor != -torch.inf if name in self.manifest["masks"] else torch.ones_like(tensor, dtype=torch.bool)
             if not torch.isfinite(tensor[allowed]).all():

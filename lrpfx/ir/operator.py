@@ -85,6 +85,10 @@ class Builder(ABC):
         """Whether a value depends only on parameters and has one of these numbers of dimensions."""
 
     @abstractmethod
+    def is_looked_up(self, value: Any) -> bool:
+        """Whether a value consists of entries of a parameter that integers choose, which may depend on the inputs."""
+
+    @abstractmethod
     def is_boolean(self, value: fx.Node) -> bool:
         """Whether a value is known to be boolean."""
 

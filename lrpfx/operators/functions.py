@@ -185,6 +185,16 @@ def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: An
     return result
 
 
+def selected_linear(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`input` @ `weight`, where `weight` was looked up among parameters: each sample has matrices of its own."""
+    return input @ weight
+
+
+def selected_linear_of_columns(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`weight` @ `input`, where `weight` was looked up among parameters: each sample has matrices of its own."""
+    return weight @ input
+
+
 @kept_in_traces
 def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
     """Groups of rows of `input`, each times its own matrix: a mixture of experts.

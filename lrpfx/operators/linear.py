@@ -10,7 +10,14 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, WeightLayout
-from lrpfx.operators.functions import conv1d_with_bias_map, conv2d_with_bias_map, conv3d_with_bias_map, grouped_linear
+from lrpfx.operators.functions import (
+    conv1d_with_bias_map,
+    conv2d_with_bias_map,
+    conv3d_with_bias_map,
+    grouped_linear,
+    selected_linear,
+    selected_linear_of_columns,
+)
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
 from lrpfx.support.torch_internals import aten as aten_operator
@@ -59,6 +66,20 @@ def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
 
 def _grouped_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
     return (grouped_linear(gradient, arguments["weight"].transpose(1, 2), arguments["offsets"]),)
+
+
+def _selected_adjoint(
+    gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound
+) -> tuple[torch.Tensor | None, ...] | None:
+    (input,), weight = inputs, arguments["weight"]
+    return ((gradient @ weight.mT).sum_to_size(input.shape),) if min(input.ndim, weight.ndim) > 1 else None
+
+
+def _selected_adjoint_of_columns(
+    gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound
+) -> tuple[torch.Tensor | None, ...] | None:
+    (input,), weight = inputs, arguments["weight"]
+    return ((weight.mT @ gradient).sum_to_size(input.shape),) if min(input.ndim, weight.ndim) > 1 else None
 
 
 # --- outputs for an input that is constant per channel ----------------------------------------------------------------------
@@ -223,6 +244,26 @@ ROWS: tuple[Operator, ...] = (
         keeps_rank=True,
         broadcasts=False,
         sample=call(batch=False, input=signal(4, 3), weight=weight(3, 3, 2), offsets=Fixed([1, 1, 4])),
+    ),
+    row(
+        "selected_linear",
+        types.Linear,
+        selected_linear,
+        "input weight",
+        parameters="weight",
+        counts_as=nn.Linear,
+        adjoint=_selected_adjoint,
+        sample=call(batch=False, input=signal(2, 3, 4), weight=weight(2, 4, 5)),
+    ),
+    row(
+        "selected_linear_of_columns",
+        types.Linear,
+        selected_linear_of_columns,
+        "input weight",
+        parameters="weight",
+        counts_as=nn.Linear,
+        adjoint=_selected_adjoint_of_columns,
+        sample=call(batch=False, input=signal(2, 4, 3), weight=weight(2, 5, 4)),
     ),
     _convolution(1, torch.conv1d, nn.Conv1d),
     _convolution(2, torch.conv2d, nn.Conv2d),

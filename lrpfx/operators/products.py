@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.node import Role, node_info
+from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import (
@@ -35,9 +35,15 @@ def _dense(build: Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx
 
 
 def _dense_or_not(build: Builder) -> fx.Node | None:
-    """A dense layer that replaces a product with a matrix of parameters; None for other products."""
-    data, weight = build["input"], build["other"]
-    return _dense(build, data, weight) if build.is_parameter(weight, (2,)) else None
+    """A dense layer that replaces a product with matrices of parameters; None for other products."""
+    first, last = build["input"], build["other"]
+    if build.is_parameter(last, (2,)):
+        return _dense(build, first, last)
+    if is_data(first) and build.is_looked_up(last):
+        return build.call("selected_linear", first, last, label="")
+    if is_data(last) and build.is_looked_up(first):
+        return build.call("selected_linear_of_columns", last, first, label="")
+    return None
 
 
 def _scaled(build: Builder, value: fx.Node, factor: Any) -> fx.Node:

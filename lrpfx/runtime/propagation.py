@@ -170,7 +170,11 @@ def _run(ruled: RuledOperation, values: Sequence[Any]) -> torch.Tensor:
     _refuse_other_kinds(ruled, values[: ruled.operation.inputs])
     output = ruled.run(values)
     if not isinstance(output, torch.Tensor):
-        raise RuleError(f"{ruled.rule} takes a layer that returns one tensor, but this one returns {type(output).__name__}")
+        what = ruled.name or "this one"
+        raise RuleError(
+            f"{ruled.rule} takes a layer that returns one tensor, but {what} returns a {type(output).__name__}; give rules to the "
+            "layers inside it instead"
+        )
     if not ruled.rule.has_code:
         ruled.check(values, output)
     return output

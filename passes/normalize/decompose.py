@@ -165,6 +165,15 @@ class _Builder(Builder):
             return False
         return _evaluate(self.program, value).ndim in dimensions
 
+    def is_looked_up(self, value: Any) -> bool:
+        chosen = False
+        while isinstance(value, fx.Node) and node_info(value).role in (Role.CONSTANT, Role.DISCRETE, Role.METADATA):
+            spelling = spelling_of(value)
+            if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
+                return False
+            chosen, value = True, value.args[0]
+        return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
+
     def is_boolean(self, value: fx.Node) -> bool:
         info = node_info(value)
         dtype = _evaluate(self.program, value).dtype if info.role is Role.PARAMETER else info.dtype

@@ -20,12 +20,12 @@ def last_token(output):
 
 
 @functools.cache
-def explained(name, implementation, dtype):
+def explained(name, implementation, dtype, gamma=None):
     one = small.architecture(name)
     model = small.small_model(one, dtype)
     model.set_experts_implementation(implementation)
     inputs = small.inputs_for(one, model, 5, dtype) | one.said
-    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=inputs, capture="export")
+    explain_model = lrpfx.transform(model, AttnLRP(gamma=gamma), example_inputs=inputs, capture="export")
     return model, inputs, explain_model
 
 
@@ -52,12 +52,13 @@ def test_relevance_of_experts_is_that_of_their_mixture(implementation, dtype, na
         assert (relevance.sum(1) - of_tokens).norm() <= (1e-5 if dtype is torch.float32 else 1e-12) * of_tokens.norm()
 
 
+@pytest.mark.parametrize("gamma", [None, 0.1])
 @pytest.mark.parametrize("name", ["MixtralForCausalLM", "DeepseekV3ForCausalLM"])
-def test_both_implementations_give_equal_relevance(name):
+def test_both_implementations_give_equal_relevance(name, gamma):
     """In single precision: grouped products take no more."""
     maps = []
     for implementation in ("grouped_mm", "batched_mm"):
-        _, inputs, explain_model = explained(name, implementation, torch.float32)
+        _, inputs, explain_model = explained(name, implementation, torch.float32, gamma)
         maps.append(lrpfx.attribute(explain_model, inputs, last_token, output="logits").relevance["input_ids"])
         accounts = lrpfx.ledger(explain_model, inputs, last_token, output="logits")
         assert accounts.unexplained <= 1e-5

@@ -1,6 +1,7 @@
 """Lowered programs: the results of `lrpfx.attribute`, without autograd."""
 
 import collections
+import copy
 import itertools
 
 import pytest
@@ -263,7 +264,7 @@ def test_names_of_results_are_reserved():
     [
         (torch.rand(2, 3, 8, 8), {"target": "best"}, "target must be one of"),
         (torch.rand(2, 3, 8, 8), {"reduce": "mean"}, "reduce must be one of"),
-        (torch.rand(2, 3, 8, 8), {"record": ["nowhere"]}, "no node named"),
+        (torch.rand(2, 3, 8, 8), {"record": ["nowhere"]}, "no node or module named"),
         ((torch.rand(2, 3, 8, 8),) * 2, {}, "takes 1 inputs"),
         ({"y": torch.rand(2, 3, 8, 8)}, {}, "no input 'y'"),
         (torch.ones(2, 3, 8, 8, dtype=torch.long), {}, "floating-point"),
@@ -442,3 +443,35 @@ def test_tokens_need_positions(explain_model):
     for target, message in (("max", '"max" is for outputs of shape'), ("index", 'use "token" or "weights"')):
         with pytest.raises(lrpfx.InputError, match=message):
             lrpfx.lower(sequences, sentences(2, 5), target=target)
+
+
+def test_sizes_that_a_program_was_not_lowered_for():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.out = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.out(self.layer(x)[0][:, -1])
+
+    index = torch.tensor([0, 1])
+    explain_model = lrpfx.transform(Last().eval(), EpsilonPlus(), example_inputs=torch.rand(2, 3, 4))
+    program = lrpfx.lower(explain_model, torch.rand(2, 3, 4))
+    one_batch = lrpfx.lower(explain_model, torch.rand(2, 3, 4), dynamic_batch=False)
+    cases = [
+        ((torch.rand(2, 7, 4), index), r"input has shape 2×7×4, .* takes batch×3×4: dimension 1 was fixed at 3 when"),
+        ((torch.rand(2, 3, 6), index), r"dimension 2 was fixed at 4 when it was lowered"),
+        ((torch.rand(2, 2, 2), index), r"dimension 1 was fixed at 3 .*; dimension 2 was fixed at 4"),
+        ((torch.rand(2, 3), index), r"input has shape 2×3, but the program takes batch×3×4"),
+        ((torch.rand(2, 3, 4), torch.tensor([0, 1, 2])), r"the batch sizes differ: input 2, target 3"),
+        ((torch.rand(0, 3, 4), index[:0]), r"input is an empty batch"),
+    ]
+    for module in (program.module(), copy.deepcopy(program).module(), program.module(check_guards=False)):
+        for arguments, message in cases:
+            with pytest.raises(lrpfx.InputError, match=message):
+                module(*arguments)
+            with pytest.raises(lrpfx.InputError, match=message):
+                module(**dict(zip(("input", "target"), arguments, strict=True)))
+        assert module(torch.rand(5, 3, 4), torch.zeros(5, dtype=torch.int64))["relevance"].shape == (5, 3, 4)
+    with pytest.raises(lrpfx.InputError, match="dimension 0 was fixed at 2"):
+        one_batch.module()(torch.rand(3, 3, 4), torch.tensor([0, 1, 2]))

@@ -16,8 +16,12 @@ STABILIZED = [
     *(rules.WSquare, rules.Flat, rules.SignalTakesAll),
 ]
 MADE = {
-    "gamma": [rules.Gamma, lambda value: AttnLRP(gamma=value), lambda value: CPLRP(gamma=value)]
-    + [lambda value: EpsilonGammaBox(0.0, 1.0, gamma=value)],
+    "gamma": [
+        rules.Gamma,
+        lambda value: AttnLRP(gamma=value),
+        lambda value: CPLRP(gamma=value),
+        lambda value: EpsilonGammaBox(0.0, 1.0, gamma=value),
+    ],
     "epsilon": [*STABILIZED, lambda value: AttnLRP(epsilon=value), lambda value: EpsilonPlus(stabilizer=value)],
     "alpha": [lambda value: rules.AlphaBeta(value, 1.0)],
     "beta": [lambda value: rules.AlphaBeta(1.0, value)],
