@@ -1,22 +1,21 @@
 """Time and peak memory of AttnLRP on transformers, relative to the plain gradient times the input."""
 
-import copy
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import contenders  # noqa: F401  makes torchvision importable, which transformers imports
 import torch
-import transformers
-from memory import peak_of
+from memory import answer_of, peak_of  # before transformers: it makes torchvision importable
 from speed import interleaved, ratio
 from torch import nn
 
+# isort: split
+import transformers
+
 import lrpfx
+from lrpfx.demo import for_lxt
 
 PLAIN, PLAIN_COMPILED = "plain gradient × input", "plain gradient × input, compiled"
 OURS, OURS_COMPILED, LXT = "lrpfx, AttnLRP", "lrpfx, AttnLRP, compiled", "LXT, AttnLRP"
@@ -48,7 +47,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
         lambda: torch.rand(2, 3, 224, 224),
     ),
     **{
-        f"{name}, 4 layers, {length} tokens": (make, lambda length=length: torch.randint(0, 1000, (1, length)))  # type: ignore[misc]
+        f"{name}, 4 layers, {length} tokens": (make, lambda length=length: torch.randint(0, 1000, (1, length)))
         for name, make in (("GPT-2", _gpt2), ("Llama", _llama))
         for length in (128, 512, 2048)
     },
@@ -68,7 +67,7 @@ def gradient_of(model: nn.Module, inputs: torch.Tensor, compiled: bool = False) 
     forward = torch.compile(forward) if compiled else forward
 
     def run() -> torch.Tensor:
-        leaf = (inputs.clone() if pixels else model.get_input_embeddings()(inputs).detach()).requires_grad_()  # type: ignore[operator]
+        leaf = (inputs.clone() if pixels else model.get_input_embeddings()(inputs).detach()).requires_grad_()
         logits = forward(leaf)
         logits = logits[:, -1] if logits.ndim == 3 else logits
         return leaf * torch.autograd.grad(logits.amax(-1).sum(), leaf)[0]
@@ -81,7 +80,7 @@ def lrpfx_of(model: nn.Module, inputs: torch.Tensor, compiled: bool = False) -> 
     explain_model: nn.Module = lrpfx.transform(
         model, lrpfx.composites.AttnLRP(), example_inputs={name: inputs}, capture="export"
     )
-    explain_model = torch.compile(explain_model) if compiled else explain_model  # type: ignore[assignment]
+    explain_model = torch.compile(explain_model) if compiled else explain_model
     is_causal = isinstance(model, (transformers.GPT2LMHeadModel, transformers.LlamaForCausalLM))
     target = (-1, None) if is_causal else None
 
@@ -93,20 +92,14 @@ def lrpfx_of(model: nn.Module, inputs: torch.Tensor, compiled: bool = False) -> 
 
 
 def lxt_of(model: nn.Module, inputs: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """LXT, which patches the model's code for good; under transformers 5 it lacks three names that it imports."""
-    for missing in ("find_pruneable_heads_and_indices", "prune_linear_layer", "apply_chunking_to_forward"):
-        setattr(transformers.pytorch_utils, missing, None)
-    efficient = importlib.import_module("lxt.efficient")
+    """LXT, which patches the code of the model's class for good: a model of the patched class with the same weights."""
+    for_lxt.supply_what_was_removed()
     module = sys.modules[type(model).__module__]
     rules = importlib.import_module(f"lxt.efficient.models.{module.__name__.rpartition('modeling_')[2]}")
-    registry = getattr(module, "ALL_ATTENTION_FUNCTIONS", None)
-    efficient.monkey_patch(module, rules.attnLRP)
-    patched = getattr(module, "ALL_ATTENTION_FUNCTIONS", None)
-    if isinstance(patched, dict) and not hasattr(patched, "get_interface"):
-        for name, function in patched.items():
-            registry[name] = function
-        module.ALL_ATTENTION_FUNCTIONS = registry  # type: ignore[attr-defined]
-    return gradient_of(model, inputs)
+    for_lxt.patch(module, rules.attnLRP)
+    patched = getattr(module, type(model).__name__)(model.config)
+    patched.load_state_dict(model.state_dict())
+    return gradient_of(patched.eval().requires_grad_(False), inputs)
 
 
 def _speed(name: str, rounds: int) -> list[dict[str, Any]]:
@@ -122,7 +115,7 @@ def _speed(name: str, rounds: int) -> list[dict[str, Any]]:
     found = {one: ratio(times, one, PLAIN_COMPILED if "compiled" in one else PLAIN) for one in runs}
     milliseconds = {one: 1000 * sorted(values)[len(values) // 2] for one, values in times.items()}
     try:
-        times = interleaved({LXT: lxt_of(copy.deepcopy(model), inputs), OURS: runs[OURS]}, rounds)
+        times = interleaved({LXT: lxt_of(model, inputs), OURS: runs[OURS]}, rounds)
     except (ImportError, AttributeError, TypeError):
         pass  # LXT has no rules for it, or none that run under this transformers
     else:
@@ -140,19 +133,12 @@ def _peak(name: str, contender: str) -> float:
     return peak_of(run)
 
 
-def _answer(*arguments: str) -> Any:
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
-    command = [sys.executable, __file__, *arguments]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return json.loads(answer.splitlines()[-1])
-
-
 def measure(rounds: int) -> list[dict[str, Any]]:
     """One record for each model and contender, each model in a process of its own."""
     records = []
     for name in MODELS:
-        found = _answer("speed", name, str(rounds))
-        peaks = {contender: _answer("peak", name, contender) for contender in (PLAIN, OURS)}
+        found = answer_of(__file__, "speed", name, str(rounds))
+        peaks = {contender: answer_of(__file__, "peak", name, contender) for contender in (PLAIN, OURS)}
         for record in found:
             peak = peaks.get(record["contender"])
             record["peak"] = peak

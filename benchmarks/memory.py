@@ -35,6 +35,15 @@ def peak_of(run: Callable[[], Any]) -> float:
     return _status("VmHWM") - before
 
 
+def answer_of(script: str, *arguments: str) -> Any:
+    """What a script of this folder prints last, in a process of its own, as JSON."""
+    # Freed blocks are returned to the system at once, so a peak counts only memory in use.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
+    command = [sys.executable, script, *arguments]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
 def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
     """Peak memory of one attribution of four images, and the memory that the module holds permanently, in MiB."""
     torch.set_num_threads(2)
@@ -55,16 +64,11 @@ def _peak(name: str, composite: str, contender: str) -> dict[str, float]:
 
 def measure(networks: list[str], composites: list[str]) -> list[dict[str, Any]]:
     """One record for each network, composite and contender. Linux only."""
-    # Freed blocks are returned to the system at once, so the peak counts only memory in use.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
     records = []
     for name in networks:
         for composite in composites:
-            peaks = {}
-            for contender in (PLAIN, "Zennit", "lrpfx"):
-                command = [sys.executable, __file__, name, composite, contender]
-                answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-                peaks[contender] = json.loads(answer.splitlines()[-1])
+            contenders = (PLAIN, "Zennit", "lrpfx")
+            peaks = {contender: answer_of(__file__, name, composite, contender) for contender in contenders}
             for contender, peak in peaks.items():
                 shares = {
                     "to_gradient": peak["peak"] / peaks[PLAIN]["peak"],

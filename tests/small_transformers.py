@@ -40,11 +40,10 @@ class Architecture:
         return self.model
 
 
-def _table(modality, inputs, models, said=None, lengths=(7, 5), dtype=torch.float64):
-    return [Architecture(modality, name, options, inputs, said or {}, lengths, dtype) for name, options in models.items()]
+def _table(modality, inputs, models, lengths=(7, 5), dtype=torch.float64):
+    return [Architecture(modality, name, options, inputs, lengths=lengths, dtype=dtype) for name, options in models.items()]
 
 
-_WITHOUT_CACHE = {"use_cache": False}
 _SMALL_VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32}
 _SMALL_TEXT = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")} | {
     **{"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
@@ -221,8 +220,8 @@ ARCHITECTURES = [
         "text encoder", "XLNetForSequenceClassification", {"d_inner": 48, "n_layer": 2, "n_head": 4, "d_head": 8},
         said={"use_mems": False},
     ),
-    *_table("text decoder", "text", DECODERS, _WITHOUT_CACHE),
-    *_table("encoder-decoder", "text to text", ENCODER_DECODERS, _WITHOUT_CACHE),
+    *_table("text decoder", "text", DECODERS),
+    *_table("encoder-decoder", "text to text", ENCODER_DECODERS),
     Architecture(  # its mask is a sum of two infinities in float64
         "encoder-decoder",
         "ProphetNetForConditionalGeneration",
@@ -231,24 +230,23 @@ ARCHITECTURES = [
             **{"num_decoder_attention_heads": 4},
         },
         "text to text",
-        _WITHOUT_CACHE,
         dtype=torch.float32,
     ),
     # Torch's grouped product takes no float64.
-    *_table("mixture of experts", "text", MIXTURES, _WITHOUT_CACHE, dtype=torch.float32),
-    Architecture("mixture of experts", "GraniteMoeForCausalLM", {"use_cache": False}, dtype=torch.float32),
+    *_table("mixture of experts", "text", MIXTURES, dtype=torch.float32),
+    Architecture("mixture of experts", "GraniteMoeForCausalLM", dtype=torch.float32),
     Architecture(
         "mixture of experts",
         "SwitchTransformersForConditionalGeneration",
         {
             **{"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2},
-            **{"decoder_start_token_id": 0, "use_cache": False},
+            "decoder_start_token_id": 0,
         },
         "text to text",
     ),
-    *_table("state space", "text", STATE_SPACES, _WITHOUT_CACHE),
+    *_table("state space", "text", STATE_SPACES),
     Architecture(
-        "state space", "RwkvForCausalLM", {"attention_hidden_size": 32}, said=_WITHOUT_CACHE, called_before=True
+        "state space", "RwkvForCausalLM", {"attention_hidden_size": 32}, called_before=True
     ),
     Architecture(
         "state space",
@@ -257,7 +255,6 @@ ARCHITECTURES = [
             **{"mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
             **{"expert_layer_offset": 1, "use_mamba_kernels": False},
         },
-        said=_WITHOUT_CACHE,
         dtype=torch.float32,
     ),
     *_table("vision", "image", VISION),
@@ -291,7 +288,6 @@ ARCHITECTURES = [
             **{"decoder_start_token_id": 1},
         },
         "speech to text",
-        _WITHOUT_CACHE,
     ),
     Architecture(
         "audio",
@@ -301,8 +297,7 @@ ARCHITECTURES = [
             **{"input_feat_per_channel": 16, "conv_channels": 16},
         },
         "features to text",
-        _WITHOUT_CACHE,
-        (24, 16),
+        lengths=(24, 16),
     ),
     Architecture(
         "two modalities", "CLIPModel", {"text_config": _SMALL_TEXT, "vision_config": _VISION_OF_TWO, "projection_dim": 16},
@@ -333,7 +328,7 @@ ARCHITECTURES = [
     Architecture(
         "two modalities", "LlavaForConditionalGeneration",
         {
-            "text_config": {**_SMALL_TEXT, "model_type": "llama", "num_key_value_heads": 2, "use_cache": False},
+            "text_config": {**_SMALL_TEXT, "model_type": "llama", "num_key_value_heads": 2},
             "vision_config": {**_VISION_OF_TWO, "model_type": "clip_vision_model"}, "image_token_index": 5,
         },
         "text with an image", lengths=(24, 21),

@@ -47,7 +47,8 @@ class ResidualBlock(nn.Module):
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += x
-        return self.relu(out)  # type: ignore[no-any-return]
+        result: torch.Tensor = self.relu(out)
+        return result
 
 
 class DigitsNet(nn.Module):
@@ -68,7 +69,8 @@ class DigitsNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.block2(self.pool(self.block1(self.stem(x))))
         x = torch.flatten(self.average(x), 1)
-        return self.head(self.dropout(x))  # type: ignore[no-any-return]
+        logits: torch.Tensor = self.head(self.dropout(x))
+        return logits
 
 
 def train(digits: Digits, epochs: int = 20, seed: int = 0) -> DigitsNet:

@@ -54,7 +54,8 @@ def explainable(program: ExportedProgram) -> dict[str, nn.Module]:
 def lrp(explain_model: nn.Module, question: Question) -> torch.Tensor:
     """Relevance of all tokens, of shape (tokens,): the sum over the features of their word embeddings."""
     inputs = {"input_ids": question.ids, "reference": question.reference}
-    return lrpfx.attribute(explain_model, inputs, target=0).relevance["input_ids"].sum((0, 2))  # type: ignore[no-any-return]
+    relevance: torch.Tensor = lrpfx.attribute(explain_model, inputs, target=0).relevance["input_ids"]
+    return relevance.sum((0, 2))
 
 
 def gradient_times_input(minilm: MiniLM, question: Question) -> torch.Tensor:
@@ -76,7 +77,8 @@ def integrated_gradients(minilm: MiniLM, question: Question) -> torch.Tensor:
         baselines=_embedded(minilm, masked(minilm, question, torch.ones(1, _length(question), dtype=torch.bool))),
         n_steps=STEPS,
     )
-    return found.sum((0, 2)).detach()  # type: ignore[no-any-return]
+    relevance: torch.Tensor = found.sum((0, 2)).detach()
+    return relevance
 
 
 def occlusion(minilm: MiniLM, question: Question) -> torch.Tensor:
@@ -95,14 +97,16 @@ def by_lxt(questions: Sequence[Question]) -> list[torch.Tensor]:
         asked, answered = Path(directory, "questions.pt"), Path(directory, "answers.pt")
         torch.save([(question.ids, question.reference) for question in questions], asked)
         subprocess.run([sys.executable, "-m", "lrpfx.demo.with_lxt", str(asked), str(answered)], check=True)
-        return torch.load(answered)  # type: ignore[no-any-return]
+        relevances: list[torch.Tensor] = torch.load(answered)
+        return relevances
 
 
 @torch.no_grad()
 def score_masked(minilm: MiniLM, question: Question, masks: torch.Tensor) -> torch.Tensor:
     """The similarity, of shape (n,), for masks of shape (n, tokens without the special ones)."""
     ids = masked(minilm, question, masks)
-    return minilm.model(ids, question.reference).squeeze(1)  # type: ignore[no-any-return]
+    similarity: torch.Tensor = minilm.model(ids, question.reference)
+    return similarity.squeeze(1)
 
 
 def masked(minilm: MiniLM, question: Question, masks: torch.Tensor) -> torch.Tensor:

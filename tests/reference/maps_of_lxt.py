@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torchvision_cpu  # noqa: F401  before transformers imports torchvision
 import transformers.activations
-import transformers.pytorch_utils
 from torch import nn
 from torch.nn import functional
-from transformers import BertConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from lrpfx.demo import for_lxt
 from reference.transformer_models import (
     DEEP_LLAMA,
     LANGUAGE_MODELS,
@@ -32,25 +32,14 @@ from reference.transformer_models import (
     vision_model,
 )
 
-for _name in ("find_pruneable_heads_and_indices", "prune_linear_layer"):  # LXT imports what transformers 5 no longer has
-    setattr(transformers.pytorch_utils, _name, None)
-BertConfig.position_embedding_type = "absolute"
-BertConfig.use_return_dict = True
-PreTrainedModel.get_head_mask = lambda self, head_mask, layers: [None] * layers
+for_lxt.supply_what_was_removed()
 PreTrainedModel.get_extended_attention_mask = lambda self, mask, shape: 1.0 - mask[:, None, None]  # no token is hidden
 
-from lxt.efficient import monkey_patch, patches  # noqa: E402  after the shims
+from lxt.efficient import patches  # noqa: E402  after the shims
 from lxt.efficient.models import vit_torch  # noqa: E402  after the shims
 from lxt.efficient.rules import divide_gradient  # noqa: E402  after the shims
 
 Maps = dict[str, torch.Tensor]
-
-
-class _Table(dict[str, Any]):
-    """A table of attention functions as transformers 5 asks it; LXT replaces it by a plain dict."""
-
-    def get_interface(self, name: str, default: Any) -> Any:
-        return self.get(name, default)
 
 
 def _cp_bert(module: ModuleType) -> dict[Any, Callable[..., Any]]:
@@ -68,9 +57,7 @@ def language_map(model: LanguageModel, method: str, dtype: torch.dtype = torch.f
     module = model.module
     own = importlib.import_module(f"lxt.efficient.models.{model.kind}")
     patch_map = getattr(own, method) if hasattr(own, method) else _cp_bert(module)
-    monkey_patch(module, patch_map=patch_map)
-    if type(module.ALL_ATTENTION_FUNCTIONS) is dict:
-        module.ALL_ATTENTION_FUNCTIONS = _Table(module.ALL_ATTENTION_FUNCTIONS)
+    for_lxt.patch(module, patch_map)
 
     def run() -> torch.Tensor:
         network = model.make("eager", **settings).to(dtype)
@@ -95,7 +82,7 @@ def vision_map(method: str) -> torch.Tensor:
         functional.scaled_dot_product_attention = lambda query, key, value, *others, **options: attention(
             divide_gradient(query, 4), divide_gradient(key, 4), divide_gradient(value, 2), *others, **options
         )
-    monkey_patch(vit_torch.vision_transformer, patch_map=patch_map)
+    for_lxt.patch(vit_torch.vision_transformer, patch_map)
     pictures = picture().requires_grad_()
     (gradient,) = torch.autograd.grad(vision_model()(pictures)[:, VISION_CLASS].sum(), pictures)
     return gradient * pictures.detach()

@@ -64,7 +64,6 @@ def examine(name):
         for part in ("forward", "unexplained"):
             row[part] = max(row[part], other[part])
     said = [f"`{name}={value}`" for name, value in one.said.items()]
-    said += ["`config.use_cache=False`"] if "use_cache': False" in str(one.options) else []
     row["said"] = ", ".join([*said, *(["one call before"] if one.called_before else [])])
     row["masked"] = "attention_mask" in first
     row["precision"] = 1e-9 if one.dtype == torch.float64 else 1e-5
