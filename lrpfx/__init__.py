@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         UnsupportedOperationError,
         VerificationError,
     )
+    from lrpfx.explanation.explainer import Explainer, explain
+    from lrpfx.explanation.explanation import Explanation, Explanations
+    from lrpfx.explanation.sentences import TextExplanation
     from lrpfx.pipeline import node_names, transform
     from lrpfx.reports.assignment import assignment, history
     from lrpfx.reports.check import Report, check
@@ -50,6 +53,9 @@ _NAMES_IN = {
     "deploy.lowering": ("lower",),
     "pipeline": ("node_names", "transform"),
     "reports.check": ("Report", "check"),
+    "explanation.explainer": ("Explainer", "explain"),
+    "explanation.explanation": ("Explanation", "Explanations"),
+    "explanation.sentences": ("TextExplanation",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
@@ -76,6 +82,9 @@ __all__ = [
     "ArtefactError",
     "Attribution",
     "CaptureError",
+    "Explainer",
+    "Explanation",
+    "Explanations",
     "InputError",
     "InputTypeError",
     "Ledger",
@@ -86,6 +95,7 @@ __all__ = [
     "Report",
     "RuleError",
     "Runner",
+    "TextExplanation",
     "UnsupportedOperationError",
     "VerificationError",
     "assignment",
@@ -97,6 +107,7 @@ __all__ = [
     "composites",
     "core",
     "draw",
+    "explain",
     "history",
     "image",
     "layer",

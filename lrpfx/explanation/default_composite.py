@@ -5,7 +5,6 @@ from typing import Any
 
 from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
 from lrpfx.rules.hook import Hook
-from lrpfx.rules.mapping import MappingContext
 from lrpfx.types import Convolution, Softmax, WeightedValues
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
@@ -23,8 +22,10 @@ class ByContent(Composite):
         self.low, self.high, self.photographs = low, high, photographs
         self.chosen: Composite | None = None
 
-    def mapping(self, ctx: MappingContext, name: str, layer: Any) -> Hook | None:
+    def mapping(self, ctx: Any, name: str, layer: Any) -> Hook | None:
         """The rule that the chosen composite gives the layer."""
+        if not ctx.layers:  # whether one rule covers a whole module
+            return None
         if self.chosen is None:
             self.chosen = self.choice([one for _, one in ctx.layers])
         return self.chosen.module_map(ctx, name, layer)

@@ -19,7 +19,8 @@ from lrpfx.explanation.photographs import Photograph, as_photographs, is_several
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.explanation.running import Class, Run, Wanted, placed_for, run_module, run_program
 from lrpfx.explanation.sentences import explain_sentences
-from lrpfx.ir.node import named_nodes, node_info
+from lrpfx.ir.node import named_nodes, node_info, output_node
+from lrpfx.passes import final_softmax
 from lrpfx.pipeline import transform
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.runtime.explain_module import ExplainModule, explainable
@@ -165,7 +166,9 @@ class Explainer:
             assert isinstance(self.model, nn.Module)
             examples = inputs if self.example_inputs is None else self.example_inputs
             logger.info("transforming %s", type(self.model).__name__)
-            made = transform(self.model, self.composite or self._default(inputs), example_inputs=examples, explain="logits")
+            made = transform(self.model, self.composite or self._default(inputs), example_inputs=examples)
+            if _ends_in_softmax(made):  # it passes on next to nothing of a class that it is sure of
+                made = transform(self.model, self.composite or self._default(inputs), example_inputs=examples, explain="logits")
             logger.info("explaining with %s", made.composite)
             self._explain_model = made
         return self._explain_model
@@ -213,6 +216,12 @@ def explain(
         example_inputs=example_inputs,
     )
     return explainer(images, target, targets=targets)
+
+
+def _ends_in_softmax(module: ExplainModule) -> bool:
+    """Whether a softmax or sigmoid computes the output."""
+    outputs = output_node(module.graph).all_input_nodes
+    return len(outputs) == 1 and final_softmax(outputs[0]) is not None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import base64
 import html
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -64,7 +65,7 @@ class Explanation:
     """Why a model gave a photograph its class, or other classes that were asked for.
 
     `photograph` is in RGB. `answers` has one entry for each explained class, the first being the one that pictures show unless
-    they are asked for others. `composite`: the rules that explained it, as text. An explanation is plain data: it can be pickled
+    they are asked for others. `rules`: the composite, as text. An explanation is plain data: it can be pickled
     without the model. The explainer that made it computes what was not asked for at first (other classes, layers, the ledger);
     a pickled explanation has lost it and says so.
     """
@@ -74,7 +75,7 @@ class Explanation:
     output: Array
     categories: tuple[str, ...] | None
     answers: tuple[Answer, ...]
-    composite: str
+    rules: str
     geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
     input: torch.Tensor  # of the model, (channels, height, width)
     explainer: "Explainer | None" = field(default=None, repr=False)
@@ -84,7 +85,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         classes = ", ".join(str(answer.category) for answer in self.answers)
-        return f"<explanation of {self.name}: {classes}; {self.composite}>"
+        return f"<explanation of {self.name}: {classes}; {self.rules}>"
 
     # --- figures -------------------------------------------------------------------------------------------------------------
 
@@ -158,13 +159,16 @@ class Explanation:
 
     def sheet(self, **settings: Any) -> Image.Image:
         """The photograph, the map and the overlay side by side, with titles. Settings: those of `lrpfx.pictures.overlay`."""
+        return pictures.sheet(self.row(**settings), caption=self.rules)
+
+    def row(self, **settings: Any) -> list[tuple[str, Image.Image]]:
+        """The pictures of `sheet` with their titles."""
         shared = {name: value for name, value in settings.items() if name in ("cmap", "percentile", "scale", "sigma")}
-        columns = [
+        return [
             (self.name, self.photograph),
             (f"relevance for {self.target}", self.heatmap(**shared)),
             ("over the photograph", self.overlay(**settings)),
         ]
-        return pictures.sheet(columns, caption=self.composite)
 
     def layers(self, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
         """Relevance through the network: maps of layers in a row, after that of the input.
@@ -172,20 +176,18 @@ class Explanation:
         `names`: nodes with an output (channels, height, width); by default the recorded ones, or else the last of each
         resolution. Layers that were not recorded need the explainer. Settings: those of `lrpfx.pictures.strip`.
         """
-        known = {name: value for name, value in self.recorded.items() if value.ndim == 3}
-        if names is None:
-            names = list(known) or self._explainer("layers are").spatial_layers()
-        missing = [name for name in names if name not in self.recorded]
+        maps = {name: value.sum(0) for name, value in self.recorded.items() if value.ndim == 3}
+        names = list(names or maps) or self._explainer("layers are").spatial_layers()
+        missing = [name for name in names if name not in maps]
         if missing:
             (found,) = self._explainer(f"{', '.join(missing)}:").answers(self, [self.target.index], missing)
-            self.answers = (replace(self.answers[0], layers={**self.recorded, **found.layers}), *self.answers[1:])
-        for name in names:
-            if self.recorded[name].ndim != 3:
-                raise InputError(
-                    f"the relevance of {name} has shape {self.recorded[name].shape}, not (channels, height, width)"
-                )
-        maps = [(name, self.recorded[name].sum(0)) for name in names]
-        return pictures.strip([("input", self.input_relevance.sum(0)), *maps], **settings)
+            for name in missing:
+                value = found.layers[name]
+                if value.ndim != 3:
+                    raise InputError(f"the relevance of {name} has shape {value.shape}, not (channels, height, width)")
+                maps[name] = value.sum(0)
+        maps = {name: maps[name] for name in names}
+        return pictures.strip({"input": self.input_relevance.sum(0), **maps}, **settings)
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
         known = {answer.category.index: answer for answer in self.answers}
@@ -221,7 +223,7 @@ class Explanation:
             layers = {f"layers/{name}": value for name, value in self.recorded.items()}
             arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output, **layers}
             content = io.BytesIO()
-            np.savez_compressed(content, **arrays)
+            np.savez_compressed(content, allow_pickle=False, **arrays)
             return write(target, content.getvalue())
         return save_picture(self.sheet(), target)
 
@@ -260,8 +262,8 @@ class Explanations(Sequence[Explanation]):
         return f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>"
 
     def sheet(self, **settings: Any) -> Image.Image:
-        """The sheets of all photographs, one below the other."""
-        return pictures.stacked([one.sheet(**settings) for one in self.items])
+        """The pictures of all photographs, one row for each. Settings: those of `lrpfx.pictures.overlay`."""
+        return pictures.sheet([one.row(**settings) for one in self.items], caption=self.items[0].rules)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of each photograph into a folder, which is made if need be. Returns the paths."""
@@ -280,7 +282,8 @@ class Explanations(Sequence[Explanation]):
 def probabilities_of(output: Array) -> Array:
     """The softmax of a model's outputs."""
     shifted = np.exp(output.astype(np.float64) - output.max())
-    return shifted / shifted.sum()
+    shares: Array = shifted / shifted.sum()
+    return shares
 
 
 def category_of(output: Array, index: int, categories: Sequence[str] | None) -> Category:
@@ -346,12 +349,11 @@ def as_address(picture: Image.Image) -> str:
 def show(picture: Image.Image) -> None:
     """Show a picture in a notebook, or in the system's viewer."""
     try:
-        from IPython import get_ipython  # type: ignore[import-not-found]
-        from IPython.display import display
+        shell: Any = import_module("IPython")
     except ImportError:
         picture.show()
         return
-    if get_ipython() is None:
+    if shell.get_ipython() is None:
         picture.show()
     else:
-        display(picture)
+        shell.display.display(picture)

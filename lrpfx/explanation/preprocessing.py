@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ def preprocessing_of(model: Any) -> Preprocessing | None:
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         return None
     try:
-        from timm.data import create_transform, resolve_data_config
+        data: Any = import_module("timm.data")
     except ImportError:
         return None
-    return Preprocessing(create_transform(**resolve_data_config(model=model), is_training=False))
+    return Preprocessing(data.create_transform(**data.resolve_data_config(model=model), is_training=False))

@@ -36,7 +36,7 @@ def test_grey_and_transparent(pixels):
         assert (one(form) == grey[..., None]).all()
     transparent = np.dstack([pixels, np.zeros((7, 9), dtype=np.uint8)])
     assert (one(transparent) == 255).all() and (one(Image.fromarray(transparent)) == 255).all()
-    deep = Image.fromarray((grey.astype(np.uint16) * 257))
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
     assert (one(deep) == grey[..., None]).all()
     assert one(Image.fromarray(pixels).convert("CMYK")).shape == (7, 9, 3)
     assert one(Image.fromarray(pixels).quantize(4)).shape == (7, 9, 3)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-import torchvision_cpu  # noqa: F401
 import torchvision
+import torchvision_cpu  # noqa: F401
 from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import v2
