@@ -61,7 +61,7 @@ def misfit(program: Program, node: fx.Node) -> str | None:
     if _returns_several(program, node):
         return (
             f"  {info.name} ({info.source or 'source unknown'}): {info.rule} is for layers that return one tensor, but "
-            f"{info.description or 'this module'} returns several. Without a rule for it as a whole, the compiler looks inside: "
+            f"{info.description or 'it'} returns several. Without a rule for it as a whole, the compiler looks inside: "
             f"give rules to its layers by kind (lrpfx.types, in a layer map) or by name ({info.name}.*, in a name map)"
         )
     operator = layer.operation.operator

@@ -170,10 +170,9 @@ def _run(ruled: RuledOperation, values: Sequence[Any]) -> torch.Tensor:
     _refuse_other_kinds(ruled, values[: ruled.operation.inputs])
     output = ruled.run(values)
     if not isinstance(output, torch.Tensor):
-        what = ruled.name or "this one"
+        returned = f"{ruled.name or 'this one'} returns a {type(output).__name__}"
         raise RuleError(
-            f"{ruled.rule} takes a layer that returns one tensor, but {what} returns a {type(output).__name__}; give rules to the "
-            "layers inside it instead"
+            f"{ruled.rule} takes a layer that returns one tensor, but {returned}; give rules to the layers inside it instead"
         )
     if not ruled.rule.has_code:
         ruled.check(values, output)

@@ -264,7 +264,10 @@ def linear_calls(row):
 
 
 #: Rows whose adjoint is compared with the derivative for their sample alone.
-BY_SAMPLE = {"grouped_linear", "linear_recurrence", "selective_scan", "weighted_key_value", "rotated", "real_fourier"}
+BY_SAMPLE = {
+    *("grouped_linear", "selected_linear", "selected_linear_of_columns", "linear_recurrence", "selective_scan"),
+    *("weighted_key_value", "rotated", "real_fourier"),
+}
 LINEAR_ROWS = [row for row in operators.all_operators() if row.adjoint is not None and row.name not in BY_SAMPLE]
 
 
