@@ -100,9 +100,7 @@ def _view(classifier: Classifier, photograph: str, square: Image.Image) -> View:
 def methods(classifier: Classifier, composites: Mapping[str, Composite] = COMPOSITES) -> dict[str, Method]:
     """All methods, for one classifier. Guided backpropagation is the sum of magnitudes over the colours, all others of values."""
     model = classifier.model
-    of_composites = {
-        name: lrpfx.transform(model, composite, input_range=(LOW, HIGH)) for name, composite in composites.items()
-    }
+    of_composites = {name: lrpfx.transform(model, composite, input_range=(LOW, HIGH)) for name, composite in composites.items()}
     guided = lrpfx.transform(model, GuidedBackprop(layer_map=[(Activation, ReLUGuidedBackprop())]))
     return {
         **{name: _relevance(explain_model) for name, explain_model in of_composites.items()},
@@ -127,7 +125,9 @@ def _gradient(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tenso
 def _integrated_gradients(model: nn.Module) -> Method:
     """From the mean colour of the training images."""
     explain = IntegratedGradients(model)
-    return lambda image, target: explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1).sum(1).detach()
+    return lambda image, target: (
+        explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1).sum(1).detach()
+    )
 
 
 def _grad_cam(model: nn.Module) -> Method:
@@ -232,9 +232,7 @@ def measure(explained: Sequence[Explained]) -> list[Result]:
         dtype=torch.float64,
     )
     columns = (names, means(between), means(between - between[names.index(OURS)]))
-    results = [
-        Result(*row, statistics.median(one.seconds[row[0]] for one in explained)) for row in zip(*columns, strict=True)
-    ]
+    results = [Result(*row, statistics.median(one.seconds[row[0]] for one in explained)) for row in zip(*columns, strict=True)]
     return sorted(results, key=lambda result: -result.between.mean)
 
 

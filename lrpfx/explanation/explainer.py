@@ -19,7 +19,7 @@ from lrpfx.explanation.photographs import Photograph, as_photographs, is_several
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.explanation.running import Class, Run, Wanted, placed_for, run_module, run_program
 from lrpfx.explanation.sentences import explain_sentences
-from lrpfx.ir.node import named_nodes, node_info, output_node
+from lrpfx.ir.node import bottlenecks, node_info, output_node
 from lrpfx.passes import final_softmax
 from lrpfx.pipeline import transform
 from lrpfx.reports.ledger import Ledger, ledger
@@ -143,13 +143,13 @@ class Explainer:
         return ledger(module, placed_for(module, explanation.input[None]), explanation.target.index)
 
     def spatial_layers(self) -> list[str]:
-        """The last layer of each resolution, in the order of execution."""
+        """The last layer of each resolution that all relevance flows through, in the order of execution."""
         module = self._compiled(None, "an exported program has the layers that it was exported with: lower(..., record=)")
         last: dict[tuple[int, ...], str] = {}
-        for name, node in named_nodes(module.unfused_graph):
+        for node in bottlenecks(module.unfused_graph):
             shape = node_info(node).shape
-            if node.op != "placeholder" and shape is not None and len(shape) == 4 and min(shape[2:]) > 1:
-                last[shape[2:]] = name
+            if shape is not None and len(shape) == 4 and min(shape[2:]) > 1:
+                last[shape[2:]] = node_info(node).name
         return list(last.values())
 
     # --- running -------------------------------------------------------------------------------------------------------------

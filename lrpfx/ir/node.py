@@ -194,6 +194,20 @@ def data_calls(graph: fx.Graph) -> Iterator[fx.Node]:
     return (node for node in calls(graph) if node_info(node).role is Role.DATA)
 
 
+def bottlenecks(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The nodes of `graph` that all relevance flows through, in execution order: no other value is read both before and after."""
+    unread: dict[fx.Node, int] = {}  # values so far -> how many calls have yet to read them
+    for node in data_calls(graph):
+        for read in node.all_input_nodes:
+            if read in unread:
+                unread[read] -= 1
+                if not unread[read]:
+                    del unread[read]
+        unread[node] = sum(user.op == "output" or node_info(user).role is Role.DATA for user in node.users)
+        if len(unread) == 1:
+            yield node
+
+
 def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
     """Inputs and data-carrying calls with their qualified names."""
     for node in graph.nodes:

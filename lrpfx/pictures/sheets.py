@@ -99,7 +99,7 @@ def strip(
         picture = heatmap(values, cmap=cmap, percentile=percentile, scale=scale, sigma=0)
         enlarged = max(1, -(-width // (min(columns, len(layers)) * max(height, across))))
         found.append(
-            (f"{name} ({height}×{across})", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
+            (f"{name} ({height} x {across})", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
         )
     rows = [found[start : start + columns] for start in range(0, len(found), columns)]
     return sheet(rows, title=title, caption=caption, width=width, scale=scale, cmap=cmap, font=font)

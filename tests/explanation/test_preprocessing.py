@@ -43,7 +43,9 @@ def test_geometry_and_range(name, size):
     resized = int(232 * width / min(size)), int(232 * height / min(size))
     left, top = (round((side - 224) / 2) for side in resized)
     expected = np.array([left, top, left + 224, top + 224]) * scale
-    np.testing.assert_allclose(measured.geometry.box, expected, atol=1.2)  # to a pixel of the photograph, or half of the input's
+    np.testing.assert_allclose(
+        measured.geometry.box, expected, atol=1.2
+    )  # to a pixel of the photograph, or half of the input's
     np.testing.assert_allclose(measured.low, -np.array(MEAN) / STD, atol=1e-5)
     np.testing.assert_allclose(measured.high, (1 - np.array(MEAN)) / STD, atol=1e-5)
 
