@@ -165,6 +165,8 @@ class Explainer:
         if self._explain_model is None:
             assert isinstance(self.model, nn.Module)
             examples = inputs if self.example_inputs is None else self.example_inputs
+            if isinstance(examples, torch.Tensor):
+                examples = placed_for(self.model, examples)
             logger.info("transforming %s", type(self.model).__name__)
             made = transform(self.model, self.composite or self._default(inputs), example_inputs=examples)
             if _ends_in_softmax(made):  # it passes on next to nothing of a class that it is sure of
@@ -242,8 +244,8 @@ def _as_inputs(images: Any) -> torch.Tensor:
         images = torch.stack(list(images))
     if not isinstance(images, torch.Tensor):
         raise InputError(
-            f"without preprocess=, images are tensors that the model takes, not {type(images).__name__}: pass preprocess=, such "
-            "as weights.transforms() for torchvision's models; for sentences, pass tokenizer="
+            f"without preprocess=, images are tensors that the model takes, not {type(images).__name__}: pass preprocess=, "
+            "such as weights.transforms() for torchvision's models; for sentences, pass tokenizer="
         )
     if images.ndim not in (3, 4) or not images.is_floating_point():
         raise InputError(

@@ -23,8 +23,7 @@ class Axis:
     @property
     def edges(self) -> Array:
         """The positions of the edges of the input's pixels in the photograph. Shape (pixels + 1,)."""
-        positions: Array = self.start + self.step * np.arange(self.pixels + 1)
-        return positions
+        return np.asarray(self.start + self.step * np.arange(self.pixels + 1), dtype=np.float64)
 
     def spread(self, values: Array) -> Array:
         """Values of input pixels, along the last axis, divided among the pixels of the photograph by the area they share.

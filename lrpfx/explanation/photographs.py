@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pictures import photograph_of
 from lrpfx.support.tensors import not_dense
 
 
@@ -34,10 +35,9 @@ def is_several(images: Any) -> bool:
 def photographs(images: Any) -> Iterator[Photograph]:
     """The photographs that `images` stands for, opened one by one.
 
-    `images`: the path of a file, or of a folder whose image files are meant, also those in folders in it; a PIL image; an array
-    or tensor of shape (height, width), (height, width, channels) or (channels, height, width) with 1, 3 or 4 channels, of bytes
-    or of floating-point numbers in [0, 1]; with one more axis in front for several; or a list of all these. Photographs are
-    turned upright as their files say, and transparency is laid over white. Errors: `InputError`, `InputTypeError`.
+    `images`: the path of a file, or of a folder whose image files are meant, also those in folders in it; a PIL image, an array
+    or a tensor, as for `lrpfx.pictures.photograph_of`; an array or tensor of several; or a list of all these. Photographs are
+    turned upright as their files say. Errors: `InputError`, `InputTypeError`.
     """
     for number, (image, name) in enumerate(_items(images)):
         yield Photograph(_opened(image), name or f"image {number + 1}")
@@ -84,69 +84,23 @@ def _opened(image: Any) -> Image.Image:
     if isinstance(image, (str, os.PathLike)):
         try:
             with Image.open(image) as file:
-                return in_rgb(ImageOps.exif_transpose(file))
+                return _in_rgb(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
             raise InputError(f"there is no file {image}") from error
         except UnidentifiedImageError as error:
             raise InputError(f"{image} is not an image that Pillow can read") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InputError(f"{image} cannot be opened: {error}") from error
-    if isinstance(image, Image.Image):
-        return in_rgb(ImageOps.exif_transpose(image))
-    if isinstance(image, torch.Tensor):
-        problem = not_dense(image)
-        if problem is not None:
-            raise InputTypeError(f"the image is {problem}")
-        image = image.detach().cpu().float().numpy() if image.is_floating_point() else image.detach().cpu().numpy()
-    if isinstance(image, np.ndarray):
-        return _of_array(image)
-    raise InputTypeError(
-        f"an image is a path, a PIL image, an array or a tensor, not {type(image).__name__}; lists and folders of them are "
-        "several images"
-    )
+    if isinstance(image, torch.Tensor) and (problem := not_dense(image)) is not None:
+        raise InputTypeError(f"the image is {problem}")
+    return _in_rgb(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
 
 
-def in_rgb(image: Image.Image) -> Image.Image:
-    """An image in RGB. Transparency is laid over white, and 16 bits are scaled to 8."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image, dtype=np.float64)
-        top = 65535.0 if image.mode.startswith("I") and values.max(initial=0.0) > 255 else 255.0
-        return Image.fromarray((values * (255 / top)).round().clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        front = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", front.size, "white"), front).convert("RGB")
-    return image.convert("RGB")
-
-
-def _of_array(array: Any) -> Image.Image:
-    """An array as an image in RGB."""
-    shape = "×".join(map(str, array.shape))
-    if array.ndim not in (2, 3) or not array.size:
-        raise InputError(f"an array of shape {shape} is not an image: (height, width), with 1, 3 or 4 channels first or last")
-    if array.ndim == 3:
-        first, last = array.shape[0] in (1, 3, 4), array.shape[2] in (1, 3, 4)
-        if not first and not last:
-            raise InputError(f"an image has 1, 3 or 4 channels, first or last, but the array has shape {shape}")
-        if first and last and array.shape[0] != array.shape[2]:
-            raise InputError(f"the array of shape {shape} may have its channels first or last; give it as a PIL image")
-        if first and not (last and array.shape[1] > 4):
-            array = np.moveaxis(array, 0, 2)
-        array = array[..., 0] if array.shape[2] == 1 else array
-    if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise InputError("the image has values that are not finite")
-        low, high = float(array.min()), float(array.max())
-        if low < 0 or high > 1:
-            raise InputError(
-                f"an image of floating-point numbers has values in [0, 1], but they go from {low:g} to {high:g}; divide bytes by "
-                "255, or pass what is preprocessed already without preprocess="
-            )
-        array = (array * 255).round().astype(np.uint8)
-    if array.dtype == bool:
-        array = array.astype(np.uint8) * 255
-    if array.dtype != np.uint8:
-        raise InputTypeError(f"an image has bytes (uint8) or floating-point numbers in [0, 1], not {array.dtype}")
-    return in_rgb(Image.fromarray(np.ascontiguousarray(array)))
+def _in_rgb(image: Any) -> Image.Image:
+    """An image or array in RGB, 8 bits for each colour."""
+    if isinstance(image, Image.Image) and image.mode == "RGB" and not image.has_transparency_data:
+        return image.copy()
+    return Image.fromarray((photograph_of(image) * 255).round().astype(np.uint8))
 
 
 def as_photographs(inputs: torch.Tensor) -> list[Photograph]:
@@ -155,6 +109,7 @@ def as_photographs(inputs: torch.Tensor) -> list[Photograph]:
     for number, values in enumerate(inputs.detach().cpu().double()):
         low, high = values.min(), values.max()
         scaled = (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
-        shown = scaled if len(scaled) in (1, 3) else scaled.mean(0, keepdim=True)
-        found.append(Photograph(_of_array(shown.movedim(0, -1).numpy()), f"image {number + 1}"))
+        channels = scaled if len(scaled) in (1, 3) else scaled.mean(0, keepdim=True)
+        pixels = channels.expand(3, -1, -1).movedim(0, -1)
+        found.append(Photograph(Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8)), f"image {number + 1}"))
     return found

@@ -47,8 +47,8 @@ class Wanted:
         """Raise `InputError` unless there are as many targets as images."""
         if self.each is not None and len(self.each) != images:
             raise InputError(
-                f"there are {len(self.each)} targets, one for each image, but {images} images; for several classes of each image, "
-                "pass targets="
+                f"there are {len(self.each)} targets, one for each image, but {images} images; for several classes of each "
+                "image, pass targets="
             )
 
 
@@ -164,6 +164,8 @@ def _answers(
     outputs: Array, columns: list[list[Class]], rows: list[dict[str, Array]], categories: Sequence[str] | None
 ) -> list[tuple[Answer, ...]]:
     """The answers for each image: one for each column of classes."""
+    if categories is not None and len(categories) != outputs.shape[1]:
+        raise InputError(f"categories= has {len(categories)} names of classes, but the output has {outputs.shape[1]} classes")
 
     def answer(place: int, one: Class, arrays: dict[str, Array]) -> Answer:
         output = outputs[place]
@@ -190,7 +192,7 @@ def checked_output(output: Any) -> Any:
     """An output, if it has the form (batch, classes)."""
     if output.ndim != 2:
         raise InputError(
-            f"the model returns an output of shape {tuple(output.shape)}, not (batch, classes); lrpfx.attribute explains outputs "
-            "of any shape"
+            f"the model returns an output of shape {tuple(output.shape)}, not (batch, classes); lrpfx.attribute explains "
+            "outputs of any shape"
         )
     return output

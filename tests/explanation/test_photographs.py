@@ -40,7 +40,6 @@ def test_grey_and_transparent(pixels):
     assert (one(deep) == grey[..., None]).all()
     assert one(Image.fromarray(pixels).convert("CMYK")).shape == (7, 9, 3)
     assert one(Image.fromarray(pixels).quantize(4)).shape == (7, 9, 3)
-    assert (one(grey > 100) == np.where(grey > 100, 255, 0)[..., None]).all()
 
 
 def test_photographs_are_upright(pixels, tmp_path):
@@ -67,15 +66,15 @@ def test_folders_and_lists(pixels, tmp_path):
     [
         ("https://example.org/cat.jpg", InputError, "is an address; download"),
         ("missing.png", InputError, "there is no file"),
-        (3, InputTypeError, "not int"),
+        (3, InputTypeError, "uint8, uint16 or floating point, not of int64"),
         ([], InputError, "empty"),
         (np.zeros((0, 3, 4, 4)), InputError, "empty"),
-        (np.zeros((5, 6, 7)), InputError, "1, 3 or 4 channels"),
-        (np.zeros((3, 5, 4)), InputError, "first or last"),
-        (np.full((4, 4), 255.0), InputError, "divide bytes by 255"),
+        (np.zeros((5, 6, 7)), InputTypeError, "1, 3 or 4 channels"),
+        (np.zeros((3, 5, 4)), InputTypeError, "can be 3 channels"),
+        (np.full((4, 4), 255.0), InputError, "divide by 255"),
         (np.full((4, 4), np.nan), InputError, "not finite"),
         (np.zeros((4, 4), dtype=np.int64), InputTypeError, "int64"),
-        (np.zeros(4), InputError, "not an image"),
+        (np.zeros(4), InputTypeError, "1, 3 or 4 channels"),
     ],
 )
 def test_wrong_images(image, error, message):

@@ -1,0 +1,274 @@
+"""A model and photographs in, explanations out: the relevance is that of `attribute`, on the photograph's own pixels."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision_cpu  # noqa: F401
+from PIL import Image
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.explanation import Explanation, Explanations
+
+from torchvision import transforms  # isort: skip
+
+NAMES = ("cat", "dog", "fish", "snail")
+PREPROCESS = transforms.Compose(
+    [transforms.Resize(32), transforms.CenterCrop(28), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.25] * 3)]
+)
+
+
+class Net(nn.Module):
+    def __init__(self, softmax=False):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, stride=2), nn.Conv2d(6, 8, 3, stride=2)
+        self.classes = nn.Linear(8, 4)
+        self.softmax = nn.Softmax(1) if softmax else nn.Identity()
+
+    def forward(self, x):
+        x = self.second(self.first(x).relu()).relu()
+        return self.softmax(self.classes(x.mean((2, 3))))
+
+
+@pytest.fixture
+def model():
+    return Net().eval()
+
+
+@pytest.fixture
+def explainer(model):
+    return lrpfx.Explainer(model, preprocess=PREPROCESS, categories=NAMES)
+
+
+@pytest.fixture
+def photographs():
+    random = np.random.default_rng(0)
+    return [Image.fromarray(random.integers(0, 256, (40, width, 3), dtype=np.uint8)) for width in (60, 60, 50)]
+
+
+@pytest.fixture
+def explanation(explainer, photographs):
+    return explainer(photographs[0], "fish")
+
+
+def test_relevance_is_that_of_attribute(model, explainer, photographs):
+    explanation = explainer(photographs[0])
+    input = PREPROCESS(photographs[0])[None]
+    direct = lrpfx.attribute(explainer._explain_model, input)
+    np.testing.assert_allclose(explanation.output, model(input)[0].detach(), rtol=1e-5)
+    np.testing.assert_allclose(explanation.input_relevance, direct.relevance[0].numpy(), rtol=1e-5, atol=1e-8)
+    assert explanation.relevance.shape == (40, 60) and explanation.to_numpy() is not None
+    assert explanation.relevance.sum() == pytest.approx(float(direct.relevance.sum(dtype=torch.float64)), rel=1e-9)
+    assert explanation.target == explanation.top(1)[0] and explanation.target.name in NAMES
+    assert explanation.balance.output == pytest.approx(explanation.target.score)
+    assert explanation.balance.inputs + explanation.balance.constants == pytest.approx(explanation.balance.output)
+    assert sum(one.probability for one in explanation.top(9)) == pytest.approx(1.0)
+
+
+def test_relevance_outside_of_the_crop_is_zero(explanation):
+    left, top, right, bottom = explanation.geometry.box
+    outside = explanation.relevance.copy()
+    outside[int(top) : int(np.ceil(bottom)), int(left) : int(np.ceil(right))] = 0.0
+    assert not outside.any() and 0 < left < right < 60 and 0 < top < bottom < 40
+
+
+def test_several_photographs(explainer, photographs, tmp_path):
+    together = explainer(photographs, [0, "dog", None])
+    assert isinstance(together, Explanations) and len(together) == 3
+    assert [one.target.index for one in together[:2]] == [0, 1]
+    for photograph, target, found in zip(photographs, [0, "dog", None], together, strict=True):
+        np.testing.assert_allclose(found.input_relevance, explainer(photograph, target).input_relevance, rtol=1e-4, atol=1e-7)
+    for name, photograph in zip(("b.png", "a.png", "c.png"), photographs, strict=True):
+        photograph.save(tmp_path / name)
+    assert [one.name for one in explainer(tmp_path)] == ["a.png", "b.png", "c.png"]
+    assert together.sheet().width > 500 and [path.name for path in together.save(tmp_path / "sheets")] == [
+        "image_1.png",
+        "image_2.png",
+        "image_3.png",
+    ]
+
+
+@pytest.mark.parametrize("targets", [[3, "cat"], np.array([3, 0]), torch.tensor([3, 0]), (3, None)])
+def test_several_classes(explainer, photographs, targets):
+    found = explainer(photographs[:2], targets=targets)
+    for photograph, explanation in zip(photographs, found, strict=False):
+        for answer, target in zip(explanation.answers, targets, strict=True):
+            target = None if target is None else target if isinstance(target, str) else int(target)
+            alone = explainer(photograph, target)
+            assert answer.category.index == alone.target.index
+            np.testing.assert_allclose(answer.input_relevance, alone.input_relevance, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "message"),
+    [
+        (4, InputError, "out of range: the output has 4 classes"),
+        (-1, InputError, "out of range"),
+        ("fisch", InputError, "no class named 'fisch'. Did you mean 'fish'"),
+        (1.5, InputTypeError, "by its index or its name, not by float"),
+        (True, InputTypeError, "bool"),
+        ([0, 1], InputError, "2 targets, one for each image, but 1 images.* targets="),
+        ([], InputError, "0 targets"),
+    ],
+)
+def test_wrong_targets(explainer, photographs, target, error, message):
+    with pytest.raises(error, match=message):
+        explainer(photographs[0], target)
+
+
+def test_wrong_arguments(model, explainer, photographs):
+    with pytest.raises(InputError, match="pass one of them"):
+        explainer(photographs[0], 1, targets=[1, 2])
+    with pytest.raises(InputTypeError, match="several classes"):
+        explainer(photographs[0], targets=3)
+    with pytest.raises(InputError, match="more images"):
+        explainer(photographs, [0])
+    with pytest.raises(InputError, match="pass preprocess="):
+        lrpfx.explain(model, photographs[0])
+    with pytest.raises(InputError, match="pass preprocess="):
+        lrpfx.explain(model, "photo.png")
+    with pytest.raises(InputError, match="names are not known"):
+        lrpfx.explain(model, photographs[0], "cat", preprocess=PREPROCESS)
+    with pytest.raises(InputTypeError, match="not str"):
+        lrpfx.Explainer("resnet50")
+    with pytest.raises(InputError, match="batch_size"):
+        lrpfx.Explainer(model, batch_size=0)
+    with pytest.raises(InputError, match="3 names of classes"):
+        lrpfx.explain(model, photographs[0], preprocess=PREPROCESS, categories=["a", "b", "c"])
+
+
+def test_composites_by_content(explainer, photographs, model):
+    explainer(photographs[0])
+    assert explainer(photographs[0]).rules.startswith("GammaByDepth")
+    named = lrpfx.explain(model, photographs[0], preprocess=PREPROCESS, composite=EpsilonPlus())
+    assert named.rules == "EpsilonPlus()"
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 4)).eval()
+    assert lrpfx.explain(flat, photographs[0], preprocess=PREPROCESS).rules == "EpsilonPlus()"
+    attention = nn.Sequential(
+        nn.Flatten(2), nn.TransformerEncoderLayer(784, 4, 16, batch_first=True), nn.Flatten(), nn.Linear(2352, 4)
+    )
+    assert lrpfx.explain(attention.eval(), photographs[0], preprocess=PREPROCESS).rules.startswith("AttnLRP")
+
+
+def test_logits_of_a_model_that_ends_in_a_softmax(photographs):
+    model = Net(softmax=True).eval()
+    explanation = lrpfx.explain(model, photographs[0], 2, preprocess=PREPROCESS)
+    probabilities = model(PREPROCESS(photographs[0])[None])[0].detach().numpy()
+    assert explanation.target.probability == pytest.approx(float(probabilities[2]), rel=1e-5)
+    assert explanation.target.score != pytest.approx(float(probabilities[2]))
+
+
+def test_explainable_modules_and_programs(model, photographs, tmp_path):
+    input = PREPROCESS(photographs[0])[None]
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=input)
+    expected = lrpfx.explain(explain_model, photographs, targets=[1, 2], preprocess=PREPROCESS, categories=NAMES)
+    assert expected[0].rules == "EpsilonPlus()"
+    path = lrpfx.save(lrpfx.lower(explain_model, input, record=["second"]), tmp_path / "net.pt2")
+    runner = lrpfx.load(path)
+    found = lrpfx.explain(runner, photographs, targets=["dog", None], preprocess=PREPROCESS, categories=NAMES, record="second")
+    np.testing.assert_allclose(found[0].input_relevance, expected[0].input_relevance, rtol=1e-4, atol=1e-7)
+    assert found[1].answers[1].category == found[1].top(1)[0] and found[0].recorded["second"].shape == (8, 6, 6)
+    with pytest.raises(InputError, match="does not record 'first'"):
+        lrpfx.explain(runner, photographs[0], preprocess=PREPROCESS, record="first")
+    with pytest.raises(InputError, match="no ledger"):
+        _ = found[0].ledger
+    for made in (runner, explain_model):
+        with pytest.raises(InputError, match="has its rules already"):
+            lrpfx.Explainer(made, composite=EpsilonPlus())
+
+
+def test_inputs_without_preprocessing(model):
+    input = torch.randn(2, 3, 28, 28)
+    found = lrpfx.explain(model, input, [1, 2])
+    direct = lrpfx.attribute(lrpfx.transform(model, lrpfx.composites.GammaByDepth(), example_inputs=input), input, [1, 2])
+    for place, one in enumerate(found):
+        np.testing.assert_allclose(one.input_relevance, direct.relevance[place].numpy(), rtol=1e-4, atol=1e-6)
+        assert one.photograph.size == (28, 28) and one.relevance.shape == (28, 28)
+    assert isinstance(lrpfx.explain(model, input[0]), Explanation)
+    with pytest.raises(InputError, match="different shapes"):
+        lrpfx.explain(model, [input[0], input[0, :, :20]])
+    with pytest.raises(InputError, match="int64"):
+        lrpfx.explain(model, torch.zeros(1, 3, 4, 4, dtype=torch.long))
+
+
+def test_preprocessing_that_cannot_be_undone(model, photographs):
+    turned = transforms.Compose([lambda image: image.rotate(20), PREPROCESS])
+    explanation = lrpfx.explain(model, photographs[0], preprocess=turned)
+    assert explanation.geometry is None and explanation.photograph.size == (28, 28) and explanation.sheet().width > 500
+
+
+def test_half_precision(model, photographs):
+    exact = lrpfx.explain(model, photographs[0], 1, preprocess=PREPROCESS, composite=EpsilonPlus())
+    half = lrpfx.explain(Net().eval().bfloat16(), photographs[0], 1, preprocess=PREPROCESS, composite=EpsilonPlus())
+    assert half.input_relevance.dtype == np.float32 and exact.input_relevance.shape == half.input_relevance.shape
+
+
+def test_it_pickles_without_the_model(explanation, tmp_path):
+    explanation.compare(["dog", "cat"])
+    assert [answer.category.name for answer in explanation.answers] == ["fish", "dog", "cat"]
+    content = pickle.dumps(explanation)
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again.relevance, explanation.relevance)
+    assert again.sheet().tobytes() == explanation.sheet().tobytes()
+    assert again.compare(["dog", "fish"]).tobytes() == explanation.compare(["dog", "fish"]).tobytes()
+    for action in (lambda: again.compare(["snail"]), again.layers, lambda: again.ledger):
+        with pytest.raises(InputError, match="has lost its explainer"):
+            action()
+    assert b"Conv2d" not in content
+
+
+def test_layers_and_the_ledger(explainer, photographs):
+    recorded = lrpfx.Explainer(explainer.model, preprocess=PREPROCESS, record=["second"])(photographs[0], 1)
+    assert recorded.recorded["second"].shape == (8, 6, 6)
+    explanation = explainer(photographs[0], 1)
+    assert explainer.spatial_layers() == ["relu", "relu_1"]
+    assert explanation.layers().size == explanation.layers(["relu", "relu_1"]).size
+    assert explanation.ledger.seed == pytest.approx(explanation.target.score, rel=1e-5)
+    assert sum(explanation.ledger.inputs.values()) == pytest.approx(explanation.balance.inputs, rel=1e-3)
+    with pytest.raises(InputError, match="no node or module named"):
+        explanation.layers(["third"])
+    with pytest.raises(InputError, match="not \\(channels, height, width\\)"):
+        explanation.layers(["classes"])
+
+
+def test_pictures_and_files(explanation, tmp_path):
+    assert explanation.overlay().size == explanation.photograph.size == explanation.heatmap().size
+    for name in ("a.png", "b.jpg", "deep/c.webp"):
+        assert Image.open(explanation.save(tmp_path / name)).width > 500
+    with np.load(explanation.save(tmp_path / "a.npz")) as figures:
+        np.testing.assert_array_equal(figures["relevance"], explanation.relevance)
+    with pytest.raises(InputError, match="saved as .png"):
+        explanation.save(tmp_path / "a.txt")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        explanation.save(tmp_path / "file" / "a.png")
+    assert "data:image/png;base64," in explanation._repr_html_() and "fish" in explanation._repr_html_()
+    assert not list(Path(tmp_path).glob(".lrpfx*"))
+
+
+def test_the_model_is_unchanged(model, explainer, photographs):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    explainer(photographs)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    with pytest.raises(lrpfx.CaptureError, match="training"):
+        lrpfx.explain(nn.Sequential(Net(), nn.Dropout()).train(), photographs[0], preprocess=PREPROCESS)
+
+
+def test_models_of_transformers_and_timm_as_they_are(photographs):
+    timm = pytest.importorskip("timm")
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 32}
+    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
+    model = ViTForImageClassification(ViTConfig(**sizes, patch_size=8, **labels)).eval()
+    found = lrpfx.explain(model, photographs[0], "dog", preprocess=ViTImageProcessor(size={"height": 32, "width": 32}))
+    assert found.target.name == "dog" and found.relevance.shape == (40, 60) and found.rules.startswith("AttnLRP")
+    small = timm.create_model("resnet10t", pretrained=False, num_classes=4).eval()
+    found = lrpfx.explain(small, photographs[0])
+    assert found.geometry is not None and found.input_relevance.shape[1:] == (176, 176)

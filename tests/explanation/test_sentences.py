@@ -1,0 +1,94 @@
+"""Sentences through the same door: relevance of tokens, for classes and for the next token."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.errors import InputError, InputTypeError
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "the", "film", "was", "good", "bad"]
+
+
+class Tokenizer:
+    """The methods of a Hugging Face tokenizer that are used."""
+
+    all_special_ids = (0, 1, 2)
+
+    def __len__(self):
+        return len(WORDS)
+
+    def __call__(self, text, return_tensors=None, add_special_tokens=True):
+        ids = [WORDS.index(word) for word in text.split()]
+        ids = [1, *ids, 2] if add_special_tokens else ids
+        if return_tensors == "pt":
+            return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+        return {"input_ids": ids}
+
+    def convert_ids_to_tokens(self, ids):
+        return [WORDS[int(number)] for number in ids]
+
+    def decode(self, ids):
+        return " ".join(WORDS[int(number)] for number in ids)
+
+
+def classifier():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 8, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    labels = {"id2label": {0: "dull", 1: "great"}, "label2id": {"dull": 0, "great": 1}}
+    return BertForSequenceClassification(BertConfig(**sizes, max_position_embeddings=16, **labels)).eval()
+
+
+def generator():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)).eval()
+
+
+def test_classes():
+    model = classifier()
+    explainer = lrpfx.Explainer(model, tokenizer=Tokenizer())
+    found = explainer("the film was good", "great")
+    inputs = Tokenizer()("the film was good", return_tensors="pt")
+    explain_model = lrpfx.transform(model, lrpfx.composites.AttnLRP(), example_inputs=inputs)
+    direct = lrpfx.attribute(explain_model, inputs, 1)
+    expected = direct.relevance["input_ids"]
+    np.testing.assert_allclose(found.relevance, expected[0].sum(-1).numpy(), rtol=1e-4, atol=1e-7)
+    assert found.target.name == "great" and found.rules == "AttnLRP()"
+    assert found.heatmap().words[1:5] == ("the", "film", "was", "good")
+    assert {one.name for one in found.top()} == {"dull", "great"}
+    both = explainer(["the film", "film was bad"], targets=["dull", "great"])
+    assert [len(one.answers) for one in both] == [2, 2] and both[0].heatmap().scores.shape[0] == 2
+
+
+def test_the_next_token(tmp_path):
+    model = generator()
+    explainer = lrpfx.Explainer(model, tokenizer=Tokenizer())
+    found = explainer("the film was")
+    with torch.no_grad():
+        logits = model(**Tokenizer()("the film was", return_tensors="pt")).logits[0, -1]
+    assert found.target.index == int(logits.argmax()) and found.target.name == WORDS[int(logits.argmax())]
+    np.testing.assert_allclose(found.output, logits.numpy(), rtol=1e-4, atol=1e-6)
+    assert explainer("the film was", "good").target.index == WORDS.index("good")
+    assert found.save(tmp_path / "a.html").read_text().startswith("<!") and found.sheet().width > 100
+    assert np.array_equal(pickle.loads(pickle.dumps(found)).relevance, found.relevance)
+
+
+def test_wrong_texts():
+    explainer = lrpfx.Explainer(generator(), tokenizer=Tokenizer())
+    with pytest.raises(InputTypeError, match="a text is a string"):
+        explainer(3)
+    with pytest.raises(InputError, match="is empty"):
+        explainer(" ")
+    with pytest.raises(InputError, match="2 tokens, not one"):
+        explainer("the film", "good bad")
+    hidden = lrpfx.Explainer(classifier().bert, tokenizer=Tokenizer(), composite=EpsilonPlus())
+    with pytest.raises(InputError, match="6 features of each token, neither classes nor tokens"):
+        hidden("the film")
+    with pytest.raises(InputTypeError, match="returned list without input_ids"):
+        lrpfx.explain(nn.Identity(), "the film", tokenizer=lambda text, return_tensors: [1])
