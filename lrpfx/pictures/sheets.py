@@ -1,5 +1,7 @@
 """Sheets of pictures with titles, and relevance through the layers of a network."""
 
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]
 
 _SMALL = 64  # pixels: a picture with fewer is enlarged without blending its pixels
 _LINES = 3  # of a title; what does not fit is cut
+_PLAIN = str.maketrans({"×": "x", "–": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "ß": "ss", "ø": "o", "æ": "ae"})
 _INK, _SOFT = (20, 20, 20), (95, 95, 95)
 
 
@@ -33,7 +36,7 @@ def sheet(
     `pictures`: a row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
     `width`: of the sheet in pixels. `title`, `caption`: text above and below. `scale`: the magnitude drawn in full colour, for
     a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of more than three are cut. `font`: a file;
-    the default font has Latin letters only.
+    the default font has Latin letters only, without accents.
     """
     width = checked_whole(width, "width is a number of pixels", 100)
     rows = _rows(pictures)
@@ -99,7 +102,7 @@ def strip(
         picture = heatmap(values, cmap=cmap, percentile=percentile, scale=scale, sigma=0)
         enlarged = max(1, -(-width // (min(columns, len(layers)) * max(height, across))))
         found.append(
-            (f"{name} ({height}×{across})", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
+            (f"{name}\n{height} x {across}", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
         )
     rows = [found[start : start + columns] for start in range(0, len(found), columns)]
     return sheet(rows, title=title, caption=caption, width=width, scale=scale, cmap=cmap, font=font)
@@ -183,14 +186,18 @@ def _text_block(words: str, text: "_Text", width: int, gap: int, ink: tuple[int,
 
 
 class _Text:
-    """A font, and how text is broken into lines with it."""
+    """A font, and how text is broken into lines with it. Pillow's own has hardly more than ASCII: accents are left out."""
 
     def __init__(self, size: int, path: str | None) -> None:
         self.font: Any = ImageFont.load_default(size) if path is None else ImageFont.truetype(path, size)
         self.height = round(size * 1.35)
+        self._plain = path is None
 
     def lines(self, text: str, width: int, most: int | None = None) -> list[str]:
         """Lines no wider than `width`, and no more than `most`, the last of which then ends with dots."""
+        if self._plain:
+            letters = unicodedata.normalize("NFKD", text.translate(_PLAIN))
+            text = "".join(letter for letter in letters if not unicodedata.combining(letter))
         lines: list[str] = []
         for paragraph in text.splitlines():
             line = ""
@@ -217,5 +224,6 @@ class _Text:
         return bool(self.font.getlength(text) <= width)
 
     def _fitting(self, word: str, width: int) -> int:
-        """How many letters of a word fit, one at least."""
-        return max([count for count in range(1, len(word)) if self._fits(word[:count], width)], default=1)
+        """How many letters of a word stand on a line: up to a mark between parts of a name, or all that fit, one at least."""
+        count = max(1, bisect_right(range(len(word)), width, key=lambda length: self.font.getlength(word[:length])) - 1)
+        return max((word.rfind(mark, 1, count) + 1 for mark in "._-/"), default=0) or count

@@ -21,7 +21,7 @@ def hexadecimal(colors):
 
 
 def test_no_relevance_has_the_colour_in_the_middle():
-    assert hexadecimal(colors_of("vivid")(ENDS_AND_MIDDLE)) == ["0030a0", "ffffff", "a4001f"]
+    assert hexadecimal(colors_of("vivid")(ENDS_AND_MIDDLE)) == ["0030a0", "ffffff", "a00010"]
     assert hexadecimal(colors_of("bwr")(ENDS_AND_MIDDLE)) == ["0000ff", "ffffff", "ff0000"]
     assert hexadecimal(colors_of("coldnhot")(ENDS_AND_MIDDLE)) == ["00ffff", "000000", "ffffff"]
     assert hexadecimal(colors_of("00f,80:0f0,f00")(np.zeros(1))) == ["00ff00"]
@@ -110,7 +110,7 @@ UNSIGNED = [
 @pytest.mark.parametrize("name", BREWER)
 def test_maps_that_need_no_matplotlib_equal_its_maps(name):
     matplotlib = pytest.importorskip("matplotlib")
-    shares = np.linspace(0, 1, 257)
+    shares = np.linspace(0, 1, 4097)
     cmap = matplotlib.colormaps[name]
     expected = cmap(np.arange(cmap.N))[:, :3]
     expected = np.stack([np.interp(shares, np.linspace(0, 1, cmap.N), channel) for channel in expected.T], 1)
