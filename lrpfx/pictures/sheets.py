@@ -12,6 +12,7 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.colors import DEFAULT, colors_of
 from lrpfx.pictures.heatmaps import heatmap
 from lrpfx.pictures.maps import Floats, array_of, checked_number, checked_whole, relevance_map
+from lrpfx.pictures.photographs import on_white
 
 Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]
 
@@ -34,9 +35,9 @@ def sheet(
     """Pictures side by side on white, all of one height, with their titles above them.
 
     `pictures`: a row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
-    `width`: of the sheet in pixels. `title`, `caption`: text above and below. `scale`: the magnitude drawn in full colour, for
-    a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of more than three are cut. `font`: a file;
-    the default font has Latin letters only, without accents.
+    `width`: of the sheet in pixels; pictures are no higher than twice that. `title`, `caption`: text above and below. `scale`:
+    the magnitude drawn in full colour, for a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of
+    more than three are cut. `font`: a file; the default font has Latin letters only, without accents.
     """
     width = checked_whole(width, "width is a number of pixels", 100)
     rows = _rows(pictures)
@@ -44,7 +45,7 @@ def sheet(
     text = _Text(size, font)
     columns = max(map(len, rows))
     aspects = [max(one.width / one.height for row in rows for _, one in row[place : place + 1]) for place in range(columns)]
-    height = max(1, int((width - gap * (columns + 1)) / sum(aspects)))
+    height = min(max(1, int((width - gap * (columns + 1)) / sum(aspects))), 2 * width)
     widths = [max(1, round(height * aspect)) for aspect in aspects]
     lefts = [gap + place * gap + sum(widths[:place]) for place in range(columns)]
 
@@ -132,7 +133,7 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
         if wrong:
             raise InputTypeError(f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}")
         if named:
-            rows.append([(str(name), _on_white(one)) for name, one in named])
+            rows.append([(str(name), on_white(one)) for name, one in named])
     if not rows:
         raise InputError("a sheet has one picture at least")
     return rows
@@ -140,12 +141,6 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
 
 def _is_entry(one: Any) -> bool:
     return isinstance(one, Image.Image) or (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], Image.Image))
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
 
 
 def _enlarged(picture: Image.Image, height: int) -> Image.Image:

@@ -136,6 +136,10 @@ def test_what_is_no_picture_is_an_error(pictures):
         sheet(pictures)
 
 
+def test_narrow_pictures_are_not_too_high():
+    assert sheet([plain(RED, (10, 1000))], width=200).height < 500
+
+
 def test_other_errors():
     for nothing in ([], {}, [[]]):
         with pytest.raises(InputError, match="one picture at least"):
