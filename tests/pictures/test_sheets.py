@@ -89,6 +89,7 @@ def test_lines_are_as_wide_as_they_may_be():
     short = text.lines("the quick brown fox jumps over the lazy dog " * 3, 150, most=2)
     assert len(short) == 2 and short[0] == lines[0] and short[1].endswith("…") and text.font.getlength(short[1]) <= 150
     assert text.lines("", 150) == [] and text.lines("one\ntwo", 150) == ["one", "two"]
+    assert text.lines("layer4.downsample.conv", 90) == ["layer4.", "downsample.", "conv"]
     pieces = text.lines("y" * 100, 50)
     assert "".join(pieces) == "y" * 100 and all(text.font.getlength(piece) <= 50 for piece in pieces)
 
@@ -135,6 +136,10 @@ def test_what_is_no_picture_is_an_error(pictures):
         sheet(pictures)
 
 
+def test_narrow_pictures_are_not_too_high():
+    assert sheet([plain(RED, (10, 1000))], width=200).height < 500
+
+
 def test_other_errors():
     for nothing in ([], {}, [[]]):
         with pytest.raises(InputError, match="one picture at least"):
@@ -179,7 +184,7 @@ def test_recorded_layers_are_drawn_pixel_by_pixel():
 def test_layers_have_their_own_scales_or_a_common_one():
     maps = {"a": np.array([[1.0, 0.0], [0.0, -1.0]]), "b": np.array([[10.0, 0.0], [0.0, -10.0]])}
     own, common = (np.asarray(strip(maps, **of)) for of in ({"percentile": 100}, {"scale": 10.0}))
-    dark = [(picture == (0xA4, 0x00, 0x1F)).all(-1) for picture in (own, common)]
+    dark = [(picture == (0xA0, 0x00, 0x10)).all(-1) for picture in (own, common)]
     assert dark[0][:, :600].sum() == dark[0][:, 600:].sum() > 10_000  # the largest of each
     assert not dark[1][:, :600].any() and dark[1][:, 600:].sum() > 10_000
 
