@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture pictures documentation lint format clean
+.PHONY: demo demo-text gallery page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture pictures documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -36,6 +36,10 @@ demo: $(VENV)/linked
 # Explain why MiniLM, a trained sentence encoder, finds sentences similar, and measure eight explanations: about two minutes.
 demo-text: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo.text --directory demo/text
+
+# Measure explanations of photographs under three networks, in about half an hour; writes the tables of docs/gallery.md.
+gallery: $(VENV)/linked
+	$(BIN)/python -m lrpfx.demo.region_perturbation --networks lite0 lite1 lite2 --document docs/gallery.md
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo

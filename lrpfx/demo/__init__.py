@@ -1,1 +1,1 @@
-"""Demos on real data: handwritten digits, and sentences under a trained encoder; explanations of both are measured."""
+"""Demos on real data: handwritten digits, photographs under trained classifiers, and sentences under a trained encoder; explanations are measured."""
