@@ -54,15 +54,13 @@ def main() -> None:
         "gallery_composites": by_composite(SHOWN),
     }
     for name, picture in write.items():
-        print(save_picture(picture, directory / f"{name}.png"))
+        print(save_picture(picture, directory / f"{name}.jpg"))
 
 
 def explainer_of(composite: Composite | None = None) -> lrpfx.Explainer:
     """Explains photographs with EfficientNet-Lite0."""
     network = photographs.load_classifier()
-    return lrpfx.Explainer(
-        network.model, preprocess=network.preprocess, categories=network.categories, composite=composite
-    )
+    return lrpfx.Explainer(network.model, preprocess=network.preprocess, categories=network.categories, composite=composite)
 
 
 def by_composite(names: tuple[str, ...]) -> Image.Image:
