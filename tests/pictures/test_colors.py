@@ -45,7 +45,7 @@ def test_maps_of_lrpfx_have_their_meaning(name):
 @pytest.mark.parametrize("name", ["hot", "Reds", "gray"])
 def test_maps_that_are_not_signed_show_magnitudes(name):
     colors, shares = colors_of(name), np.linspace(-1, 1, 21)
-    assert not colors.signed
+    assert not colors.signed and not colors_of("888,888").signed
     np.testing.assert_array_equal(colors(shares), colors(-shares))
     assert np.array_equal(colors.of_zero, colors(np.zeros(1))[0])
 

@@ -79,6 +79,18 @@ def test_long_titles_stay_above_their_picture(words):
     assert top < 100 and (array[:top, :right] < 128).any()
 
 
+def test_lines_of_a_title_are_in_their_order_above_the_picture():
+    result = sheet({"MMMMMMMM\ni": plain(RED)}, width=300)
+    above = np.asarray(result)[: box(result, RED)[1]].sum(-1) < 300
+    first, second = (half.sum() for half in np.array_split(above[np.flatnonzero(above.any(1))], 2))
+    assert first > 3 * second > 0
+
+
+def test_accents_that_the_font_lacks_are_left_out():
+    for words, shown in (("Café Größe", "Cafe Grosse"), ("2 × 3", "2 x 3")):
+        assert np.array_equal(np.asarray(sheet({words: plain(RED)})), np.asarray(sheet({shown: plain(RED)})))
+
+
 def test_lines_are_as_wide_as_they_may_be():
     text = _Text(14, None)
     lines = text.lines("the quick brown fox jumps over the lazy dog " * 3, 150)
@@ -109,6 +121,9 @@ def test_the_colour_bar_has_the_colours_of_the_map():
     ends = (colors_of("RdBu_r")(np.array([-0.98, 0.98])) * 255).round().astype(int)
     for color in ends:
         assert (np.abs(below.astype(int) - color).max(-1) <= 3).any()
+    rows, columns = np.nonzero(np.abs(below.astype(int) - ends[0]).max(-1) <= 3)
+    numbers = below[rows.max() + 3 :, columns.min() - 5 : columns.min() + 60].sum(-1) < 600
+    assert numbers.any(0).sum() > 15  # "-0.025" is wider than "0"
     magnitudes = sheet([plain((1, 2, 3))], width=600, scale=0.025, cmap="Reds")
     assert magnitudes.size == result.size and not np.array_equal(np.asarray(magnitudes), np.asarray(result))
     for scale in (-1, float("nan"), "a"):
