@@ -146,8 +146,9 @@ def _grad_cam(model: nn.Module) -> Method:
 
 
 def _random_order() -> Method:
+    """Of either sign: positive values would make incomplete blocks at the border the least relevant ones."""
     generator = torch.Generator().manual_seed(0)
-    return lambda image, target: torch.rand(image[:, 0].shape, generator=generator)
+    return lambda image, target: torch.randn(image[:, 0].shape, generator=generator)
 
 
 # --- measures ----------------------------------------------------------------------------------------------------------------
