@@ -146,8 +146,9 @@ def _grad_cam(model: nn.Module) -> Method:
 
 
 def _random_order() -> Method:
+    """Of either sign: positive values would make incomplete blocks at the border the least relevant ones."""
     generator = torch.Generator().manual_seed(0)
-    return lambda image, target: torch.rand(image[:, 0].shape, generator=generator)
+    return lambda image, target: torch.randn(image[:, 0].shape, generator=generator)
 
 
 # --- measures ----------------------------------------------------------------------------------------------------------------
@@ -211,8 +212,8 @@ def score_blurred(logits: Logits, view: View, target: int, masks: torch.Tensor) 
     for batch in torch.cat([torch.zeros_like(masks[:1]), masks]).split(BATCH):
         pixels = batch.reshape(-1, 1, side, side).repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[..., :size, :size]
         scores.append(logits(torch.where(pixels, view.blurred, view.sharp)).softmax(1)[:, target])
-    first, *_ = probabilities = torch.cat(scores)
-    return (probabilities[1:] / first).clamp(max=1.0)
+    probabilities = torch.cat(scores)
+    return (probabilities[1:] / probabilities[0]).clamp(max=1.0)
 
 
 def explain_and_perturb(classifier: Classifier, found: Mapping[str, Method], inputs: Sequence[View]) -> Iterator[Explained]:

@@ -55,6 +55,14 @@ def test_blocks_add_up_relevance():
     assert region_perturbation.blocks(relevance).tolist() == [3.0, 0.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 8.0]
 
 
+def test_a_random_order_does_not_know_which_blocks_are_incomplete(small):
+    """The last block, of 8×8 pixels, comes before the first one half of the time."""
+    random = region_perturbation.methods(small, {})[RANDOM]
+    image = torch.zeros(1, 3, 40, 40)
+    maps = torch.stack([region_perturbation.blocks(random(image, 0)) for _ in range(200)])
+    assert 0.35 < float((maps[:, 8] > maps[:, 0]).double().mean()) < 0.65
+
+
 def test_masked_blocks_are_blurred():
     """A model that reads one pixel of the second block of the first row: only there does a mask change anything."""
 
