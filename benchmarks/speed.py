@@ -146,7 +146,7 @@ def further_targets(
         {
             "plain": plain,
             "one": lambda: lrpfx.attribute(explain_model, images, 0),
-            "ten": lambda: lrpfx.attribute(explain_model, images, list(range(10))),
+            "ten": lambda: lrpfx.attribute(explain_model, images, targets=range(10)),
         },
         rounds,
     )

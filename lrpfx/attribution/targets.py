@@ -24,7 +24,7 @@ def listed(targets: Any) -> list[Any]:
     found = without_arrays(targets)
     if isinstance(found, torch.Tensor) and found.ndim:
         found = list(found)
-    if not isinstance(found, (list, tuple)):
+    if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
         raise InputTypeError(f"targets are several, such as [0, 1], not {type(targets).__name__}; for one, pass target=")
     if not found:
         raise InputError("the list of targets is empty")

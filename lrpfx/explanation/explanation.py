@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from lrpfx import pictures
 from lrpfx.deploy.files import whole_file
 from lrpfx.errors import InputError, InputTypeError, nearest, os_errors
 from lrpfx.explanation.geometry import Geometry
-
-if TYPE_CHECKING:
-    from lrpfx.explanation.explainer import Explainer
 
 Array = NDArray[Any]
 
@@ -60,6 +57,19 @@ class Answer:
     balance: Balance = Balance(0.0, 0.0, 0.0)
 
 
+class Source(Protocol):
+    """The part of an explainer that its explanations ask for more."""
+
+    def answers(self, explanation: "Explanation", classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
+        """The relevance for further classes, or of further layers."""
+
+    def ledger(self, explanation: "Explanation") -> Any:
+        """The account of every layer."""
+
+    def spatial_layers(self) -> list[str]:
+        """The layers that are drawn if none are named."""
+
+
 @dataclass(eq=False)
 class Explanation:
     """Why a model gave a photograph its class, or other classes that were asked for.
@@ -78,7 +88,7 @@ class Explanation:
     rules: str
     geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
     input: torch.Tensor  # of the model, (channels, height, width)
-    explainer: "Explainer | None" = field(default=None, repr=False)
+    explainer: Source | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "explainer": None}
@@ -202,7 +212,7 @@ class Explanation:
             known.update((answer.category.index, answer) for answer in found)
         return [known[index] for index in wanted]
 
-    def _explainer(self, what: str) -> "Explainer":
+    def _explainer(self, what: str) -> Source:
         if self.explainer is None:
             raise InputError(
                 f"{what} not part of this explanation, which has lost its explainer; ask for it when you explain: "

@@ -249,7 +249,7 @@ def test_hooks_see_the_same_call_for_several_targets(explain_model, x):
     seen = []
     explain_model.register_forward_hook(lambda module, args, output: output * 2)
     explain_model.conv1.register_forward_hook(lambda module, args, keywords, output: seen.append(keywords), with_kwargs=True)
-    one, several = (lrpfx.attribute(explain_model, x, target) for target in (1, [1, 2]))
+    one, several = lrpfx.attribute(explain_model, x, 1), lrpfx.attribute(explain_model, x, targets=[1, 2])
     assert torch.equal(one.output, several.output)
     assert_close(several.relevance[0], one.relevance, 1e-12)
     assert seen == [{}, {}]
@@ -282,8 +282,8 @@ def decoder():
 TOKENS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
 
 
-def explained(decoder, target):
-    return lrpfx.attribute(decoder, TOKENS, target)
+def explained(decoder, target=None, **settings):
+    return lrpfx.attribute(decoder, TOKENS, target, **settings)
 
 
 def seeded(decoder, positions, weights):
@@ -324,7 +324,7 @@ def test_the_most_likely_token_of_a_position(decoder):
 
 def test_several_tokens_in_one_forward(decoder):
     targets = [(place, int(TOKENS[0, place + 1])) for place in range(4)]
-    together = explained(decoder, targets).relevance
+    together = explained(decoder, targets=targets).relevance
     assert together.shape == (4, 2, 5, 6)
     for number, target in enumerate(targets):
         assert_close(together[number], explained(decoder, target).relevance, 1e-12)
@@ -332,7 +332,8 @@ def test_several_tokens_in_one_forward(decoder):
 
 def test_a_tuple_of_seeds_is_several_targets(decoder):
     seeds = torch.rand(2, 2, 5, 11)
-    found = explained(decoder, tuple(seeds)).relevance
+    found = explained(decoder, targets=tuple(seeds)).relevance
+    assert torch.equal(explained(decoder, targets=seeds).relevance, found)
     assert_close(found, torch.stack([explained(decoder, seed).relevance for seed in seeds]), 1e-12)
 
 
@@ -342,7 +343,7 @@ def test_a_tuple_of_seeds_is_several_targets(decoder):
         ((np.int64(-1), np.int32(7)), (-1, 7)),
         ((np.array([1, 4]), np.array([3, 0])), (torch.tensor([1, 4]), torch.tensor([3, 0]))),
         ((np.int64(2), {np.int64(5): np.float32(1), np.uint8(6): np.float64(-1)}), (2, {5: 1.0, 6: -1.0})),
-        ([(np.int64(0), np.int64(1)), (np.array([1, 2]), 3)], [(0, 1), (torch.tensor([1, 2]), 3)]),
+        ([(np.int64(0), np.int64(1)), (np.array(2), 3)], [(0, 1), (2, 3)]),
         (np.arange(110.0).reshape(2, 5, 11), torch.arange(110.0).reshape(2, 5, 11)),
         (lambda output: output.numpy() * 2, lambda output: output * 2),
         ((np.array(1), np.array(2)), (1, 2)),
@@ -363,7 +364,7 @@ def test_numbers_of_numpy_in_a_sequence(decoder, given, plain):
         (np.array(2), 2),
         (np.array([0, 4, 2]), torch.tensor([0, 4, 2])),
         (np.array([0, 4, 2], dtype=np.int32), torch.tensor([0, 4, 2])),
-        ([np.int64(1), np.int16(3)], [1, 3]),
+        ([np.int64(1), np.int16(3), None], [1, 3, None]),
         ({np.int64(1): np.int64(2)}, {1: 2}),
         (np.eye(5)[[0, 4, 2]], torch.eye(5)[[0, 4, 2]]),
     ],
@@ -379,6 +380,37 @@ def test_numbers_of_numpy_that_are_no_class(explain_model, x):
     for wrong in (np.bool_(True), np.array([True, False, True]), np.array(["a"]), np.array([None])):
         with pytest.raises(lrpfx.InputTypeError, match="target"):
             lrpfx.attribute(explain_model, x, wrong)
+
+
+def test_one_target_for_each_sample(explain_model, x, decoder):
+    found = lrpfx.attribute(explain_model, x, [3, None, {0: 1, 2: -1}]).relevance
+    for place, target in enumerate([3, None, {0: 1, 2: -1}]):
+        alone = lrpfx.attribute(explain_model, x[place : place + 1], target).relevance
+        assert_close(found[place : place + 1], alone, 1e-12)
+    found = explained(decoder, [(-1, 3), (2, None)]).relevance
+    for place, target in enumerate([(-1, 3), (2, None)]):
+        assert_close(found[place], explained(decoder, target).relevance[place], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"target": [0, 1]}, lrpfx.InputError, "it has 2 and the batch is 3; .* pass them as targets="),
+        ({"target": []}, lrpfx.InputError, "it has 0 and the batch is 3"),
+        ({"target": (0, 1, 2)}, lrpfx.InputTypeError, "not tuple"),
+        ({"target": [[0], 1, 2]}, lrpfx.InputTypeError, "the target of one sample"),
+        ({"target": [True, 1, 2]}, lrpfx.InputTypeError, "not bool"),
+        ({"target": [0, 1, 9]}, lrpfx.InputError, "target 9 is out of range"),
+        ({"target": torch.rand(2, 3, 5)}, lrpfx.InputError, "several targets are passed as targets="),
+        ({"target": 0, "targets": [1]}, lrpfx.InputError, "pass one of them"),
+        ({"targets": []}, lrpfx.InputError, "the list of targets is empty"),
+        ({"targets": 3}, lrpfx.InputTypeError, "for one, pass target="),
+        ({"targets": {0: 1}}, lrpfx.InputTypeError, "for one, pass target="),
+    ],
+)
+def test_lists_of_targets_that_do_not_fit(explain_model, x, settings, error, message):
+    with pytest.raises(error, match=message):
+        lrpfx.attribute(explain_model, x, **settings)
 
 
 def test_contrasts_of_classes(decoder):
@@ -397,9 +429,11 @@ def test_contrasts_of_classes(decoder):
         ((5, 0), lrpfx.InputError, "position 5 is out of range: the output has 5 positions"),
         ((-6, 0), lrpfx.InputError, "position -6 is out of range"),
         ((0, 11), lrpfx.InputError, "target 11 is out of range: the output has 11 classes"),
-        ((0.5, 1), lrpfx.InputError, r"the target is \(position, token\)"),
+        ((0.5, 1), lrpfx.InputTypeError, "a position is an index or a tensor of indices, not float"),
         ((True, 1), lrpfx.InputTypeError, "a position is an index"),
-        ([(torch.tensor([0.5, 1.0]), 1)], lrpfx.InputTypeError, "positions are integers"),
+        ((torch.tensor([0.5, 1.0]), 1), lrpfx.InputTypeError, "positions are integers"),
+        ([(0, 1)], lrpfx.InputError, "1 and the batch is 2; to explain several targets of each sample, pass them as targets="),
+        ([(0, 1), lambda output: output], lrpfx.InputTypeError, "the target of one sample"),
         ((torch.tensor([1, 2, 3]), 1), lrpfx.InputError, r"shape \(3,\), but the batch is 2"),
         ((0, {}), lrpfx.InputError, "at least one class"),
         ((0, {1: float("nan")}), lrpfx.InputTypeError, "finite number"),

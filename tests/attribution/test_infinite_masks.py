@@ -97,7 +97,7 @@ def test_padding_hidden_by_infinity_changes_nothing(name, capture, composite):
         assert torch.allclose(ids[:, :LENGTH], short, atol=1e-12) and not ids[:, LENGTH:].any()
         assert torch.isfinite(of_mask).all() and not of_mask[:, :, LENGTH:].any()
         assert lrpfx.ledger(explain_model, (IDS, mask), (1, 2)).unexplained < 1e-12
-    several = lrpfx.attribute(explain_model, (IDS, padding(-torch.inf)), [(1, 2), (0, 0)]).relevance[0]
+    several = lrpfx.attribute(explain_model, (IDS, padding(-torch.inf)), targets=[(1, 2), (0, 0)]).relevance[0]
     assert torch.allclose(several[0], ids, atol=1e-12)
 
 

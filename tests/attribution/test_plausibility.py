@@ -61,13 +61,19 @@ def test_the_layer_where_it_began_is_named(factor):
         assert ("not finite" in text) == (not abs(factor) < 1e300)
 
 
-@pytest.mark.parametrize("target", [0, None, torch.tensor([1, 2]), [0, 2], [torch.ones(2, 3), 1], torch.ones(4, 2, 3)])
+@pytest.mark.parametrize(
+    "target",
+    [
+        *({"target": target} for target in (0, None, torch.tensor([1, 2]), [0, 2])),
+        *({"targets": targets} for targets in ([0, 2, 1], [torch.ones(2, 3), 1], torch.ones(4, 2, 3))),
+    ],
+)
 @pytest.mark.parametrize("settings", [{}, {"record": ["2"]}, {"chunk_size": 2}])
 def test_every_form_of_call_is_checked(target, settings):
     model, x = dense(), torch.rand(2, 4)
     composite = NameMapComposite([(["1"], Times(1e7)), (["3"], rules.Pass()), (["0", "2", "4"], rules.Epsilon())])
-    assert "it began at 1 (Times())" in objection(lrpfx.transform(model, composite), x, target, **settings)
-    assert objection(lrpfx.transform(model, EpsilonPlus()), x, target, **settings) == ""
+    assert "it began at 1 (Times())" in objection(lrpfx.transform(model, composite), x, **target, **settings)
+    assert objection(lrpfx.transform(model, EpsilonPlus()), x, **target, **settings) == ""
 
 
 @pytest.mark.parametrize("form", [lambda x: x, lambda x: (x,), lambda x: {"input": x}])
@@ -174,7 +180,7 @@ def test_relevance_of_exactly_zero():
     text = objection(explain_model, x, 0)
     assert "exactly zero" in text and "nothing goes on from 3 (Nothing())" in text
     assert objection(explain_model, x, torch.zeros(2, 3)) == "", "a seed of zero has no relevance"
-    assert "exactly zero" in objection(explain_model, x, [torch.zeros(2, 3), torch.ones(2, 3)])
+    assert "exactly zero" in objection(explain_model, x, targets=[torch.zeros(2, 3), torch.ones(2, 3)])
 
 
 def test_an_input_without_signal_says_so():

@@ -70,16 +70,15 @@ class Case:
         self, explain_model: nn.Module, examples: Sequence[torch.Tensor] | None = None, target: Any = None, **options: Any
     ) -> lrpfx.Attribution:
         examples = self.examples if examples is None else examples
-        target = self.seed if target is None else target
+        target = self.seed if target is None and "targets" not in options else target
         return lrpfx.attribute(explain_model, tuple(examples), target, output=self.network.output, **options)
 
     def relevance(
-        self, explain_model: nn.Module, examples: Sequence[torch.Tensor] | None = None, target: Any = None
+        self, explain_model: nn.Module, examples: Sequence[torch.Tensor] | None = None, target: Any = None, **options: Any
     ) -> torch.Tensor:
         """Relevance of all inputs, one after the other. Shape (..., batch, entries)."""
-        return flattened(
-            self.attribution(explain_model, examples, target).relevance, batched_at=1 if isinstance(target, list) else 0
-        )
+        found = self.attribution(explain_model, examples, target, **options).relevance
+        return flattened(found, batched_at=1 if "targets" in options else 0)
 
     @cached_property
     def magnitude(self) -> float:
@@ -200,10 +199,10 @@ def the_ledger_balances(case: Case) -> None:
 
 def targets_together_are_targets_alone(case: Case) -> None:
     targets = [case.seed, -2 * case.seed, case.seed.flip(0)]
-    together = case.relevance(case.explain_model, target=targets)
+    together = case.relevance(case.explain_model, targets=targets)
     for number, target in enumerate(targets):
         case.must_agree(together[number], case.relevance(case.explain_model, target=target), "relevance of several targets")
-    chunks = case.attribution(case.explain_model, target=targets, chunk_size=2).relevance
+    chunks = case.attribution(case.explain_model, targets=targets, chunk_size=2).relevance
     case.must_agree(flattened(chunks, 1), together, "relevance of several targets in chunks")
 
 

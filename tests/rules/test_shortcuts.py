@@ -467,14 +467,14 @@ def test_several_targets(chunk_size):
     x = torch.rand(2, 3, 8, 8)
     classes = model(x).shape[1]
     targets = [0, torch.tensor([1, 0]), None, torch.randn(2, classes), lambda output: output.abs()]
-    result = lrpfx.attribute(explain_model, x, targets, record=["conv1"], chunk_size=chunk_size)
+    result = lrpfx.attribute(explain_model, x, targets=targets, record=["conv1"], chunk_size=chunk_size)
     assert result.relevance.shape == (5, *x.shape) and result.output.shape == (2, classes)
     for number, target in enumerate(targets):
         alone = lrpfx.attribute(explain_model, x, target, record=["conv1"])
         assert_close(result.relevance[number], alone.relevance, 1e-12)
         assert_close(result.layers["conv1"][number], alone.layers["conv1"], 1e-12)
     seeds = torch.randn(3, 2, classes)
-    of_seeds = lrpfx.attribute(explain_model, x, seeds, chunk_size=chunk_size).relevance
+    of_seeds = lrpfx.attribute(explain_model, x, targets=seeds, chunk_size=chunk_size).relevance
     assert_close(of_seeds[2], lrpfx.attribute(explain_model, x, seeds[2]).relevance, 1e-12)
 
 
@@ -485,7 +485,7 @@ def test_rules_take_several_relevances(rule):
     seeds = torch.randn(3, *model(x).shape)
     for optimize in (True, False):
         explain_model = lrpfx.transform(model, OneRule(RULES[rule]), optimize=optimize)
-        together = lrpfx.attribute(explain_model, x, seeds, chunk_size=3).relevance
+        together = lrpfx.attribute(explain_model, x, targets=seeds, chunk_size=3).relevance
         assert_close(together, torch.stack([lrpfx.attribute(explain_model, x, seed).relevance for seed in seeds]), 1e-12)
 
 
@@ -502,12 +502,12 @@ def test_several_targets_with_code_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    "target, chunk_size, message", [([], None, "empty"), ([0], 0, "positive"), ([0, 99], None, "out of range")]
+    "targets, chunk_size, message", [([], None, "empty"), ([0], 0, "positive"), ([0, 99], None, "out of range")]
 )
-def test_several_targets_that_are_none(target, chunk_size, message):
+def test_several_targets_that_are_none(targets, chunk_size, message):
     explain_model = lrpfx.transform(chain(2), EpsilonPlus())
     with pytest.raises(lrpfx.InputError, match=message):
-        lrpfx.attribute(explain_model, torch.rand(2, 3, 6, 6), target, chunk_size=chunk_size)
+        lrpfx.attribute(explain_model, torch.rand(2, 3, 6, 6), targets=targets, chunk_size=chunk_size)
 
 
 def test_sums_that_broadcast():
@@ -599,7 +599,7 @@ def test_several_targets_behind_an_assigned_slice():
 
     x, seeds = torch.randn(3, 4), torch.randn(2, 3, 4)
     explain_model = lrpfx.transform(Net().eval(), EpsilonPlusFlat(), example_inputs=x, capture="export")
-    together = lrpfx.attribute(explain_model, x, seeds, chunk_size=2).relevance
+    together = lrpfx.attribute(explain_model, x, targets=seeds, chunk_size=2).relevance
     for relevance, seed in zip(together, seeds, strict=True):
         assert_close(relevance, lrpfx.attribute(explain_model, x, seed).relevance, 1e-14)
 

@@ -327,7 +327,7 @@ def test_several_targets(name):
         seeds = torch.randn(3, *net(x).shape)
     single = [lrpfx.attribute(explain_model, x, seed, record=record) for seed in seeds]
     for chunk_size in (None, 2, 3):
-        several = lrpfx.attribute(explain_model, x, list(seeds), record=record, chunk_size=chunk_size)
+        several = lrpfx.attribute(explain_model, x, targets=seeds, record=record, chunk_size=chunk_size)
         for number, one in enumerate(single):
             assert relative(several.relevance[number], one.relevance) <= 1e-12
             assert all(relative(several.layers[node][number], one.layers[node]) <= 1e-12 for node in record)

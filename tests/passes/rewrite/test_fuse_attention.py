@@ -205,7 +205,7 @@ def test_several_targets_in_one_kernel():
         explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=given)
         with torch.no_grad():
             seeds = torch.randn(3, *model(*given).shape)
-        several = lrpfx.attribute(explain_model, given, list(seeds), chunk_size=3).relevance[0]
+        several = lrpfx.attribute(explain_model, given, targets=seeds, chunk_size=3).relevance[0]
         for number, seed in enumerate(seeds):
             single = lrpfx.attribute(explain_model, given, seed).relevance[0]
             assert relative_difference(several[number], single) <= 1e-12
