@@ -56,12 +56,12 @@ def save(
     The file appears whole or not at all, and only after it has been loaded and has passed its self-test. Parameters of more
     than 1.5 GiB go to a second file beside an `.onnx` file. An overwritten file keeps its mode, and a link to it stays a link.
 
-    The file can also hold what `lrpfx.explain` and `lrpfx run` need for photographs. `preprocess`: the transforms of torchvision,
-    timm or Hugging Face, or a `StoredPreprocessing`; stored are their resize, crop, mean and deviation. `categories`: the names
-    of the classes.
+    The file can also hold what `lrpfx.explain` and `lrpfx run` need for photographs. `preprocess`: the transforms of
+    torchvision, timm or Hugging Face, or a `StoredPreprocessing`; stored are their resize, crop, mean and deviation.
+    `categories`: the names of the classes.
 
-    Errors: `InputError` if these cannot be stored or do not fit the program; `ArtefactError`, also if the file cannot be written;
-    `LoweringError` for programs that ONNX cannot express.
+    Errors: `InputError` if these cannot be stored or do not fit the program; `ArtefactError`, also if the file cannot be
+    written; `LoweringError` for programs that ONNX cannot express.
     """
     given, target = checked_path(path, suffixes())
     backend = next(iter(backends_for(given.suffix).values()))

@@ -1,7 +1,7 @@
 """Preprocessing that a file can hold: how a photograph becomes the input of a program, as numbers instead of code."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,11 @@ class StoredPreprocessing:
 
     def _problem(self) -> str | None:
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if not isinstance(values, tuple) or len(values) not in (1, 3) or not all(type(one) in (int, float) for one in values):
+            if (
+                not isinstance(values, tuple)
+                or len(values) not in (1, 3)
+                or not all(type(one) in (int, float) for one in values)
+            ):
                 return f"{name} has one number for each channel, of which there are 1 or 3, not {values!r}"
             if not all(-_LARGEST <= one <= _LARGEST for one in values):
                 return f"{name} has finite numbers of ordinary size, not {values!r}"
@@ -94,10 +98,27 @@ class StoredPreprocessing:
         return (self.resize, longer) if image.height <= image.width else (longer, self.resize)
 
     @property
+    def output_size(self) -> tuple[int, int] | None:
+        """The height and width of every input; None if it depends on the photograph."""
+        return self.size or (self.resize if isinstance(self.resize, tuple) else None)
+
+    @property
     def range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The lowest and the highest value that an input can have, of shape (1, channels, 1, 1)."""
         mean, std = torch.tensor(self.mean), torch.tensor(self.std)
         return ((0 - mean) / std)[None, :, None, None], ((1 - mean) / std)[None, :, None, None]
+
+    def for_inputs(self, shape: tuple[int, ...]) -> "StoredPreprocessing":
+        """The preprocessing that makes inputs of this shape, (channels, height, width): its size is set if it has none.
+
+        Raises `InputError` if it makes others.
+        """
+        if len(shape) != 3 or shape[0] != len(self.mean) or self.output_size not in (None, shape[1:]):
+            wanted = "×".join(map(str, shape))
+            raise InputError(
+                f"the input has shape {wanted}, but its preprocessing makes another: {len(self.mean)} channels; {self}"
+            )
+        return self if self.output_size is not None else replace(self, size=(shape[1], shape[2]))
 
     def to_dict(self) -> dict[str, Any]:
         """The preprocessing as the manifest of a file has it."""
@@ -160,7 +181,7 @@ def preprocessing_in(manifest: Mapping[str, Any]) -> StoredPreprocessing | None:
     keys = ("mean", "std", "size", "resize", "interpolation")
     if not isinstance(found, dict) or sorted(found) != sorted(keys):
         raise RefusedError(f"its preprocessing does not have exactly the entries {', '.join(keys)}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
     try:
         return StoredPreprocessing(**values)
     except InputError as error:
@@ -173,10 +194,12 @@ def check_photographs(manifest: Mapping[str, Any]) -> None:
     if preprocessing is not None:
         shape = image_shape(manifest)
         if shape is None:
-            raise RefusedError("it has a preprocessing of photographs, but does not take one input (batch, channels, height, width)")
+            raise RefusedError(
+                "it has a preprocessing of photographs, but does not take one input (batch, channels, height, width)"
+            )
         if shape[0] != len(preprocessing.mean):
             raise RefusedError(f"its preprocessing has {len(preprocessing.mean)} channels, but the program takes {shape[0]}")
-        made = preprocessing.size or (preprocessing.resize if isinstance(preprocessing.resize, tuple) else (None, None))
+        made = preprocessing.output_size or (None, None)
         if any(want is not None and got != want for want, got in zip(shape[1:], made, strict=True)):
             wanted = "×".join("any" if size is None else str(size) for size in shape[1:])
             raise RefusedError(f"its preprocessing gives inputs of another size than {wanted}, which the program takes")
@@ -295,7 +318,9 @@ def _read(function: Any) -> StoredPreprocessing:
         return _of_processor(getattr(function, "image_processor", function))
     if all(hasattr(function, name) for name in ("crop_size", "resize_size", "mean", "std", "interpolation")):
         resize, size = _side(function.resize_size), _pair(function.crop_size)
-        return StoredPreprocessing(_numbers(function.mean), _numbers(function.std), size, resize, _name_of(function.interpolation))
+        return StoredPreprocessing(
+            _numbers(function.mean), _numbers(function.std), size, resize, _name_of(function.interpolation)
+        )
     steps = getattr(function, "transforms", None)
     if steps is None:
         raise InputError(f"the settings of {type(function).__name__} are not known")
