@@ -61,7 +61,7 @@ def main() -> None:
         status = app(prog_name="lrpfx", standalone_mode=False)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
-        raise SystemExit(status)
+        raise SystemExit(status or 0)
     except LrpfxError as error:
         raise _failed(str(error)) from error
     except typer.Abort:

@@ -151,16 +151,14 @@ def _of_torchvision(name: str, weights: str, metadata: str | None) -> NamedModel
     entry = _entry(known, weights)
     path = None if entry is not None or weights == NONE else Path(weights)
     if path is not None and not path.exists():
-        names = ", ".join(known.__members__) or "no others"
-        raise InputError(
-            f"there are no weights {weights!r} for {name}: neither a file nor one of {DEFAULT}, {names} and {NONE}"
-        )
+        names = ", ".join([DEFAULT, *(one.name for one in known), NONE])
+        raise InputError(f"there are no weights {weights!r} for {name}: neither a file nor one of {names}")
     described = entry
     if metadata is not None:
         described = _entry(known, metadata)
         if described is None:
             raise InputError(
-                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(known.__members__)}"
+                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(one.name for one in known)}"
             )
     elif weights == NONE:
         described = _entry(known, DEFAULT)

@@ -13,7 +13,9 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.errors import InputError, InputTypeError
 
 #: Names of the interpolations, as torchvision and timm have them.
-INTERPOLATIONS = {one.name.lower(): one for one in Image.Resampling}
+INTERPOLATIONS = {
+    name: Image.Resampling[name.upper()] for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+}
 
 MOST_PIXELS = 1 << 27  # of a photograph that was resized, before its middle is cropped
 _LONGEST = 1 << 14  # side of an input
@@ -115,9 +117,7 @@ class StoredPreprocessing:
         """
         if len(shape) != 3 or shape[0] != len(self.mean) or self.output_size not in (None, shape[1:]):
             wanted = "×".join(map(str, shape))
-            raise InputError(
-                f"the input has shape {wanted}, but its preprocessing makes another: {len(self.mean)} channels; {self}"
-            )
+            raise InputError(f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)} channels: {self}")
         return self if self.output_size is not None else replace(self, size=(shape[1], shape[2]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -329,15 +329,21 @@ def _read(function: Any) -> StoredPreprocessing:
 
 def _of_steps(steps: Sequence[Any]) -> StoredPreprocessing:
     """The settings of a composition of transforms. Steps without any are left to the comparison."""
-    settings: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    settings: dict[str, Any] = {}
+    channels = 3
     for step in steps:
         kinds = {cls.__name__ for cls in type(step).__mro__}
         if "Resize" in kinds:
             settings |= {"resize": _side(step.size), "interpolation": _name_of(step.interpolation)}
         elif "CenterCrop" in kinds:
             settings["size"] = _pair(step.size)
+        elif "Grayscale" in kinds:
+            channels = step.num_output_channels
         elif "Normalize" in kinds:
             settings |= {"mean": _numbers(step.mean), "std": _numbers(step.std)}
+    for name, neutral in (("mean", (0.0,)), ("std", (1.0,))):
+        values = settings.get(name, neutral)
+        settings[name] = values * channels if len(values) == 1 else values
     return StoredPreprocessing(**settings)
 
 

@@ -1,12 +1,15 @@
 """Running commands in this process, and the small model that they get."""
 
+import contextlib
 import csv
 import functools
-import os
-import subprocess
+import io
 import sys
+import warnings
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from typer.testing import CliRunner
 
 from lrpfx.command_line import application
@@ -53,8 +56,15 @@ def rows_of(folder="results"):
         return {row["file"]: row for row in csv.DictReader(file)}
 
 
-def run_program(*arguments, **environment):
-    """Exit status and output of the installed command."""
-    command = [sys.executable, "-m", "lrpfx", *map(str, arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
-    return process.returncode, process.stdout + process.stderr
+def run_program(*arguments):
+    """Exit status and output of the installed command, in this process: another one takes seconds to import torch."""
+    printed = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["lrpfx", *map(str, arguments)]),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        warnings.catch_warnings(),
+        pytest.raises(SystemExit) as caught,
+    ):
+        application.main()
+    return caught.value.code, printed.getvalue()

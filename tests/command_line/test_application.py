@@ -1,18 +1,25 @@
 """How commands end: results of files, messages for mistakes, interrupts."""
 
+import importlib
+import logging
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
 import time
-import warnings
 
 import pytest
 import torch
 from command_line.commands import exported, exported_before, run, run_program
+from typer.testing import CliRunner
 
 import lrpfx
-from lrpfx.command_line import application
+from lrpfx.command_line import application, export, options, terminal
+from lrpfx.composites import COMPOSITES, EpsilonGammaBox, composite_class
+from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
+from lrpfx.deploy.preprocessing import INTERPOLATIONS
 
 
 def test_inspect_and_verify(folder):
@@ -26,14 +33,72 @@ def test_inspect_and_verify(folder):
     assert status == 1 and "passed" in printed and "FAILED" in printed
 
 
-def test_a_terminal_shows_what_an_export_does(folder, tmp_path):
-    status, shown = run_program(
-        *("export", "small_model:make", tmp_path / "model.pt2", "--shape", "1,3,8,8", "--target", "max"),
-        **{"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
-    )
+def test_a_terminal_shows_what_an_export_does(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    status, shown = run_program("export", "small_model:make", "model.pt2", "--shape", "1,3,8,8", "--target", "max")
     assert status == 0, shown
     assert any(step in shown for step in ("tracing a batch", "comparing a batch", "for its self-test")), shown
     assert "self-test passed" in " ".join(shown.split())
+
+
+def test_stages_that_take_long_leave_a_line(capsys):
+    with terminal.stages("one") as shown:
+        shown.began -= 2.5
+        logging.getLogger("lrpfx.deploy").info("two [bold]")
+        shown.began -= 1.5
+        shown.begin("three")
+    assert re.fullmatch(r"one: 2\.5 s\ntwo \[bold\]: 1\.5 s\n", capsys.readouterr().err)
+    with pytest.raises(KeyboardInterrupt), terminal.stages("one") as shown:
+        shown.began -= 5
+        raise KeyboardInterrupt
+    assert not capsys.readouterr().err
+    assert not any(isinstance(one, terminal.Stages) for one in logging.getLogger("lrpfx").handlers)
+
+
+def test_version():
+    status, printed = run("--version")
+    versions = f"lrpfx {lrpfx.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    assert status == 0 and printed == f"{versions}\n"
+
+
+def test_composites_are_listed_and_found_by_both_names():
+    status, printed = run("composites")
+    for name, composite in COMPOSITES.items():
+        assert status == 0 and f"{name}, {composite.__name__}(" in printed
+        assert composite_class(name) is composite_class(composite.__name__) is composite
+    assert "epsilon_gamma_box, EpsilonGammaBox(low, high, epsilon=1e-06, gamma=0.25" in printed
+
+
+def test_bounds_of_the_input_come_from_the_preprocessing(folder):
+    exported("model.pt2", "--composite", "epsilon_gamma_box")
+    assert "ZBox(low=Tensor(1, 3, 1, 1), high=Tensor(1, 3, 1, 1)" in run("inspect", "model.pt2")[1].replace("\n", " ")
+    runner = lrpfx.load("model.pt2")
+    model = importlib.import_module("small_model").make().eval()
+    model.load_state_dict(torch.load("weights.pt", weights_only=True))
+    image = torch.rand(2, 3, 8, 8)
+    expected = lrpfx.attribute(lrpfx.transform(model, EpsilonGammaBox(low=0.0, high=1.0)), image, 1)
+    torch.testing.assert_close(runner(image, torch.tensor([1, 1]))["relevance"], expected.relevance, rtol=1e-4, atol=1e-6)
+
+
+def test_interpolations_and_kinds_of_target_are_all_there():
+    assert {one.value for one in options.Interpolation} == set(INTERPOLATIONS)
+    assert {one.value for one in export.Target} == set(TARGETS)
+    assert {one.value for one in export.Reduction} == set(REDUCTIONS) - {None}
+
+
+def test_completion(monkeypatch, folder):
+    exported_before()
+    for words, number, expected in (
+        ("lrpfx export x y --composite epsilon_g", 5, "epsilon_gamma_box"),
+        ("lrpfx export x y --composite EpsilonG", 5, "EpsilonGammaBox"),
+        ("lrpfx export x y --reduce ab", 5, "absolute"),
+        ("lrpfx explain tor", 2, "torchvision:"),
+        ("lrpfx explain mod", 2, "model.pt2"),
+    ):
+        environment = {"_LRPFX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        result = CliRunner().invoke(application.app, [], env=environment, prog_name="lrpfx")
+        assert expected in result.output.split()
 
 
 BROKEN = """
@@ -53,14 +118,7 @@ def other():
 """
 
 
-def test_mistakes_are_short_messages(folder, monkeypatch, capfd):
-    def run_here(*arguments):
-        """As `run_program`, without a new process, which takes seconds to import torch."""
-        monkeypatch.setattr(sys, "argv", ["lrpfx", *arguments])
-        with warnings.catch_warnings(), pytest.raises(SystemExit) as caught:
-            application.main()
-        return caught.value.code, "".join(capfd.readouterr())
-
+def test_mistakes_are_short_messages(folder):
     (folder / "broken.py").write_text(BROKEN)
     (folder / "broken_module.py").write_text(BROKEN)
     shape = ["--shape", "1,3,8,8"]
@@ -80,7 +138,7 @@ def test_mistakes_are_short_messages(folder, monkeypatch, capfd):
         (["inspekt", "m.pt2"], "inspekt"),
         (["run", "m.pt2", "images", "results"], "cannot be read"),
     ]:
-        status, printed = run_here(*arguments)
+        status, printed = run_program(*arguments)
         assert status == 2 and message in " ".join(printed.split()), printed
         assert "Traceback" not in printed and len(printed.splitlines()) < 12, printed
 
@@ -93,9 +151,8 @@ def test_interrupts_are_messages(delay, folder):
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
     printed = "".join(process.communicate(timeout=60))
-    before_main = (
-        "lrpfx/__main__.py" not in printed and "lrpfx/command_line/application.py" not in printed
-    )  # Python is importing the package
+    started = ("lrpfx/__main__.py", "lrpfx/command_line/application.py")
+    before_main = not any(name in printed for name in started)  # Python is importing the package
     assert ("Traceback" not in printed or before_main) and process.returncode in (2, 1, -2), printed
 
 
