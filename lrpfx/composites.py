@@ -169,7 +169,7 @@ class Composite:
 
     @property
     def depends_on_order(self) -> bool:
-        """Whether the mapping of a layer depends on the order of the layers. If not, module mode does not look for the order."""
+        """Whether the mapping depends on the order of the layers. If not, module mode does not look for their order."""
         return False
 
     def remove(self) -> None:
@@ -516,8 +516,8 @@ class GammaByDepth(_BuiltInComposite):
             layers = _layers(ctx)
             if not layers:
                 raise InputError(
-                    f"{self} needs to know all layers of the model: give module_map a MappingContext(layers), or map the model by "
-                    "lrpfx.transform or composite.register"
+                    f"{self} needs to know all layers of the model: give module_map a MappingContext(layers), or map the model "
+                    "by lrpfx.transform or composite.register"
                 )
             convolutions = [name for name, layer in layers if isinstance(layer, Convolution)]
             ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
@@ -528,9 +528,10 @@ class GammaByDepth(_BuiltInComposite):
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputTypeError(f"{name} must be a positive number, not {value!r}")
-    if not (math.isfinite(value) and value > 0.0):
-        raise InputError(f"{name} must be a finite positive number, not {value!r}")
-    return float(value)
+    number = float(value)
+    if not (math.isfinite(number) and number > 0.0):
+        raise InputError(f"{name} must be a finite positive number, not {number}")
+    return number
 
 
 @register_composite("epsilon_plus")

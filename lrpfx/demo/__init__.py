@@ -1,1 +1,1 @@
-"""Demos on real data: handwritten digits, and sentences under a trained encoder; explanations of both are measured."""
+"""Demos on real data: digits, photographs and sentences under trained networks; explanations are measured."""

@@ -1,4 +1,4 @@
-"""`python -m lrpfx.demo`: train, explain, measure, and write pictures and tables to a directory."""
+"""`python -m lrpfx.demo`: explain photographs; then train on digits, explain, measure, and write all to a directory."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from lrpfx.composites import (
     GuidedBackprop,
 )
 from lrpfx.demo import digits
+from lrpfx.demo.photo_gallery import explain_photographs
 from lrpfx.demo.pixel_flipping import Flipping, pixel_flipping
 
 matplotlib.use("Agg")
@@ -47,6 +48,7 @@ def main() -> None:
 def run(directory: Path, epochs: int) -> None:
     """Run the demo and write the results to `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
+    explain_photographs(directory)
     train, held_out = digits.load()
     model = digits.train(train, epochs)
     print(f"accuracy on {len(held_out.labels)} held-out digits: {digits.accuracy(model, held_out):.1%}\n")

@@ -1,7 +1,7 @@
 """Deletion curves: does the score of a model rely on the parts of an input that an explanation calls relevant?
 
-Parts, such as the tokens of a text or the blocks of a photograph, are masked in the order of their relevance, while tracking the
-score: pixel flipping (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140) in general. Masking the most relevant parts
+Parts, such as the tokens of a text or the blocks of a photograph, are masked in the order of their relevance, while tracking
+the score. Bach et al. 2015 (https://doi.org/10.1371/journal.pone.0130140) do this with pixels. Masking the most relevant parts
 first should reduce the score quickly, masking the least relevant first slowly: the measure is the area between the two curves.
 """
 
@@ -44,8 +44,8 @@ def _area(curve: torch.Tensor) -> float:
 def deletions(score: ScoreMasked, relevances: Mapping[str, torch.Tensor], steps: int | None = None) -> dict[str, Deletion]:
     """Deletion curves for several relevances of the parts of one input, each of shape (parts,).
 
-    `steps`: in how many equal steps, to rounding, the parts are masked; by default one by one. Where orders mask the same parts,
-    these are scored once.
+    `steps`: in how many steps, equal to rounding, the parts are masked; by default one by one. Where orders mask the same
+    parts, these are scored once.
     """
     masks = torch.cat([_masks(order, steps) for relevance in relevances.values() for order in _orders(relevance)])
     distinct, places = masks.unique(dim=0, return_inverse=True)

@@ -68,7 +68,7 @@ Method = Callable[[torch.Tensor, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class View:
-    """A part of a photograph, or its mirror image: a square as the network sees it, sharp and blurred, of shape (1, 3, n, n)."""
+    """A square of a photograph, or its mirror image, as the network sees it: sharp and blurred, of shape (1, 3, n, n)."""
 
     photograph: str
     sharp: torch.Tensor
@@ -98,7 +98,7 @@ def _view(classifier: Classifier, photograph: str, square: Image.Image) -> View:
 
 
 def methods(classifier: Classifier, composites: Mapping[str, Composite] = COMPOSITES) -> dict[str, Method]:
-    """All methods, for one classifier. Guided backpropagation is the sum of magnitudes over the colours, all others of values."""
+    """All methods, for one classifier. Guided backpropagation adds up magnitudes over the colours, all others values."""
     model = classifier.model
     of_composites = {name: lrpfx.transform(model, composite, input_range=(LOW, HIGH)) for name, composite in composites.items()}
     guided = lrpfx.transform(model, GuidedBackprop(layer_map=[(Activation, ReLUGuidedBackprop())]))
@@ -113,7 +113,7 @@ def methods(classifier: Classifier, composites: Mapping[str, Composite] = COMPOS
 
 
 def _relevance(explain_model: nn.Module) -> Method:
-    return lambda image, target: lrpfx.attribute(explain_model, image, target).relevance.sum(1)  # type: ignore[union-attr]
+    return lambda image, target: lrpfx.attribute(explain_model, image, target).relevance.sum(1)
 
 
 def _gradient(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tensor:
@@ -125,9 +125,12 @@ def _gradient(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tenso
 def _integrated_gradients(model: nn.Module) -> Method:
     """From the mean colour of the training images."""
     explain = IntegratedGradients(model)
-    return lambda image, target: (
-        explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1).sum(1).detach()
-    )
+
+    def method(image: torch.Tensor, target: int) -> torch.Tensor:
+        found = explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1)
+        return found.sum(1).detach()  # type: ignore[no-any-return]
+
+    return method
 
 
 def _grad_cam(model: nn.Module) -> Method:
@@ -143,8 +146,9 @@ def _grad_cam(model: nn.Module) -> Method:
 
 
 def _random_order() -> Method:
+    """Of either sign: positive values would make incomplete blocks at the border the least relevant ones."""
     generator = torch.Generator().manual_seed(0)
-    return lambda image, target: torch.rand(image[:, 0].shape, generator=generator)
+    return lambda image, target: torch.randn(image[:, 0].shape, generator=generator)
 
 
 # --- measures ----------------------------------------------------------------------------------------------------------------
@@ -189,19 +193,27 @@ def fast_logits(classifier: Classifier) -> Logits:
     content = program.model_proto.SerializeToString()  # type: ignore[union-attr]
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     (name,) = (one.name for one in session.get_inputs())
-    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
+
+    def logits(images: torch.Tensor) -> torch.Tensor:
+        (found,) = session.run(None, {name: images.numpy()})
+        return torch.as_tensor(found)
+
+    return logits
 
 
 def score_blurred(logits: Logits, view: View, target: int, masks: torch.Tensor) -> torch.Tensor:
-    """The probability of `target` with blurred blocks, over that with none, at most 1. `masks`: shape (n, blocks); returns (n,)."""
+    """The probability of `target` with blurred blocks, over that with none, at most 1.
+
+    `masks`: which blocks are blurred in each of n copies, of shape (n, blocks). Returns shape (n,).
+    """
     size = view.sharp.shape[-1]
     side = -(-size // BLOCK)
     scores = []
     for batch in torch.cat([torch.zeros_like(masks[:1]), masks]).split(BATCH):
         pixels = batch.reshape(-1, 1, side, side).repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[..., :size, :size]
         scores.append(logits(torch.where(pixels, view.blurred, view.sharp)).softmax(1)[:, target])
-    first, *_ = probabilities = torch.cat(scores)
-    return (probabilities[1:] / first).clamp(max=1.0)
+    probabilities = torch.cat(scores)
+    return (probabilities[1:] / probabilities[0]).clamp(max=1.0)
 
 
 def explain_and_perturb(classifier: Classifier, found: Mapping[str, Method], inputs: Sequence[View]) -> Iterator[Explained]:
@@ -279,12 +291,10 @@ def main() -> None:
             write_between_markers(arguments.document, name, explained, measure(explained))
 
 
-def run(
-    name: str, classifier: Classifier, directory: Path, count: int | None = None, chosen: Sequence[str] = PHOTOGRAPHS
-) -> list[Explained]:
-    """Measure all methods on `count` views of each of the `chosen` photographs; print and write the results."""
+def run(name: str, classifier: Classifier, directory: Path, count: int) -> list[Explained]:
+    """Measure all methods on `count` views of each photograph; print and write the results."""
     found = methods(classifier)
-    inputs = [view for photograph in chosen for view in views(classifier, photograph, count)]
+    inputs = [view for photograph in PHOTOGRAPHS for view in views(classifier, photograph, count)]
     progress = tqdm(explain_and_perturb(classifier, found, inputs), desc=name, unit="input", total=len(inputs))
     explained = list(progress)
     (directory / f"{name}.json").write_text(json.dumps([asdict(one) for one in explained], indent=2) + "\n")

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
 from lrpfx.rules.hook import Hook
 from lrpfx.types import Convolution, Softmax, WeightedValues
@@ -17,7 +19,7 @@ class ByContent(Composite):
     Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is a photograph.
     """
 
-    def __init__(self, low: Any = None, high: Any = None, photographs: bool = True) -> None:
+    def __init__(self, low: torch.Tensor | None = None, high: torch.Tensor | None = None, photographs: bool = True) -> None:
         super().__init__(self.mapping)
         self.low, self.high, self.photographs = low, high, photographs
         self.chosen: Composite | None = None
@@ -39,4 +41,17 @@ class ByContent(Composite):
         return EpsilonPlus()
 
     def __repr__(self) -> str:
-        return "a composite by content" if self.chosen is None else repr(self.chosen)
+        if self.chosen is None:
+            return "a composite by content"
+        settings = ""
+        if isinstance(self.chosen, AttnLRP) and self.photographs:
+            settings = f"gamma={GAMMA_OF_VISION_TRANSFORMERS}"
+        if isinstance(self.chosen, GammaByDepth) and self.low is not None:
+            settings = f"low={_shown(self.low)}, high={_shown(self.high)}"
+        return f"{type(self.chosen).__name__}({settings})"
+
+
+def _shown(bound: torch.Tensor) -> str:
+    """A bound of the input, one number if it is the same for all channels."""
+    numbers = [f"{value:.4g}" for value in bound.flatten().tolist()]
+    return numbers[0] if len(set(numbers)) == 1 else f"({', '.join(numbers)})"

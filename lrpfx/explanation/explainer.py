@@ -92,6 +92,13 @@ class Explainer:
         found = list(self._explanations(images, target, targets))
         return Explanations(found) if several else found[0]
 
+    @property
+    def explain_model(self) -> nn.Module:
+        """The explainable module. `InputError` before the first call, which compiles it."""
+        if self._explain_model is None:
+            raise InputError("there is no explainable module before the first explanation, or for an exported program")
+        return self._explain_model
+
     # --- photographs ---------------------------------------------------------------------------------------------------------
 
     def _explanations(self, images: Any, target: Any, targets: Any) -> Iterator[Explanation]:
@@ -150,7 +157,7 @@ class Explainer:
         last: dict[tuple[int, ...], str] = {}
         for node in bottlenecks(module.unfused_graph):
             shape = node_info(node).shape
-            if shape is not None and len(shape) == 4 and min(shape[2:]) > 1:
+            if shape is not None and len(shape) == 4 and min(shape[2:]) > 1 and not node_info(node).neutral:
                 last[shape[2:]] = node_info(node).name
         return list(last.values())
 

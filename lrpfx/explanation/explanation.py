@@ -342,8 +342,8 @@ def write(path: Path, content: bytes) -> Path:
 def as_address(picture: Image.Image) -> str:
     """A picture as an address that holds it, for HTML."""
     content = io.BytesIO()
-    picture.save(content, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+    picture.save(content, format="JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def show(picture: Image.Image) -> None:

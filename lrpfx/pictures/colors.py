@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lrpfx.cmap import ColorMap
 from lrpfx.errors import InputError, InputTypeError, nearest
@@ -19,7 +20,7 @@ DEFAULT = "vivid"
 #: Evenly spaced colours, from minus to plus the scale, or from zero to it.
 _SOURCES = {
     # White to two equally dark colours, full of colour from a quarter of the scale on.
-    "vivid": "0030a0 0f48cc 2160f2 4a84fb 8db5ff ffffff ff9d86 fb5a41 ee2418 cf0f16 a4001f",
+    "vivid": "0030a0 0f48cc 2160f2 4a84fb 8db5ff ffffff ff9d86 fb5a41 ee2418 cf0f16 a00010",
     "BrBG": "543005 8c510a bf812d dfc27d f6e8c3 f5f5f5 c7eae5 80cdc1 35978f 01665e 003c30",
     "PiYG": "8e0152 c51b7d de77ae f1b6da fde0ef f7f7f7 e6f5d0 b8e186 7fbc41 4d9221 276419",
     "PRGn": "40004b 762a83 9970ab c2a5cf e7d4e8 f7f7f7 d9f0d3 a6dba0 5aae61 1b7837 00441b",
@@ -53,7 +54,7 @@ _SOURCES = {
     "YlOrRd": "ffffcc ffeda0 fed976 feb24c fd8d3c fc4e2a e31a1c bd0026 800026",
 }
 
-_STEPS = 256  # of a table, an even number: its middle is zero
+_STEPS = 4096  # of a table: an even number, for its middle is zero, and so many that none is seen
 _LIGHTNESS = 5.0  # by which the middle of a signed map differs from both ends
 _CHROMA = 45.0  # that the middle of a signed map does not exceed: there is no green or red in its place
 
@@ -62,7 +63,7 @@ _CHROMA = 45.0  # that the middle of a signed map does not exceed: there is no g
 class Colors:
     """The colours of shares of the scale.
 
-    `table`: red, green and blue in [0, 1], shape (257, 3). With `signed`, it reaches from -1 to 1, with zero in its middle;
+    `table`: red, green and blue in [0, 1], shape (4097, 3). With `signed`, it reaches from -1 to 1, with zero in its middle;
     otherwise from 0 to 1, and the colour of a share is that of its magnitude.
     """
 
@@ -71,10 +72,7 @@ class Colors:
 
     def __call__(self, shares: Floats) -> Floats:
         """Colours of shares in [-1, 1], which are clipped: an axis of red, green, blue is appended."""
-        places = (shares.clip(-1, 1) + 1) / 2 if self.signed else np.abs(shares).clip(0, 1)
-        left = np.minimum((places * _STEPS).astype(int), _STEPS - 1)
-        share = (places * _STEPS - left)[..., None]
-        result: Floats = self.table[left] * (1 - share) + self.table[left + 1] * share
+        result: Floats = self.table[self._places(shares)]
         return result
 
     @property
@@ -88,11 +86,17 @@ class Colors:
 
         Opacities are as small as they can be, so pigments are as full of colour as the map allows; no relevance is transparent.
         """
-        colors, zero = self(shares), self.of_zero
-        room = np.where(colors > zero, 1 - zero, zero)  # how far a channel can go in its direction
-        opacities = (np.abs(colors - zero) / np.where(room > 0, room, 1.0)).max(axis=-1)
-        pigments = zero + (colors - zero) / np.where(opacities > 0, opacities, 1.0)[..., None]
-        return pigments.clip(0, 1), opacities
+        zero = self.of_zero
+        room = np.where(self.table > zero, 1 - zero, zero)  # how far a channel can go in its direction
+        opacities = (np.abs(self.table - zero) / np.where(room > 0, room, 1.0)).max(axis=-1)
+        pigments = zero + (self.table - zero) / np.where(opacities > 0, opacities, 1.0)[..., None]
+        places = self._places(shares)
+        return pigments.clip(0, 1)[places], opacities[places]
+
+    def _places(self, shares: Floats) -> NDArray[np.intp]:
+        """The rows of the table."""
+        parts = (shares.clip(-1, 1) + 1) / 2 if self.signed else np.abs(shares).clip(0, 1)
+        return np.rint(parts * _STEPS).astype(np.intp)
 
 
 def colors_of(cmap: Any) -> Colors:
@@ -145,7 +149,7 @@ def _spread(colors: Floats) -> Colors:
 
 def _of_color_map(cmap: ColorMap) -> Colors:
     """The middle of lrpfx's maps is their position 80, which is a little more than a half of ff."""
-    table = np.asarray(cmap(np.minimum(np.arange(_STEPS + 1), 255) / 255), dtype=np.float64)
+    table = np.asarray(cmap(np.linspace(0, 256 / 255, _STEPS + 1)), dtype=np.float64)
     return Colors(table, "80:" in "".join(cmap.source.split()) or _is_signed(table))
 
 

@@ -86,14 +86,17 @@ def draw_contours(
     """The picture with lines around the relevance of each sign: `enclosed` are the shares of its total inside, the smallest
     with the thickest line.
 
-    Lines are of the colours `plus` and `minus`, with white on both sides, and around negative relevance they are dashed.
+    Lines are of the colours `plus` and `minus`, with white on both sides, and around negative relevance they are dashed. The
+    map is enlarged to the picture.
     """
     unit = max(picture.size) / 300
+    enlarged = picture.width / values.shape[1], picture.height / values.shape[0]
     everything = np.abs(values).sum()
     for signed, color, dashed in ((-values, minus, True), (values, plus, False)):
         if signed.clip(0).sum() <= _LEAST * everything:
             continue
-        lines = [lines_at(signed, enclosing_level(signed, share)) for share in sorted(enclosed)]
+        levels = [enclosing_level(signed, share) for share in sorted(enclosed)]
+        lines = [[line * enlarged for line in lines_at(signed, level)] for level in levels]
         widths = [max(1.0, unit * (1.8 if not place else 1.0)) for place in range(len(lines))]
         cut = [
             [part for line in some for part in (_dashes(line, 6 * unit, 4.5 * unit) if dashed else [line])] for some in lines
@@ -122,6 +125,9 @@ def _mask(size: tuple[int, int], lines: list[list[Line]], widths: list[float]) -
     draw = ImageDraw.Draw(mask)
     for some, width in zip(lines, widths, strict=True):
         for line in some:
-            places = [(float(x), float(y)) for x, y in line * fine]
-            draw.line(places, fill=255, width=max(1, round(width * fine)), joint="curve")
+            places = [(float(x), float(y)) for x, y in line * fine - 0.5]
+            draw.line(places, fill=255, width=max(1, round(width * fine)))
+            radius = width * fine / 2
+            for x, y in places:  # joints: Pillow's leave hairs between segments with small angles
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
     return mask.reduce(fine) if fine > 1 else mask

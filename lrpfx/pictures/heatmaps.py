@@ -23,6 +23,7 @@ from lrpfx.pictures.photographs import grey_of, photograph_of
 
 ENCLOSED = (0.5, 0.8)
 """The shares of relevance around which `overlay(..., contours=True)` draws lines."""
+_FINEST = 1000  # pixels of the longer side of a map in which lines are found
 
 
 def heatmap(
@@ -88,7 +89,9 @@ def overlay(
     picture = _image((grey_of(behind) if grey else behind) * (1 - opacities) + pigments * opacities)
     if not enclosed:
         return picture
-    return draw_contours(picture, values, enclosed, *colors(np.array([1.0, -1.0])))
+    share = min(1.0, _FINEST / max(width, height))  # on larger pictures, lines are as smooth and take long
+    coarse = max(1, round(width * share)), max(1, round(height * share))
+    return draw_contours(picture, resized(values, coarse), enclosed, *colors(np.array([1.0, -1.0])))
 
 
 def _map_and_scale(

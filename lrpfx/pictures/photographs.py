@@ -44,10 +44,17 @@ def _of_image(image: Image.Image) -> Floats:
         if image.mode != "F":
             values = values / 65535  # Pillow opens files of 16 bits as I;16, or as I
         return _of_array(values, None)
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), layer)
-    return np.asarray(image.convert("RGB")) / 255.0
+    return np.asarray(on_white(image)) / 255.0
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """An image of any mode in red, green and blue, white where it is transparent."""
+    try:
+        if image.has_transparency_data:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+        return image.convert("RGB")
+    except ValueError as error:  # Pillow lacks some conversions
+        raise InputTypeError(f"a picture of mode {image.mode} cannot be converted to RGB: {error}") from error
 
 
 def _of_array(values: Floats, channels: Channels) -> Floats:

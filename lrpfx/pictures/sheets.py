@@ -1,5 +1,7 @@
 """Sheets of pictures with titles, and relevance through the layers of a network."""
 
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +12,13 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.colors import DEFAULT, colors_of
 from lrpfx.pictures.heatmaps import heatmap
 from lrpfx.pictures.maps import Floats, array_of, checked_number, checked_whole, relevance_map
+from lrpfx.pictures.photographs import on_white
 
 Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]
 
 _SMALL = 64  # pixels: a picture with fewer is enlarged without blending its pixels
 _LINES = 3  # of a title; what does not fit is cut
+_PLAIN = str.maketrans({"×": "x", "–": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "ß": "ss", "ø": "o", "æ": "ae"})
 _INK, _SOFT = (20, 20, 20), (95, 95, 95)
 
 
@@ -31,9 +35,9 @@ def sheet(
     """Pictures side by side on white, all of one height, with their titles above them.
 
     `pictures`: a row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
-    `width`: of the sheet in pixels. `title`, `caption`: text above and below. `scale`: the magnitude drawn in full colour, for
-    a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of more than three are cut. `font`: a file;
-    the default font has Latin letters only.
+    `width`: of the sheet in pixels; pictures are no higher than twice that. `title`, `caption`: text above and below. `scale`:
+    the magnitude drawn in full colour, for a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of
+    more than three are cut. `font`: a file; the default font has Latin letters only, without accents.
     """
     width = checked_whole(width, "width is a number of pixels", 100)
     rows = _rows(pictures)
@@ -41,7 +45,7 @@ def sheet(
     text = _Text(size, font)
     columns = max(map(len, rows))
     aspects = [max(one.width / one.height for row in rows for _, one in row[place : place + 1]) for place in range(columns)]
-    height = max(1, int((width - gap * (columns + 1)) / sum(aspects)))
+    height = min(max(1, int((width - gap * (columns + 1)) / sum(aspects))), 2 * width)
     widths = [max(1, round(height * aspect)) for aspect in aspects]
     lefts = [gap + place * gap + sum(widths[:place]) for place in range(columns)]
 
@@ -99,7 +103,7 @@ def strip(
         picture = heatmap(values, cmap=cmap, percentile=percentile, scale=scale, sigma=0)
         enlarged = max(1, -(-width // (min(columns, len(layers)) * max(height, across))))
         found.append(
-            (f"{name} ({height} x {across})", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
+            (f"{name}\n{height} x {across}", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
         )
     rows = [found[start : start + columns] for start in range(0, len(found), columns)]
     return sheet(rows, title=title, caption=caption, width=width, scale=scale, cmap=cmap, font=font)
@@ -129,7 +133,7 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
         if wrong:
             raise InputTypeError(f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}")
         if named:
-            rows.append([(str(name), _on_white(one)) for name, one in named])
+            rows.append([(str(name), on_white(one)) for name, one in named])
     if not rows:
         raise InputError("a sheet has one picture at least")
     return rows
@@ -137,12 +141,6 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
 
 def _is_entry(one: Any) -> bool:
     return isinstance(one, Image.Image) or (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], Image.Image))
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
 
 
 def _enlarged(picture: Image.Image, height: int) -> Image.Image:
@@ -183,14 +181,18 @@ def _text_block(words: str, text: "_Text", width: int, gap: int, ink: tuple[int,
 
 
 class _Text:
-    """A font, and how text is broken into lines with it."""
+    """A font, and how text is broken into lines with it. Pillow's own has hardly more than ASCII: accents are left out."""
 
     def __init__(self, size: int, path: str | None) -> None:
         self.font: Any = ImageFont.load_default(size) if path is None else ImageFont.truetype(path, size)
         self.height = round(size * 1.35)
+        self._plain = path is None
 
     def lines(self, text: str, width: int, most: int | None = None) -> list[str]:
         """Lines no wider than `width`, and no more than `most`, the last of which then ends with dots."""
+        if self._plain:
+            letters = unicodedata.normalize("NFKD", text.translate(_PLAIN))
+            text = "".join(letter for letter in letters if not unicodedata.combining(letter))
         lines: list[str] = []
         for paragraph in text.splitlines():
             line = ""
@@ -217,5 +219,6 @@ class _Text:
         return bool(self.font.getlength(text) <= width)
 
     def _fitting(self, word: str, width: int) -> int:
-        """How many letters of a word fit, one at least."""
-        return max([count for count in range(1, len(word)) if self._fits(word[:count], width)], default=1)
+        """How many letters of a word stand on a line: up to a mark between parts of a name, or all that fit, one at least."""
+        count = max(1, bisect_right(range(len(word)), width, key=lambda length: self.font.getlength(word[:length])) - 1)
+        return max((word.rfind(mark, 1, count) + 1 for mark in "._-/"), default=0) or count

@@ -52,11 +52,17 @@ def test_pictures_and_table_are_left(finished):
     directory, printed, _ = finished
     assert sorted(path.name for path in directory.iterdir()) == [
         "assignment.txt",
+        "classes.png",
         "digits.onnx",
         "heatmaps.png",
+        "layers.png",
+        "overlays",
+        "photographs.png",
         "pixel_flipping.png",
         "rules.svg",
+        "rules_of_efficientnet.svg",
     ]
+    assert len(list((directory / "overlays").iterdir())) == 7 and "tiger cat (39%)" in printed
     for name in ("heatmaps.png", "pixel_flipping.png"):
         assert (directory / name).read_bytes().startswith(b"\x89PNG")
         assert name in printed

@@ -59,6 +59,14 @@ def test_equal_relevance_is_deleted_in_both_orders():
     }
 
 
+def test_deletion_in_steps():
+    """Of five parts in two steps: none, half of them to rounding, and all."""
+    weights = torch.tensor([1.0, 4.0, 2.0, 8.0, 16.0])
+    found = deletions(lambda masks: (~masks).double() @ weights.double(), {"right": weights}, steps=2)["right"]
+    torch.testing.assert_close(found.most_relevant_first, torch.tensor([31.0, 7.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(found.least_relevant_first, torch.tensor([31.0, 28.0, 0.0], dtype=torch.float64))
+
+
 def test_areas_do_not_depend_on_the_number_of_tokens():
     """Straight lines from 1 to 0 have the area of a triangle."""
     for count in (2, 3, 8):

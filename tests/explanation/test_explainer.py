@@ -247,7 +247,7 @@ def test_pictures_and_files(explanation, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         explanation.save(tmp_path / "file" / "a.png")
-    assert "data:image/png;base64," in explanation._repr_html_() and "fish" in explanation._repr_html_()
+    assert "data:image/jpeg;base64," in explanation._repr_html_() and "fish" in explanation._repr_html_()
     assert not list(Path(tmp_path).glob(".lrpfx*"))
 
 

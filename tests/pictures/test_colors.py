@@ -21,7 +21,7 @@ def hexadecimal(colors):
 
 
 def test_no_relevance_has_the_colour_in_the_middle():
-    assert hexadecimal(colors_of("vivid")(ENDS_AND_MIDDLE)) == ["0030a0", "ffffff", "a4001f"]
+    assert hexadecimal(colors_of("vivid")(ENDS_AND_MIDDLE)) == ["0030a0", "ffffff", "a00010"]
     assert hexadecimal(colors_of("bwr")(ENDS_AND_MIDDLE)) == ["0000ff", "ffffff", "ff0000"]
     assert hexadecimal(colors_of("coldnhot")(ENDS_AND_MIDDLE)) == ["00ffff", "000000", "ffffff"]
     assert hexadecimal(colors_of("00f,80:0f0,f00")(np.zeros(1))) == ["00ff00"]
@@ -45,7 +45,7 @@ def test_maps_of_lrpfx_have_their_meaning(name):
 @pytest.mark.parametrize("name", ["hot", "Reds", "gray"])
 def test_maps_that_are_not_signed_show_magnitudes(name):
     colors, shares = colors_of(name), np.linspace(-1, 1, 21)
-    assert not colors.signed
+    assert not colors.signed and not colors_of("888,888").signed
     np.testing.assert_array_equal(colors(shares), colors(-shares))
     assert np.array_equal(colors.of_zero, colors(np.zeros(1))[0])
 
@@ -63,6 +63,25 @@ def test_the_default_map_has_arms_of_equal_lightness_and_much_colour():
     assert (np.diff(plus[:, 0]) < 0).all() and (np.diff(minus[:, 0]) < 0).all()
     for arm in (plus, minus):
         assert np.hypot(arm[:, 1], arm[:, 2])[30:].min() > 50
+
+
+#: What eyes without one kind of cones see, for linear colours: Machado, Oliveira and Fernandes, 2009.
+COLOUR_BLIND = {
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("kind", COLOUR_BLIND)
+def test_signs_of_the_default_map_differ_for_all_eyes(kind):
+    def seen(colors):
+        linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+        linear = (linear @ np.array(COLOUR_BLIND[kind]).T).clip(0, 1)
+        return _lab(np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055))
+
+    colors, shares = colors_of("vivid"), np.linspace(0.3, 1, 50)
+    assert np.linalg.norm(seen(colors(shares)) - seen(colors(-shares)), axis=-1).min() > 40
 
 
 @pytest.mark.parametrize("name", ["vivid", "bwr", "coldnhot", "RdBu_r", "coolwarm", "Spectral", "hot", "Reds", "wred"])
@@ -110,7 +129,7 @@ UNSIGNED = [
 @pytest.mark.parametrize("name", BREWER)
 def test_maps_that_need_no_matplotlib_equal_its_maps(name):
     matplotlib = pytest.importorskip("matplotlib")
-    shares = np.linspace(0, 1, 257)
+    shares = np.linspace(0, 1, 4097)
     cmap = matplotlib.colormaps[name]
     expected = cmap(np.arange(cmap.N))[:, :3]
     expected = np.stack([np.interp(shares, np.linspace(0, 1, cmap.N), channel) for channel in expected.T], 1)

@@ -116,9 +116,17 @@ def test_signs_differ_in_colour_and_form():
 
 def test_a_sign_with_hardly_any_relevance_has_no_lines():
     values = (40 - distances(200, 300, 70, 100)).clip(0)
-    values[100, 250] = -1e-6
+    values -= 1e-3 * (20 - distances(200, 300, 250, 100)).clip(0)
     assert (drawn(values)[:, 150:] == 128).all()
     assert (drawn(np.zeros((20, 30))) == 128).all()
+
+
+def test_thick_lines_have_no_gaps():
+    away = distances(900, 900, 450, 450)
+    pixels = drawn((400 - away).clip(0), (0.8,))
+    off = np.abs(away - (400 - enclosing_level((400 - away).clip(0), 0.8)))
+    assert (pixels[off < 2] == (255, 0, 0)).all()  # 5.4 pixels wide, and 1.8 pixels of white on both sides
+    assert pixels[(off > 3.4) & (off < 3.8)].min() > 200
 
 
 def test_the_smallest_share_has_the_thickest_line():

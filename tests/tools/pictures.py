@@ -1,0 +1,52 @@
+"""The pictures of docs/visualizing.md, from a network with ImageNet's weights. `make pictures` writes them anew."""
+
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+import lrpfx
+from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat
+from lrpfx.demo import photographs
+from lrpfx.image import imgify
+from lrpfx.pictures import heatmap, overlay, sheet, strip
+
+IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
+SHOWN = ("chelsea", "rocket", "china", "flower")
+LAYERS = ["_conv_stem", "_blocks.2.add", "_blocks.4.add", "_blocks.10.add", "_conv_head"]
+
+
+def main() -> None:
+    network = photographs.load_classifier()
+    images = {  # the middle of each photograph
+        name: ImageOps.fit(photographs.load(name), (448, 448), Image.Resampling.BICUBIC) for name in SHOWN
+    }
+    inputs = {name: network.preprocess_whole(image)[None] for name, image in images.items()}
+    box = EpsilonGammaBox(low=photographs.LOW, high=photographs.HIGH)
+    boxed, flat = (
+        lrpfx.transform(network.model, composite, example_inputs=inputs["chelsea"]) for composite in (box, EpsilonPlusFlat())
+    )
+
+    rows = []
+    for name, photograph in images.items():
+        relevance = lrpfx.attribute(boxed, inputs[name]).relevance
+        contours = overlay(photograph, relevance, grey=False, opacity=0, contours=True)
+        rows.append([photograph, heatmap(relevance, size=photograph.size), overlay(photograph, relevance), contours])
+    titles = ("photograph", "heatmap", "overlay", "contours, without overlay")
+    sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000).save(IMAGES / "overlays.jpg", quality=88)
+
+    rows = []
+    for name in ("chelsea", "china"):
+        relevance = lrpfx.attribute(flat, inputs[name]).relevance
+        pale = imgify(relevance[0].sum(0).numpy(), symmetric=True)
+        rows.append([pale, heatmap(relevance, sigma=0), heatmap(relevance)])
+    titles = ("scaled by the largest magnitude", "by a percentile, not smoothed", "by a percentile and smoothed")
+    sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000).save(IMAGES / "smoothing.jpg", quality=88)
+
+    attribution = lrpfx.attribute(boxed, inputs["chelsea"], record=LAYERS)
+    strip({"input": attribution.relevance, **{name: attribution.layers[name] for name in LAYERS}}).save(
+        IMAGES / "layers.png", optimize=True
+    )
+
+
+if __name__ == "__main__":
+    main()
