@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Runs the command line; an interrupt is a message from the first import on."""
     try:
-        from lrpfx.cli import main as run
+        from lrpfx.command_line.application import main as run
 
         run()
     except KeyboardInterrupt:

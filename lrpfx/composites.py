@@ -752,12 +752,24 @@ class BetaSmooth(_GradientComposite):
         super().__init__(layer_map, [(nn.ReLU, ReLUBetaSmooth(beta_smooth))], canonizers)
 
 
+def composite_class(name: str) -> type[Composite]:
+    """The registered composite of this name, `epsilon_plus_flat` or `EpsilonPlusFlat`. Raises `InputError` for unknown names."""
+    forms = {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
+    if _folded(name) not in forms:
+        known = ", ".join(sorted(COMPOSITES))
+        suggested = nearest(name, COMPOSITES) or nearest(name, [composite.__name__ for composite in COMPOSITES.values()])
+        raise InputError(f"there is no composite named {name!r}; there are: {known}.{suggested}")
+    return forms[_folded(name)]
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "").casefold()
+
+
 def composite_named(name: str, **settings: Any) -> Composite:
     """The registered composite called `name`. Raises `InputError` for unknown names, and for missing or unknown settings."""
-    if name not in COMPOSITES:
-        known = ", ".join(sorted(COMPOSITES))
-        raise InputError(f"there is no composite named {name!r}; there are: {known}.{nearest(name, COMPOSITES)}")
-    parameters = inspect.signature(COMPOSITES[name]).parameters
+    composite = composite_class(name)
+    parameters = inspect.signature(composite).parameters
     missing = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
     if missing:
         raise InputError(f"the composite {name} needs the settings {', '.join(missing)}; it has {', '.join(parameters)}")
@@ -765,4 +777,4 @@ def composite_named(name: str, **settings: Any) -> Composite:
     if unknown is not None:
         known = ", ".join(parameters)
         raise InputError(f"the composite {name} has no setting {unknown!r}; it has {known}.{nearest(unknown, parameters)}")
-    return COMPOSITES[name](**settings)
+    return composite(**settings)

@@ -6,7 +6,9 @@ and a self-test: inputs with the program's results when it was saved. Loading ne
 
 import logging
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -16,6 +18,7 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.deploy.manifest import checked_facts, describe
+from lrpfx.deploy.preprocessing import photographs_part
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import ArtefactError, LrpfxError, os_errors
 from lrpfx.passes.driver import run_passes
@@ -41,35 +44,56 @@ def backends_for(suffix: str) -> dict[str, Backend]:
 
 
 @undisturbed()
-def save(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
+def save(
+    program: ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    preprocess: Callable[..., Any] | None = None,
+    categories: Sequence[str] | None = None,
+) -> Path:
     """Write a lowered program to `path`: for torch if it ends in `.pt2`, for ONNX Runtime and similar if it ends in `.onnx`.
 
     The file appears whole or not at all, and only after it has been loaded and has passed its self-test. Parameters of more
     than 1.5 GiB go to a second file beside an `.onnx` file. An overwritten file keeps its mode, and a link to it stays a link.
-    Errors: `ArtefactError`, also if the file cannot be written; `LoweringError` for programs that ONNX cannot express.
+
+    The file can also hold what `lrpfx.explain` and `lrpfx run` need for photographs. `preprocess`: the transforms of
+    torchvision, timm or Hugging Face, or a `StoredPreprocessing`; stored are their resize, crop, mean and deviation.
+    `categories`: the names of the classes.
+
+    Errors: `InputError` if these cannot be stored or do not fit the program; `ArtefactError`, also if the file cannot be
+    written; `LoweringError` for programs that ONNX cannot express.
     """
     given, target = checked_path(path, suffixes())
-    return write_with(program, given, target, next(iter(backends_for(given.suffix).values())))
+    backend = next(iter(backends_for(given.suffix).values()))
+    return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 
 @undisturbed()
-def package(program: ExportedProgram, path: str | os.PathLike[str]) -> Path:
+def package(
+    program: ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    preprocess: Callable[..., Any] | None = None,
+    categories: Sequence[str] | None = None,
+) -> Path:
     """Compile a lowered program with AOTInductor to `path`, a `.pt2` file with native code for machines like this one.
 
     The layout of weights is also chosen for these machines, which can double their space in the file. Compilation needs a C++
-    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test. Errors: as
-    for `save`.
+    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test. Other
+    arguments and errors: as for `save`.
     """
     backend = BACKENDS["compiled"]
     given, target = checked_path(path, (backend.suffix,))
-    return write_with(program, given, target, backend)
+    return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 
-def write_with(program: ExportedProgram, given: Path, target: Path, backend: Backend) -> Path:
+def write_with(
+    program: ExportedProgram, given: Path, target: Path, backend: Backend, photographs: Mapping[str, Any] | None = None
+) -> Path:
     """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
     with os_errors(ArtefactError, target, "written"):
         legal, stages = legalized(program, backend)
-        manifest, tested = describe(program, backend.kind, stages)
+        manifest, tested = describe(program, backend.kind, stages, photographs or {})
         backend.write(legal, manifest, tested, target, lambda content: _replace(target, content, backend.suffix))
     return given
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,15 @@ from torch.export import ExportedProgram
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of, open_dimensions
-from lrpfx.errors import ArtefactError, InputTypeError
+from lrpfx.deploy.preprocessing import check_photographs
+from lrpfx.errors import ArtefactError, InputError, InputTypeError
 from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 7
+FORMAT = 8
+#: The formats that are read. Files of format 7 have neither "preprocessing" nor "categories".
+READABLE = (7, 8)
 
 
 def checked_facts(program: ExportedProgram) -> dict[str, Any]:
@@ -28,14 +31,20 @@ def checked_facts(program: ExportedProgram) -> dict[str, Any]:
     return facts
 
 
-def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord]) -> tuple[dict[str, Any], bytes]:
-    """The manifest without hashes, and the self-test. `history`: the stages that made the program."""
+def describe(
+    program: ExportedProgram, kind: str, history: Sequence[PassRecord], photographs: Mapping[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """The manifest without hashes, and the self-test.
+
+    `history`: the stages that made the program. `photographs`: its preprocessing and categories, if any.
+    """
     logger.info("recording a self-test")
     facts = checked_facts(program)
     arguments = argument_examples(program)
     opened = open_dimensions(program)
     test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], facts["tolerance"])
     manifest = {
+        **photographs,
         "format": FORMAT,
         "kind": kind,
         "torch": str(torch.__version__),
@@ -45,6 +54,10 @@ def describe(program: ExportedProgram, kind: str, history: Sequence[PassRecord])
         "self_test": list(test.sizes),
         "stages": [f"{stage.stage} {stage.name}: {stage.matches}" for stage in history],
     }
+    try:
+        check_photographs(manifest)
+    except RefusedError as error:
+        raise InputError(f"the file would not be loaded: {error}") from error
     return manifest, test.to_bytes()
 
 
@@ -59,8 +72,12 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     manifest = json.loads(text)
     if not isinstance(manifest, dict):
         raise RefusedError("its manifest is not a JSON object")
-    if manifest.get("format") != FORMAT:
-        raise RefusedError(f"it has format {manifest.get('format')!r}, but this version of lrpfx reads format {FORMAT}")
+    format = manifest.get("format")
+    if type(format) is not int or format not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise RefusedError(f"it has format {format!r}, but this version of lrpfx reads the formats {known}")
+    if format < 8 and not manifest.keys().isdisjoint(("preprocessing", "categories")):
+        raise RefusedError("its manifest has entries that its format does not have")
     for key, kind in _MANIFEST_KEYS.items():
         if not isinstance(manifest.get(key), kind):
             raise RefusedError(f"its manifest has no {key}, or an invalid value for it")
@@ -89,6 +106,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     ]
     if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
         raise RefusedError("its manifest does not list the rules of its nodes")
+    check_photographs(manifest)
     strange = next((text for text in _texts_of(manifest) if not text.isprintable()), None)
     if strange is not None:
         raise RefusedError(f"its manifest has {strange!r}, which cannot be printed")

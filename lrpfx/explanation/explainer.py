@@ -32,12 +32,13 @@ class Explainer:
     """Explains what a model says about photographs or sentences. It compiles the model once, at its first call.
 
     `model`: a module in evaluation mode, the result of `lrpfx.transform` (also compiled by torch.compile), or a runner that
-    `lrpfx.load` returns. `composite`: the rules; by default they are chosen by what the model consists of (see
-    docs/photographs.md), and the explanation says which. `preprocess`: the function from a photograph to the model's input, as
-    torchvision, timm and Hugging Face have them; without it, images are tensors that the model takes as they are. `categories`:
-    the names of the classes, as a list or a dict; `weights.meta["categories"]` for torchvision's models. `tokenizer`: for
-    models of text. `record`: layers whose relevance explanations hold (see `lrpfx.node_names`). `batch_size`: how many
-    photographs of one size run together. `example_inputs`: for `lrpfx.transform`; by default the first batch.
+    `lrpfx.load` returns, whose file may hold the preprocessing and the categories. `composite`: the rules; by default they are
+    chosen by what the model consists of (see docs/photographs.md), and the explanation says which. `preprocess`: the function
+    from a photograph to the model's input, as torchvision, timm and Hugging Face have them; without it, images are tensors that
+    the model takes as they are. `categories`: the names of the classes, as a list or a dict; `weights.meta["categories"]` for
+    torchvision's models. `tokenizer`: for models of text. `record`: layers whose relevance explanations hold (see
+    `lrpfx.node_names`). `batch_size`: how many photographs of one size run together; programs for one batch size keep it.
+    `example_inputs`: for `lrpfx.transform`; by default the first batch.
 
     Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for other arguments.
     """
@@ -66,7 +67,8 @@ class Explainer:
         self.categories = _names(model, categories)
         self.tokenizer = tokenizer
         self.record = (record,) if isinstance(record, str) else tuple(record)
-        self.batch_size = batch_size
+        fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
+        self.batch_size = batch_size if fixed is None else fixed
         self.example_inputs = example_inputs
         is_explainable = isinstance(getattr(model, "_orig_mod", model), ExplainModule)
         self._explain_model = model if isinstance(model, nn.Module) and is_explainable else None
@@ -263,7 +265,11 @@ def _as_inputs(images: Any) -> torch.Tensor:
 
 
 def _names(model: Any, categories: Any) -> tuple[str, ...] | None:
-    """The names of the classes in their order: those given, or those in the configuration of a Hugging Face model."""
+    """The names of the classes: those given, those in the program's file, or those of a Hugging Face model's configuration."""
+    if categories is None and isinstance(model, Runner):
+        categories = model.manifest.get("categories")
+        if categories is None:
+            return None
     if categories is None:
         known = getattr(getattr(model, "config", None), "id2label", None)
         if not isinstance(known, Mapping) or all(str(name).startswith("LABEL_") for name in known.values()):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from lrpfx.deploy.preprocessing import applied, preprocessing_in
+from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.explanation.geometry import Axis, Geometry
 
@@ -54,7 +56,7 @@ class Preprocessing:
     def __call__(self, photograph: Image.Image) -> torch.Tensor:
         """The model's input for a photograph, (channels, height, width)."""
         try:
-            result = self._result(photograph)
+            result = applied(self.function, photograph)
         except LrpfxError:
             raise
         except Exception as error:
@@ -75,12 +77,6 @@ class Preprocessing:
         if not result.is_floating_point():
             raise InputTypeError(f"preprocess returned a tensor of {result.dtype}, not of floating-point numbers")
         return result.detach()
-
-    def _result(self, photograph: Image.Image) -> Any:
-        if _is_image_processor(self.function):
-            found = self.function(images=photograph, return_tensors="pt")
-            return found["pixel_values"]
-        return self.function(photograph)
 
     def measured(self, size: tuple[int, int]) -> Measured:
         """What the preprocessing does to photographs of a size (width, height)."""
@@ -146,14 +142,11 @@ def _axis(brightness: Any, seen: Any, length: int) -> Axis | None:
     return axis
 
 
-def _is_image_processor(function: Any) -> bool:
-    """Whether a function is an image processor of transformers, or a processor that holds one."""
-    names = [cls.__name__ for cls in type(function).__mro__]
-    return any("ImageProc" in name or name in ("ProcessorMixin", "FeatureExtractionMixin") for name in names)
-
-
 def preprocessing_of(model: Any) -> Preprocessing | None:
-    """The preprocessing that a model of timm states, if timm is installed; None for other models."""
+    """The preprocessing that the file of a program holds, or that a model of timm states; None if there is none."""
+    if isinstance(model, Runner):
+        stored = preprocessing_in(model.manifest)
+        return None if stored is None else Preprocessing(stored)
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         return None
     try:

@@ -124,7 +124,10 @@ def run_program(
     categories: Sequence[str] | None,
     record: Sequence[str],
 ) -> Run:
-    """Explain a batch of inputs with a program that was exported."""
+    """Explain a batch of inputs with a program that was exported.
+
+    A batch that is smaller than the program's, if that is fixed, is filled up with copies.
+    """
     manifest = runner.manifest
     results = manifest["results"]
     if manifest["target"] not in ("index", "max") or "relevance" not in results:
@@ -139,10 +142,15 @@ def run_program(
     columns = [list(column) for column in zip(*classes, strict=True)]
     if manifest["target"] == "max" and any(one is not None for column in columns for one in column):
         raise InputError("the program explains the largest output only; export it with lrpfx.lower(..., target='index')")
+    described = next(iter(manifest["arguments"].values()))
+    count, size = len(inputs), described["shape"][0] or len(inputs)
+    places = [place % count for place in range(size)]
+    inputs = inputs.to(getattr(torch, described["dtype"]))[places]
     rows, outputs = [], None
     for column in columns:
+        column = [column[place] for place in places]
         found = runner(inputs) if manifest["target"] == "max" else _run_index(runner, inputs, column, categories)
-        arrays = {name: _array(value) for name, value in found.items()}
+        arrays = {name: _array(value)[:count] for name, value in found.items()}
         outputs = checked_output(arrays.pop("output"))
         rows.append({name: value for name, value in arrays.items() if name == "relevance" or name in record})
     assert outputs is not None

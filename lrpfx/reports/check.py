@@ -1,7 +1,7 @@
 """The pre-compilation report: front ends, operators, rules and problems of a model, without compiling it."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ class Report:
         lines += [f"front end {name}: {text}" for name, text in self.front_ends.items()]
         if self.operators:
             rows = [
-                (use.operator, use.kind, str(use.count), ", ".join(use.rules) or "-", ", ".join(use.uncovered) or "-")
+                (use.operator, use.kind, str(use.count), _first(use.rules), ", ".join(use.uncovered) or "-")
                 for use in self.operators
             ]
             lines += ["", format_table(("operator", "kind", "calls", "rules", "without a rule"), rows, ("calls",))]
@@ -89,6 +89,12 @@ class Report:
         merged = [name for name, text in self.batch_norms if text.startswith(MERGED)]
         left = [f"{name}: {text}" for name, text in self.batch_norms if name not in merged]
         return ([f"{len(merged)} merged"] if merged else []) + left
+
+
+def _first(rules: Sequence[str], most: int = 3) -> str:
+    """The first rules of an operator: a composite may give each of its calls another one."""
+    more = f", and {len(rules) - most} others" if len(rules) > most else ""
+    return (", ".join(rules[:most]) or "-") + more
 
 
 def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:

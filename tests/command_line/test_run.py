@@ -1,79 +1,18 @@
-"""The command line: export, run, inspect and verify, on a small model and images of digits."""
+"""`lrpfx run`: a folder of images under an exported program."""
 
 import csv
-import functools
 import os
-import signal
-import subprocess
 import sys
-import time
-import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line.commands import exported, exported_before, rows_of, run, run_program
 from PIL import Image
-from typer.testing import CliRunner
 
 import lrpfx
-from lrpfx import cli
+from lrpfx.command_line import run as run_command
 from lrpfx.composites import EpsilonGammaBox
-
-MODEL = """
-import torch
-from torch import nn
-
-def make():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
-
-number = 3
-ready = make()
-"""
-
-
-def run(*arguments):
-    """The command's exit status and what it printed; errors of lrpfx are raised."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with a module `small_model`, its weights, and images of several sizes."""
-    torch.set_default_dtype(torch.float32)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "small_model", raising=False)
-    (tmp_path / "small_model.py").write_text(MODEL)
-    shapes = {"0.weight": (4, 3, 3, 3), "0.bias": (4,), "3.weight": (5, 144), "3.bias": (5,)}
-    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
-    torch.save(weights, tmp_path / "weights.pt")
-    (tmp_path / "images").mkdir()
-    generator = np.random.default_rng(0)
-    for number, size in enumerate([(8, 8), (20, 10), (9, 30)]):
-        pixels = generator.integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
-    (tmp_path / "images" / "notes.txt").write_text("not an image")
-    return tmp_path
-
-
-def exported(name, *options):
-    return run("export", "small_model:make", name, "--shape", "1,3,8,8", "--weights", "weights.pt", *options)
-
-
-@functools.cache
-def model_file():
-    """The file that an export without options writes."""
-    exported("model.pt2")
-    return Path("model.pt2").read_bytes()
-
-
-def exported_before():
-    """What `exported("model.pt2")` does, once for all tests."""
-    Path("model.pt2").write_bytes(model_file())
 
 
 def test_export_and_run(folder):
@@ -124,28 +63,12 @@ def test_other_programs(folder, options):
         assert len(list(csv.DictReader(file))) == 3
 
 
-def test_inspect_and_verify(folder):
-    exported("model.pt2", "--balance", "--record", "0")
-    _, printed = run("inspect", "model.pt2")
-    for expected in ("EpsilonPlusFlat()", "batch×3×8×8", "Flat(stabilizer=1e-06)", "Epsilon(epsilon=1e-06)", "balance"):
-        assert expected in printed
-    assert run("verify", "model.pt2")[0] == 0
-    (folder / "broken.pt2").write_bytes((folder / "model.pt2").read_bytes()[:-1])
-    status, printed = run("verify", "model.pt2", "broken.pt2")
-    assert status == 1 and "passed" in printed and "FAILED" in printed
-
-
 def test_images_that_cannot_be_read(folder):
     exported_before()
     (folder / "images" / "broken.png").write_bytes(b"no image")
     with pytest.raises(lrpfx.InputError, match=r"broken\.png"):
         run("run", "model.pt2", "images", "results")
     assert sorted(os.listdir("results")) == ["0.png.png", "1.png.png", "2.png.png", "outputs.csv", "run.json"]
-
-
-def rows_of(folder="results"):
-    with open(f"{folder}/outputs.csv", newline="") as file:
-        return {row["file"]: row for row in csv.DictReader(file)}
 
 
 def test_a_bad_image_costs_its_own_row(folder):
@@ -251,7 +174,7 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
     for wrong, message in (
         (("--cmap", "bvr"), "Did you mean 'bwr'"),
         (("--mean", "nan"), "finite numbers"),
-        (("--std", "0"), "std is not 0"),
+        (("--std", "0"), "std is positive"),
     ):
         with pytest.raises(lrpfx.InputError, match=message):
             run("run", "model.pt2", "images", "results", *wrong)
@@ -276,7 +199,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     for number in range(3, 12):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
     run("run", "model.pt2", "images", "expected")
-    explained, calls = cli._explained, []
+    explained, calls = run_command._explained, []
 
     def stopped(runner, batch, *arguments):
         calls.extend(batch)
@@ -284,9 +207,9 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
             raise KeyboardInterrupt
         return explained(runner, batch, *arguments)
 
-    monkeypatch.setattr(cli, "_explained", stopped)
+    monkeypatch.setattr(run_command, "_explained", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        cli.run(folder / "model.pt2", folder / "images", folder / "results", batch_size=1)
+        run_command.run(folder / "model.pt2", folder / "images", folder / "results", batch_size=1)
     assert len(rows_of()) == 5
     with open("results/outputs.csv", "a") as file:
         file.write("7.png,0,0,0.5")  # what a kill may leave
@@ -297,7 +220,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     }
     Image.new("RGB", (8, 8), (99, 0, 0)).save("images/5.png")
     run("run", "model.pt2", "images", "results")
-    assert [path.name for path in calls[13:]] == ["5.png"]
+    assert [image.name for image in calls[13:]] == ["5.png"]
     for change in (["--target", "1"], ["--mean", "0.5"]):
         with pytest.raises(lrpfx.InputError, match="of other settings"):
             run("run", "model.pt2", "images", "results", *change)
@@ -306,131 +229,3 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
         run("run", "model.pt2", "images", "others")
     assert (folder / "others" / "outputs.csv").read_text() == "mine"
-
-
-def run_program(*arguments, **environment):
-    """Exit status and output of the installed command."""
-    command = [sys.executable, "-m", "lrpfx", *map(str, arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
-    return process.returncode, process.stdout + process.stderr
-
-
-def test_a_terminal_shows_what_an_export_does(folder, tmp_path):
-    status, shown = run_program(
-        *("export", "small_model:make", tmp_path / "model.pt2", "--shape", "1,3,8,8", "--target", "max"),
-        **{"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"},
-    )
-    assert status == 0, shown
-    assert any(step in shown for step in ("tracing a batch", "comparing a batch", "for its self-test")), shown
-    assert "self-test passed" in " ".join(shown.split())
-
-
-BROKEN = """
-import torch
-from torch import nn
-
-def raises():
-    raise OSError("no such disk")
-
-def wants(size):
-    return nn.Linear(size, size)
-
-def other():
-    return nn.Sequential(*[nn.Linear(2, 2) for _ in range(80)])
-
-1 / 0 if __name__ == "broken_module" else None
-"""
-
-
-def test_mistakes_are_short_messages(folder, monkeypatch, capfd):
-    def run_here(*arguments):
-        """As `run_program`, without a new process, which takes seconds to import torch."""
-        monkeypatch.setattr(sys, "argv", ["lrpfx", *arguments])
-        with warnings.catch_warnings(), pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code, "".join(capfd.readouterr())
-
-    (folder / "broken.py").write_text(BROKEN)
-    (folder / "broken_module.py").write_text(BROKEN)
-    shape = ["--shape", "1,3,8,8"]
-    for arguments, message in [
-        (["export", "small_model:make", "m.pt2", *shape, "--composite", "epsilon_gamma_box"], "needs the settings low, high"),
-        (["export", "small_model:make", "m.pt2", *shape, "--composite", "epsilon_plas"], "Did you mean 'epsilon_plus'"),
-        (["export", "small_model:make", "m.pt2", *shape, "--setting", "epsilom=1"], "Did you mean 'epsilon'"),
-        (["export", "small_model:make", "m.pt2", "--shape", "1,4,8,8"], "cannot run on an input of shape 1,4,8,8"),
-        (["export", "small_model:make", "m.pt2", "--shape", "3,8"], "cannot run on an input of shape"),
-        (["export", "small_model:maek", "m.pt2", *shape], "Did you mean 'make'"),
-        (["export", "broken:raises", "m.pt2", *shape], "OSError: no such disk"),
-        (["export", "broken:wants", "m.pt2", *shape], "Give a function that takes none"),
-        (["export", "broken_module:other", "m.pt2", *shape], "ZeroDivisionError"),
-        (["export", "broken:other", "m.pt2", "--shape", "1,2", "--weights", "weights.pt"], "it lacks 156 of them"),
-        (["export", "small_model:make", "m.pt2", *shape, "--target", "indx"], "'index'"),
-        (["export", "small_model:make", "absent/m.pt2", *shape], "there is no folder"),
-        (["inspekt", "m.pt2"], "inspekt"),
-        (["run", "m.pt2", "images", "results"], "cannot be read"),
-    ]:
-        status, printed = run_here(*arguments)
-        assert status == 2 and message in " ".join(printed.split()), printed
-        assert "Traceback" not in printed and len(printed.splitlines()) < 12, printed
-
-
-@pytest.mark.parametrize("delay", [0.05, 0.3, 1.0, 2.0])
-def test_interrupts_are_messages(delay, folder):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    time.sleep(delay)
-    process.send_signal(signal.SIGINT)
-    printed = "".join(process.communicate(timeout=60))
-    before_main = "lrpfx/__main__.py" not in printed and "lrpfx/cli.py" not in printed  # Python is importing the package
-    assert ("Traceback" not in printed or before_main) and process.returncode in (2, 1, -2), printed
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["export", "small_model", "m.pt2", "--shape", "1,3,8,8"], "module:callable"),
-        (["export", "small_model:absent", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
-        (["export", "absent:make", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
-        (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "an object of type int"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "not a comma-separated list of numbers"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "0,3,8,8"], "positive sizes"),
-        (["export", "small_model:ready", "m.zip", "--shape", "1,3,8,8"], "suffix"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--composite", "best"], "no composite named"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--setting", "low"], "name=value"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--setting", "low=x y"], "the value of low"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "absent.pt"], "cannot be read"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "small_model.py"], "holds no weights"),
-        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "pickled.pt"], "holds no weights"),
-        (["run", "absent.pt2", "images", "results"], "cannot be read"),
-        (["run", "model.pt2", "absent", "results"], "no folder"),
-        (["run", "model.pt2", "results", "results"], "no images"),
-        (["run", "model.pt2", "images", "results", "--std", "0"], "std is not 0"),
-        (["run", "model.pt2", "images", "results", "--mean", "1,2"], "one for each of 3 channels"),
-        (["run", "model.pt2", "images", "results", "--target", "9"], "out of range"),
-        (["run", "weights.pt2", "images", "results"], "relevance of the output as its target"),
-        (["inspect", "small_model.py"], "damaged"),
-    ],
-)
-def test_mistakes(folder, arguments, message):
-    torch.save({"0.weight": Mistake()}, "pickled.pt")
-    os.mkdir("results")
-    if arguments[:2] == ["run", "model.pt2"]:
-        exported_before()
-    if arguments[1] == "weights.pt2":
-        exported("weights.pt2", "--target", "weights")
-    with pytest.raises(lrpfx.LrpfxError, match=message):
-        run(*arguments)
-    assert not os.listdir("results") and not os.path.exists("m.pt2")
-
-
-class Mistake:
-    """What a pickle could run."""
-
-
-def test_as_a_program(folder):
-    """Errors are messages without a traceback."""
-    command = [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"]
-    process = subprocess.run(command, capture_output=True, text=True)
-    assert process.returncode == 2 and "ArtefactError: absent.pt2 cannot be read" in process.stderr
-    assert "Traceback" not in process.stderr

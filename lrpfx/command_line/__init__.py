@@ -1,0 +1,11 @@
+"""The command line: `lrpfx explain`, `check`, `draw`, `composites`, `export`, `run`, `inspect` and `verify`."""
+
+import importlib
+
+for _package in ("typer", "rich"):
+    try:
+        importlib.import_module(_package)
+    except ImportError as error:
+        raise SystemExit(
+            f"the command line needs packages that are not installed: pip install 'lrpfx[cli]' ({error})"
+        ) from error

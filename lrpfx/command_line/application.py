@@ -1,0 +1,94 @@
+"""The command `lrpfx`: its subcommands, and how it ends."""
+
+import io
+import os
+import platform
+import sys
+import warnings
+from contextlib import suppress
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lrpfx import __version__
+from lrpfx.command_line.check import check
+from lrpfx.command_line.composites import composites
+from lrpfx.command_line.draw import draw
+from lrpfx.command_line.explain import explain
+from lrpfx.command_line.export import export
+from lrpfx.command_line.inspect import inspect, verify
+from lrpfx.command_line.run import run
+from lrpfx.command_line.terminal import messages, output
+from lrpfx.errors import LrpfxError, LrpfxWarning, first_lines, printable
+
+#: The environment variable that shows the traceback of an unexpected error.
+TRACEBACK = "LRPFX_TRACEBACK"
+
+INTERRUPTED = 130  # typer's exit status after Ctrl-C
+
+#: What typer raises for mistakes in a command. Newer releases have a click of their own.
+_UsageError = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+for _command in (explain, check, draw, composites, export, run, inspect, verify):
+    app.command()(_command)
+
+
+def _show_version(shown: bool) -> None:
+    if shown:
+        output().print(f"lrpfx {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def lrpfx(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Layer-wise relevance propagation: explain photographs, and create, run and inspect attribution models as files."""
+
+
+def main() -> None:
+    """Run the command line: errors are messages instead of tracebacks, and only warnings of lrpfx are shown."""
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("default", LrpfxWarning)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for names and terminals of any encoding
+    try:
+        status = app(prog_name="lrpfx", standalone_mode=False)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        raise SystemExit(status or 0)
+    except LrpfxError as error:
+        raise _failed(str(error)) from error
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _UsageError as error:
+        raise _misused(error) from None
+    except OSError as error:
+        raise _failed(str(error.strerror or error)) from error
+    except MemoryError as error:
+        raise _failed(f"there is not enough memory: {first_lines(error)}; a smaller --batch-size needs less") from error
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        raise _failed(f"{first_lines(error)}\nThis should not happen; set {TRACEBACK}=1 to see the traceback.") from error
+
+
+def _misused(error: Any) -> SystemExit:
+    """The exit for a mistake in a command: one line, or the help if there is no command."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return SystemExit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    command = "lrpfx" if context is None else context.command_path
+    return _failed(f"{error.format_message().rstrip('.')} (see {command} --help)")
+
+
+def _failed(message: str) -> SystemExit:
+    with suppress(OSError):  # stderr is closed
+        messages().print(f"error: {printable(message)}", style="red", markup=False)
+    return SystemExit(2)

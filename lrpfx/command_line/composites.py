@@ -1,0 +1,29 @@
+"""`lrpfx composites`: the composites by name."""
+
+from inspect import Parameter, cleandoc, signature
+
+from lrpfx.command_line.terminal import output
+from lrpfx.composites import COMPOSITES, Composite
+
+#: Settings that a command line cannot give.
+_OF_CODE = ("layer_map", "first_map", "canonizers")
+
+
+def composites() -> None:
+    """List the composites with their settings. Without --composite, `lrpfx explain` chooses by what the model consists of."""
+    console = output()
+    for name, composite in COMPOSITES.items():
+        console.print(f"[bold]{name}[/bold], {composite.__name__}({_settings(composite)})", soft_wrap=True)
+        console.print(f"    {_first_line(composite)}", markup=False, soft_wrap=True)
+
+
+def _settings(composite: type[Composite]) -> str:
+    return ", ".join(_setting(one) for one in signature(composite).parameters.values() if one.name not in _OF_CODE)
+
+
+def _setting(parameter: Parameter) -> str:
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
+
+
+def _first_line(composite: type[Composite]) -> str:
+    return cleandoc(composite.__doc__ or "").partition("\n")[0]

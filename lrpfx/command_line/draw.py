@@ -1,0 +1,47 @@
+"""`lrpfx draw`: the graph of a model's rules as a picture."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lrpfx.command_line.models import NONE, model_named
+from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of, numbers_of
+from lrpfx.command_line.terminal import say, stages
+from lrpfx.errors import InputError, os_errors
+from lrpfx.explanation.explanation import write
+from lrpfx.pipeline import transform
+from lrpfx.reports.drawing import draw as drawing_of
+
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def draw(
+    model: MODEL,
+    output: Annotated[Path, typer.Option("--output", "-o", help=f"The file to write: {', '.join(SUFFIXES)}.")] = Path(
+        "graph.svg"
+    ),
+    composite: COMPOSITE = None,
+    setting: SETTINGS = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Modules at this depth become one node.")] = None,
+    weights: WEIGHTS = NONE,
+    shape: SHAPE = None,
+) -> None:
+    """Draw the graph of a model, every operation in the colour of its rule.
+
+    Rules do not depend on weights, so a library's model has random ones unless --weights names others.
+    """
+    if output.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{output}: a drawing is written as {', '.join(SUFFIXES)}")
+    with stages(f"loading {model}") as shown:
+        given = model_named(model, weights)
+        module = given.module("draw")
+        preprocessing = numbers_of(given.preprocess)
+        example = example_of(shape, preprocessing)
+        shown.begin("transforming")
+        explain_model = transform(module, composite_or_default(composite, setting, preprocessing), example_inputs=example)
+        shown.begin("drawing")
+        picture = drawing_of(explain_model, depth=depth).pipe(format=output.suffix.lower().removeprefix("."))
+        with os_errors(InputError, output, "written"):
+            write(output, picture)
+    say(f"{output}: {len(explain_model.unfused_graph.nodes)} nodes, {explain_model.composite}")

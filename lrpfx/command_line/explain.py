@@ -1,0 +1,231 @@
+"""`lrpfx explain`: photographs in, pictures of relevance and a table out."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+
+from lrpfx.command_line.image_files import HOPELESS, ImageFile, named, opened, whole_picture
+from lrpfx.command_line.models import NamedModel, model_named
+from lrpfx.command_line.options import (
+    CATEGORIES,
+    COMPOSITE,
+    INTERPOLATION,
+    MEAN,
+    METADATA,
+    MODEL,
+    RAW,
+    RESIZE,
+    SETTINGS,
+    SIZE,
+    STD,
+    WEIGHTS,
+    PhotographOptions,
+    composite_of,
+    numbers_of,
+)
+from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.terminal import Stages, output, say, stages, table
+from lrpfx.deploy.preprocessing import MOST_PIXELS
+from lrpfx.errors import InputError, os_errors
+from lrpfx.explanation.explainer import Explainer
+from lrpfx.explanation.explanation import Category, Explanation, index_of
+
+OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
+COLUMNS = ("predicted", "explained", "relevance", "model", "composite")
+#: Rows of the table on the terminal.
+_SHOWN = 40
+
+
+def explain(
+    model: MODEL,
+    photographs: Annotated[
+        list[Path], typer.Argument(metavar="PHOTO...", help="Photographs, or folders with photographs in them.")
+    ],
+    output_folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for pictures and explanations.csv.")] = Path(
+        "explanations"
+    ),
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The class to explain, by name or index; by default the predicted one. Repeat it to compare classes."
+        ),
+    ] = None,
+    composite: COMPOSITE = None,
+    setting: SETTINGS = None,
+    top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
+    weights: WEIGHTS = None,
+    metadata: METADATA = None,
+    mean: MEAN = None,
+    std: STD = None,
+    size: SIZE = None,
+    resize: RESIZE = None,
+    interpolation: INTERPOLATION = None,
+    raw: RAW = False,
+    categories: CATEGORIES = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
+) -> None:
+    """Explain photographs: an overlay and a sheet for each, and a table of predictions and explained classes.
+
+    What was explained already with the same model, settings and file is kept, so a stopped run resumes. A photograph that
+    cannot be read is in the table with its reason, and the exit status is 2.
+    """
+    with stages(f"loading {model}"):
+        given = model_named(model, weights, metadata)
+    preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
+    images = named(photographs, output_folder)
+    chosen = None if composite is None else composite_of(composite, setting, numbers_of(preprocess))
+    if composite is None and setting:
+        raise InputError("--set is for the settings of a --composite")
+    explainer = Explainer(
+        given.model,
+        composite=chosen,
+        preprocess=preprocess,
+        categories=given.names_of_classes(categories),
+        batch_size=batch_size,
+    )
+    targets = [_target(text, explainer.categories) for text in target or []]
+    endings = (OVERLAY, SHEET, COMPARE) if len(targets) > 1 else (OVERLAY, SHEET)
+    place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings)
+    settings = {
+        "model": model,
+        "fingerprint": given.fingerprint,
+        "composite": composite,
+        "settings": setting or [],
+        "preprocessing": str(numbers_of(preprocess) or preprocess),
+        "categories": None if explainer.categories is None else list(explainer.categories),
+        "targets": targets,
+        "top": top,
+    }
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    with (
+        os_errors(InputError, output_folder, "written to"),
+        results_in(place, settings, images, "lrpfx explain", one_program=False) as results,
+    ):
+        work = _Work(given, explainer, targets, top, digest, results)
+        pending = [image for image in images if not results.has(image, work.version_of(image))]
+        with stages("opening photographs", len(images)) as shown:
+            shown.advance(len(images) - len(pending))
+            work.explain(pending, shown)
+        _show(results, work, images, len(images) - len(pending))
+    results.raise_problems("these photographs could not be explained")
+
+
+def _target(text: str, categories: Sequence[str] | None) -> int | str:
+    """A class by its index or by its name."""
+    if text.isdecimal():
+        return int(text)
+    index_of(text, categories, 0)  # raises an error for an unknown name, before the work begins
+    return text
+
+
+class _Work:
+    """Explains photographs, and adds their pictures and rows to the results."""
+
+    def __init__(
+        self, given: NamedModel, explainer: Explainer, targets: Sequence[int | str], top: int, digest: str, results: Results
+    ) -> None:
+        self.given = given
+        self.explainer = explainer
+        self.targets = targets
+        self.top = top
+        self.digest = digest
+        self.results = results
+        self.rows: dict[str, list[str]] = {}
+
+    def version_of(self, image: ImageFile) -> str:
+        """A text that changes with the file and with the settings."""
+        try:
+            return f"{image.version}-{self.digest}"
+        except OSError:  # it cannot be read; the reason is found when it is opened
+            return ""
+
+    def explain(self, images: Sequence[ImageFile], shown: Stages) -> None:
+        """Explain photographs. What fails for one of them is its problem, what fails for the first ones alike is an error."""
+        for batch in self._batches(images, shown):
+            found = self._explained(list(batch.values()))
+            errors = [one for one in found if isinstance(one, InputError)]
+            if len(errors) == len(batch) and not self.rows:
+                raise errors[0]
+            for image, one in zip(batch, found, strict=True):
+                try:
+                    if isinstance(one, InputError):
+                        raise one
+                    self._write(image, one)
+                except (InputError, OSError) as error:
+                    if isinstance(error, OSError) and error.errno in HOPELESS:
+                        raise
+                    self.results.add_problem(image, error)
+            shown.advance(len(batch))
+
+    def _explained(self, photographs: list[Image.Image]) -> list[Explanation | InputError]:
+        """The explanation of each photograph, or why there is none."""
+        try:
+            return list(self.explainer(photographs, targets=self.targets or None))
+        except InputError as error:
+            return [error] if len(photographs) == 1 else [self._explained([one])[0] for one in photographs]
+
+    def _batches(self, images: Sequence[ImageFile], shown: Stages) -> Iterator[dict[ImageFile, Image.Image]]:
+        """Photographs that are open together: no more than run together, and no more pixels than one may have."""
+        batch: dict[ImageFile, Image.Image] = {}
+        pixels = 0
+        for image in images:
+            try:
+                photograph = opened(image.path)
+            except Exception as error:  # decoders raise errors of all kinds
+                self.results.add_problem(image, error)
+                shown.advance()
+                continue
+            photograph = photograph.convert("RGB")
+            if batch and (
+                len(batch) == self.explainer.batch_size or pixels + photograph.width * photograph.height > MOST_PIXELS
+            ):
+                yield batch
+                batch, pixels = {}, 0
+            batch[image] = photograph
+            pixels += photograph.width * photograph.height
+        if batch:
+            yield batch
+
+    def _write(self, image: ImageFile, explanation: Explanation) -> None:
+        explanation.name = image.shown
+        overlay, sheet, *compared = self.results.place.pictures_of(image)
+        overlay.parent.mkdir(parents=True, exist_ok=True)
+        pictures = [(overlay, explanation.overlay()), (sheet, explanation.sheet())]
+        if compared:
+            pictures.append((compared[0], explanation.compare([answer.category.index for answer in explanation.answers])))
+        for path, picture in pictures:
+            with whole_picture(path) as temporary:
+                picture.save(temporary)
+        values = [
+            "; ".join(map(_class, explanation.top(self.top))),
+            "; ".join(_class(answer.category) for answer in explanation.answers),
+            "; ".join(f"{answer.balance.inputs:.6g}" for answer in explanation.answers),
+            self.given.name,
+            explanation.rules,
+        ]
+        self.rows[image.shown] = values
+        self.results.add(image, values, self.version_of(image))
+
+
+def _class(category: Category) -> str:
+    share = f"{category.score:.4g}" if category.probability is None else f"{category.probability:.1%}"
+    return f"{category.name} {share}"
+
+
+def _show(results: Results, work: _Work, images: Sequence[ImageFile], before: int) -> None:
+    """Print the table of predictions and classes, and where the pictures are."""
+    known = {name: row[1:-2] for name, row in results.before.items()} | work.rows
+    problems = {row[0] for row in results.problems}
+    rows = [(image.shown, *known[image.shown]) for image in images if image.shown in known and image.shown not in problems]
+    if rows:
+        cells = [(name, *(text.replace("; ", "\n") for text in values[:3])) for name, *values in rows[:_SHOWN]]
+        output().print(table(("photograph", "predicted", "explained", "relevance"), cells))
+        say(f"rules: {rows[-1][-1]}")
+    rest = f" ({len(rows) - _SHOWN} more in explanations.csv)" if len(rows) > _SHOWN else ""
+    kept = f", {before} of them from before" if before else ""
+    say(f"{len(rows)} of {len(images)} explained{kept}: {results.place.folder}/{rest}")

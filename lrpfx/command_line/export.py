@@ -1,0 +1,117 @@
+"""`lrpfx export`: a model and a composite in, the file of a program out."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from lrpfx.command_line.models import model_named
+from lrpfx.command_line.options import (
+    CATEGORIES,
+    COMPOSITE,
+    INTERPOLATION,
+    MEAN,
+    METADATA,
+    MODEL,
+    RAW,
+    RESIZE,
+    SETTINGS,
+    SHAPE,
+    SIZE,
+    STD,
+    WEIGHTS,
+    PhotographOptions,
+    composite_of,
+    example_of,
+)
+from lrpfx.command_line.terminal import say, stages
+from lrpfx.deploy.artefact import package, save, suffixes
+from lrpfx.deploy.lowering import lower
+from lrpfx.deploy.preprocessing import stored_form
+from lrpfx.errors import InputError, first_lines
+from lrpfx.pipeline import transform
+
+
+class Target(StrEnum):
+    """The kinds of target that a program can take."""
+
+    INDEX = "index"
+    TOKEN = "token"
+    WEIGHTS = "weights"
+    MAX = "max"
+
+
+class Reduction(StrEnum):
+    """The reductions of an input's relevance."""
+
+    SUM = "sum"
+    ABSOLUTE = "absolute"
+    BYTES = "bytes"
+
+
+def export(
+    model: MODEL,
+    output: Annotated[Path, typer.Argument(help=f"The file to write: {' or '.join(suffixes())}.")],
+    shape: SHAPE = None,
+    composite: COMPOSITE = None,
+    setting: SETTINGS = None,
+    weights: WEIGHTS = None,
+    metadata: METADATA = None,
+    target: Annotated[Target, typer.Option(help="The target that the program takes.")] = Target.INDEX,
+    record: Annotated[list[str] | None, typer.Option(help="Layer whose relevance is returned. May be repeated.")] = None,
+    reduce: Annotated[Reduction | None, typer.Option(help="Reduction of relevance over channels.")] = None,
+    balance: Annotated[bool, typer.Option("--balance", help="Return relevance of the input minus that of the output.")] = False,
+    fixed_batch: Annotated[bool, typer.Option("--fixed-batch", help="Accept only the batch size of the shape.")] = False,
+    input_range: Annotated[
+        tuple[float, float] | None, typer.Option(help="Lowest and highest value of the input; makes rules cheaper.")
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile with AOTInductor into the .pt2 file.")] = False,
+    mean: MEAN = None,
+    std: STD = None,
+    size: SIZE = None,
+    resize: RESIZE = None,
+    interpolation: INTERPOLATION = None,
+    raw: RAW = False,
+    categories: CATEGORIES = None,
+) -> None:
+    """Lower a model with a composite, by default EpsilonPlusFlat, and write the program to a file.
+
+    The file also holds the preprocessing of photographs and the names of the classes, if the model's library states them or
+    options give them: `lrpfx run` and `lrpfx explain` apply them.
+    """
+    with stages(f"loading {model}"):
+        given = model_named(model, weights, metadata)
+    module = given.module("export")
+    stated = given.preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
+    preprocessing = None if stated is None else stored_form(stated)
+    chosen = composite_of(composite or "epsilon_plus_flat", setting, preprocessing)
+    example = example_of(shape, preprocessing)
+    if example is None:
+        raise InputError("--shape is missing, such as 1,3,224,224: the size of the model's input is not known")
+    if preprocessing is not None:
+        preprocessing = preprocessing.for_inputs(tuple(example.shape[1:]))
+    if input_range is not None:
+        example = input_range[0] + (input_range[1] - input_range[0]) * example
+    try:
+        with torch.no_grad():
+            module(example)
+    except (Exception, SystemExit) as error:
+        wanted = ",".join(map(str, example.shape))
+        raise InputError(f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}") from error
+    with stages("transforming"):
+        explain_model = transform(module, chosen, example_inputs=example, input_range=input_range)
+        program = lower(
+            explain_model,
+            example,
+            target=target.value,
+            record=record or (),
+            dynamic_batch=not fixed_batch,
+            reduce=None if reduce is None else reduce.value,
+            balance=balance,
+        )
+        write = package if compile else save
+        path = write(program, output, preprocess=preprocessing, categories=given.names_of_classes(categories))
+    say(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, self-test passed")
+    say(f"preprocessing: {preprocessing or 'none is stored; lrpfx run will ask for --mean and --std'}")

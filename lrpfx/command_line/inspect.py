@@ -1,0 +1,58 @@
+"""`lrpfx inspect` and `lrpfx verify`: what a file holds, and whether it still computes the same."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lrpfx.command_line.options import ARTEFACT
+from lrpfx.command_line.terminal import output, table
+from lrpfx.deploy.artefact import load
+from lrpfx.deploy.preprocessing import preprocessing_in
+from lrpfx.errors import LrpfxError
+
+
+def inspect(artefact: ARTEFACT) -> None:
+    """Show the contents of a file: its origin, preprocessing, arguments and results, and the rule of every node."""
+    manifest = load(artefact).manifest
+    categories = manifest.get("categories")
+    facts = {
+        "program": f"{manifest['kind']}, of {manifest['title']}",
+        "composite": manifest["composite"],
+        "canonizers": ", ".join(manifest["canonizers"]) or "none",
+        "target": manifest["target"],
+        "relevance": manifest["reduce"] or "as it is",
+        "preprocessing": str(preprocessing_in(manifest) or "none"),
+        "categories": "none" if categories is None else f"{len(categories)}: {', '.join(categories[:3])}, ...",
+        "tolerance": f"{manifest['tolerance']:.0e}",
+        "made with": f"lrpfx {manifest['lrpfx']}, torch {manifest['torch']}",
+    }
+    console = output()
+    console.print(table(("", ""), list(facts.items()), header=False))
+    shapes = [
+        (role, name, "×".join("batch" if size is None else str(size) for size in one["shape"]), one["dtype"])
+        for role in ("arguments", "results")
+        for name, one in manifest[role].items()
+    ]
+    console.print(table(("", "name", "shape", "dtype"), shapes))
+    merged = manifest["merged"]
+    console.print(
+        table(
+            ("node", "rule", "merged"),
+            [(name, rule, ", ".join(merged.get(name, ()))) for name, rule in manifest["rules"].items()],
+        )
+    )
+
+
+def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify.")]) -> None:
+    """Run the self-tests of files; the exit status is 1 if any fails."""
+    rows, failed = [], False
+    for path in artefacts:
+        try:
+            rows.append((str(path), "passed", f"differs by {load(path).verify():.1e}"))
+        except LrpfxError as error:
+            failed = True
+            rows.append((str(path), "FAILED", str(error)))
+    output().print(table(("file", "self-test", ""), rows))
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,334 @@
+"""Models as the command line names them: a library's, a function's in a module, or the program in a file."""
+
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrpfx.command_line.options import PhotographOptions, categories_in
+from lrpfx.command_line.terminal import messages
+from lrpfx.deploy.artefact import load, suffixes
+from lrpfx.deploy.files import hash_of_file
+from lrpfx.deploy.preprocessing import StoredPreprocessing, image_shape, preprocessing_in, stored_form
+from lrpfx.deploy.runner import Runner
+from lrpfx.errors import InputError, InputTypeError, first_lines, nearest, os_errors
+from lrpfx.explanation.preprocessing import preprocessing_of
+
+DEFAULT, NONE = "DEFAULT", "none"
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model, with what its library or its file knows of it.
+
+    `preprocess`: its library's function, or the stored one. `origin`: how it was made, as text.
+    """
+
+    name: str
+    model: nn.Module | Runner
+    preprocess: Callable[..., Any] | None = None
+    categories: Sequence[str] | None = None
+    origin: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs for models with other weights."""
+        if isinstance(self.model, Runner):
+            return self.origin
+        total = hashlib.sha256(repr(self.model).encode())
+        for name, value in self.model.state_dict().items():
+            total.update(name.encode())
+            if isinstance(value, torch.Tensor):
+                dense = value.detach().cpu().dequantize() if value.is_quantized else value.detach().cpu()
+                total.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()
+
+    def module(self, command: str) -> nn.Module:
+        """The model, if it is a module. Raises `InputError` for the program in a file, which the command cannot use."""
+        if isinstance(self.model, Runner):
+            raise InputError(
+                f"{self.name} is a program, whose rules are fixed: lrpfx inspect {self.name} shows them; lrpfx {command} "
+                "takes a model"
+            )
+        return self.model
+
+    def preprocessing(self, options: PhotographOptions) -> Callable[..., Any] | None:
+        """The preprocessing of photographs: the library's or the file's function as it is, unless options change it."""
+        if not options.given:
+            return self.preprocess
+        known = None if self.preprocess is None else stored_form(self.preprocess)
+        shape = image_shape(self.model.manifest) if isinstance(self.model, Runner) else None
+        chosen = options.preprocessing(known, self._channels(known, shape))
+        fixed = [] if shape is None else [size for size in shape if size is not None]
+        return chosen.for_inputs(tuple(fixed)) if len(fixed) == 3 else chosen
+
+    def required_preprocessing(self, options: PhotographOptions) -> Callable[..., Any]:
+        """The preprocessing of photographs. Raises `InputError` if neither the options nor the library or file states one."""
+        found = self.preprocessing(options)
+        if found is None:
+            lacks = "the file holds no" if isinstance(self.model, Runner) else "there is no known"
+            raise InputError(
+                f"{lacks} preprocessing for {self.name}, and without the right one its maps would be wrong: pass --mean and "
+                "--std (and --size, --resize, if it was trained with them), or --raw if the model takes pixels in [0, 1]"
+            )
+        return found
+
+    def names_of_classes(self, path: Path | None) -> Sequence[str] | None:
+        """The names of the classes: those in the file, or else those that the library or the model's file states."""
+        return self.categories if path is None else categories_in(path)
+
+    def _channels(self, known: StoredPreprocessing | None, shape: Sequence[int | None] | None) -> int:
+        """The channels of the input, as far as they are known; 3 otherwise."""
+        if shape is not None and shape[0] is not None:
+            return shape[0]
+        if known is not None:
+            return len(known.mean)
+        parameters = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
+        first = next((one.shape[1] for one in parameters if one.ndim == 4), 3)
+        return first if first in (1, 3) else 3
+
+
+def model_named(name: str, weights: str | None = None, metadata: str | None = None) -> NamedModel:
+    """The model that a name stands for, in evaluation mode. Raises `InputError` if it or its weights are missing."""
+    kind, colon, rest = name.partition(":")
+    if metadata is not None and kind != "torchvision":
+        raise InputError("--metadata is for models of torchvision; pass --mean, --std and --categories for others")
+    if colon and kind in _LIBRARIES and rest:
+        found = _LIBRARIES[kind](rest, weights or DEFAULT, metadata)
+    elif Path(name).suffix in suffixes() and (Path(name).exists() or not colon):
+        if weights not in (None, NONE):
+            raise InputError(f"{name} has its weights: leave out --weights")
+        runner = load(name)
+        with os_errors(InputError, Path(name), "read"):
+            origin = hash_of_file(Path(name))
+        return NamedModel(name, runner, preprocessing_in(runner.manifest), runner.manifest.get("categories"), origin)
+    else:
+        model = _of_module(name)
+        if weights is not None and weights != NONE:
+            load_weights(model, Path(weights))
+        found = NamedModel(name, model)
+    module = found.model
+    assert isinstance(module, nn.Module)
+    module.eval()
+    stated = None if found.preprocess is not None else preprocessing_of(module)
+    preprocess = found.preprocess if stated is None else stated.function
+    return NamedModel(name, module, preprocess, found.categories or _labels(module))
+
+
+def _labels(model: nn.Module) -> tuple[str, ...] | None:
+    """The names of the classes in the configuration of a Hugging Face model, unless they are only numbered."""
+    known = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(known, dict) or sorted(known) != list(range(len(known))):
+        return None
+    names = tuple(str(known[index]) for index in range(len(known)))
+    return None if all(name.startswith("LABEL_") for name in names) else names
+
+
+def _library(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a torchvision for another torch raises a RuntimeError
+        raise InputError(f"{package} is needed for this model and cannot be imported: {first_lines(error)}") from error
+
+
+# --- torchvision -------------------------------------------------------------------------------------------------------------
+
+
+def _of_torchvision(name: str, weights: str, metadata: str | None) -> NamedModel:
+    models = _library("torchvision.models", "torchvision")
+    try:
+        known = models.get_model_weights(name)
+    except ValueError as error:
+        raise InputError(f"torchvision has no model {name!r}.{nearest(name, models.list_models())}") from error
+    entry = _entry(known, weights)
+    path = None if entry is not None or weights == NONE else Path(weights)
+    if path is not None and not path.exists():
+        names = ", ".join([DEFAULT, *(one.name for one in known), NONE])
+        raise InputError(f"there are no weights {weights!r} for {name}: neither a file nor one of {names}")
+    described = entry
+    if metadata is not None:
+        described = _entry(known, metadata)
+        if described is None:
+            raise InputError(
+                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(one.name for one in known)}"
+            )
+    elif weights == NONE:
+        described = _entry(known, DEFAULT)
+    elif path is not None:
+        described = next((one for one in known if one.url.rpartition("/")[2] == path.name), None)
+    model = _made_by_torchvision(models, name, entry)
+    if path is not None:
+        if described is not None and hasattr(model, "transform_input"):
+            vars(model)["transform_input"] = True  # as torchvision has it for its own weights
+        load_weights(model, path)
+    if described is None:
+        return NamedModel(f"torchvision:{name}", model)
+    return NamedModel(f"torchvision:{name}", model, described.transforms(), described.meta.get("categories"))
+
+
+def _entry(known: Any, name: str) -> Any:
+    """The weights with a name, or None."""
+    if name == NONE or name not in (DEFAULT, *known.__members__) or not len(known):
+        return None
+    return known[name]
+
+
+def _made_by_torchvision(models: Any, name: str, entry: Any) -> nn.Module:
+    cached = entry is None or (Path(torch.hub.get_dir()) / "checkpoints" / entry.url.rpartition("/")[2]).exists()
+    if not cached:
+        messages().print(f"downloading {entry.url}", markup=False)
+    try:
+        model: nn.Module = models.get_model(name, weights=entry)
+    except Exception as error:
+        if cached:
+            raise InputError(f"torchvision cannot make {name}: {first_lines(error)}") from error
+        raise _no_download(f"{entry} from {entry.url}", error) from error
+    return model
+
+
+def _no_download(what: str, error: Exception) -> InputError:
+    return InputError(
+        f"the weights cannot be downloaded: {what} ({first_lines(error)}). Download the file on a machine with access, and "
+        f"pass it by --weights FILE; --weights {NONE} makes a model with random weights"
+    )
+
+
+# --- timm --------------------------------------------------------------------------------------------------------------------
+
+
+def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
+    timm = _library("timm", "timm")
+    architecture = name.partition(".")[0]
+    if ":" not in name and not timm.is_model(architecture):
+        raise InputError(f"timm has no model {name!r}.{nearest(architecture, timm.list_models())}")
+    path = None if weights in (DEFAULT, NONE) else Path(weights)
+    if path is not None and not path.exists():
+        raise InputError(
+            f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG"
+        )
+    try:
+        model = timm.create_model(name, pretrained=weights == DEFAULT)
+    except Exception as error:
+        if weights == DEFAULT and not isinstance(error, RuntimeError):
+            raise _no_download(f"those of timm:{name}", error) from error
+        raise InputError(f"timm cannot make {name}: {first_lines(error)}") from error
+    if path is not None:
+        load_weights(model, path)
+    return NamedModel(f"timm:{name}", model, categories=_categories_of_timm(model))
+
+
+def _categories_of_timm(model: nn.Module) -> tuple[str, ...] | None:
+    """The names of the classes of a model of timm, if it was trained on a known part of ImageNet."""
+    data = importlib.import_module("timm.data")
+    with suppress(Exception):
+        subset = data.infer_imagenet_subset(model)
+        if subset is not None:
+            info = data.ImageNetInfo(subset)
+            full = [str(info.index_to_description(index)) for index in range(info.num_classes())]
+            short = [name.partition(",")[0] for name in full]
+            return tuple(name if short.count(name) == 1 else longer for name, longer in zip(short, full, strict=True))
+    return None
+
+
+# --- Hugging Face ------------------------------------------------------------------------------------------------------------
+
+
+def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel:
+    transformers = _library("transformers", "transformers")
+    if weights != DEFAULT:
+        raise InputError("a model of Hugging Face has its weights in its folder or repository: leave out --weights")
+    try:
+        model = transformers.AutoModelForImageClassification.from_pretrained(name)
+    except Exception as error:
+        raise InputError(
+            f"{name} is neither a folder with an image classifier of transformers nor one that can be downloaded: "
+            f"{first_lines(error)}"
+        ) from error
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(name)
+    except Exception as error:
+        messages().print(f"{name} has no image processor: {first_lines(error)}", markup=False)
+        processor = None
+    return NamedModel(f"huggingface:{name}", model, processor)
+
+
+_LIBRARIES: dict[str, Callable[[str, str, str | None], NamedModel]] = {
+    "torchvision": _of_torchvision,
+    "timm": _of_timm,
+    "huggingface": _of_huggingface,
+}
+
+
+# --- modules and weights -----------------------------------------------------------------------------------------------------
+
+
+def _of_module(name: str) -> nn.Module:
+    """The model given as `module:callable` or `module:name`."""
+    path, colon, attribute = name.partition(":")
+    if not (path and colon and attribute):
+        raise InputError(
+            f"a model is given as torchvision:NAME, timm:NAME, huggingface:NAME, module:callable or a file with the suffix "
+            f"{' or '.join(suffixes())}, not {name!r}"
+        )
+    folder = os.getcwd()
+    before, sys.argv[1:] = sys.argv[1:], []  # they are not meant for the model
+    sys.path.insert(0, folder)
+    try:
+        found: Any = importlib.import_module(path)
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise InputError(f"{name} cannot be imported: {path} has no {part!r}.{nearest(part, dir(found))}")
+            found = getattr(found, part)
+        model = found if isinstance(found, nn.Module) or not callable(found) else found()
+    except InputError:
+        raise
+    except ModuleNotFoundError as error:
+        raise InputError(f"{name} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # from the user's code
+        raise InputError(
+            f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
+            "and returns the model"
+        ) from error
+    finally:
+        sys.argv[1:] = before
+        with suppress(ValueError):
+            sys.path.remove(folder)
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load weights from a file into a model. Nothing in the file is executed. Raises `InputError` if they do not fit."""
+    state = _state_in(path)
+    own = model.state_dict()
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict")
+    for keys, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "has, but the model lacks,")):
+        if keys:
+            first = ", ".join(sorted(map(str, keys))[:3])
+            raise InputError(f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}")
+    try:
+        model.load_state_dict(state)
+    except Exception as error:
+        raise InputError(f"{path} holds no weights of this model: {first_lines(error)}") from error
+
+
+def _state_in(path: Path) -> Any:
+    try:
+        with os_errors(InputError, path, "read"):
+            if path.suffix == ".safetensors":
+                return _library("safetensors.torch", "safetensors").load_file(path)
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
+    except Exception as error:  # torch.load raises many kinds of errors
+        raise InputError(f"{path} holds no weights: {first_lines(error)}") from error

@@ -1,0 +1,235 @@
+"""Options that several commands have, and what their texts mean."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lrpfx.composites import COMPOSITES, Composite, composite_class, composite_named
+from lrpfx.deploy.artefact import suffixes
+from lrpfx.deploy.preprocessing import StoredPreprocessing, stored_form
+from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
+from lrpfx.explanation.default_composite import ByContent
+
+
+class Interpolation(StrEnum):
+    """How pixels between those of a photograph are computed."""
+
+    NEAREST = "nearest"
+    BOX = "box"
+    BILINEAR = "bilinear"
+    HAMMING = "hamming"
+    BICUBIC = "bicubic"
+    LANCZOS = "lanczos"
+
+
+def _composites(incomplete: str) -> Iterator[str]:
+    names = [*COMPOSITES, *(composite.__name__ for composite in COMPOSITES.values())]
+    return (name for name in names if name.startswith(incomplete))
+
+
+def _models(incomplete: str) -> Iterator[str]:
+    yield from (kind for kind in ("torchvision:", "timm:", "huggingface:") if kind.startswith(incomplete))
+    yield from (str(path) for suffix in suffixes() for path in Path().glob(f"*{suffix}") if str(path).startswith(incomplete))
+
+
+MODEL = Annotated[
+    str,
+    typer.Argument(
+        help="torchvision:resnet50, timm:NAME, huggingface:NAME_OR_FOLDER, `module:callable` that makes a model, `module:name` "
+        "of a model, or a file that `lrpfx export` wrote.",
+        autocompletion=_models,
+    ),
+]
+ARTEFACT = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
+WEIGHTS = Annotated[
+    str | None,
+    typer.Option(
+        help="DEFAULT, another name of torchvision's weights, none for random ones, or a file (a state_dict, read with "
+        "weights_only=True, or .safetensors)."
+    ),
+]
+METADATA = Annotated[
+    str | None,
+    typer.Option(
+        help="For a model of torchvision with weights from a file: the name of the weights whose preprocessing and categories "
+        "hold for them, such as DEFAULT."
+    ),
+]
+COMPOSITE = Annotated[
+    str | None, typer.Option(help="Name of the composite; see `lrpfx composites`.", autocompletion=_composites)
+]
+SETTINGS = Annotated[
+    list[str] | None, typer.Option("--set", "--setting", help="Setting of the composite: epsilon=0.1. May be repeated.")
+]
+MEAN = Annotated[str | None, typer.Option(help="Subtracted from pixels in [0, 1]: one number, or one for each channel.")]
+STD = Annotated[str | None, typer.Option(help="Divides the pixels after that: one number, or one for each channel.")]
+SIZE = Annotated[str | None, typer.Option(help="Size of the input in pixels: 224, or HEIGHT,WIDTH. Its middle is cropped.")]
+RESIZE = Annotated[
+    str | None,
+    typer.Option(
+        help="Length of the shorter side before the crop, or HEIGHT,WIDTH; by default the photograph covers the size."
+    ),
+]
+INTERPOLATION = Annotated[Interpolation | None, typer.Option(help="Interpolation of the resize.")]
+RAW = Annotated[bool, typer.Option("--raw", help="The model takes pixels in [0, 1], without mean and std.")]
+CATEGORIES = Annotated[Path | None, typer.Option(help="A file with the names of the classes, one a line, in their order.")]
+SHAPE = Annotated[
+    str | None, typer.Option(help="Shape of an input, batch first: 1,3,224,224. By default that of the preprocessing.")
+]
+
+
+@dataclass(frozen=True)
+class PhotographOptions:
+    """What the options say about the preprocessing of photographs."""
+
+    mean: str | None = None
+    std: str | None = None
+    size: str | None = None
+    resize: str | None = None
+    interpolation: Interpolation | None = None
+    raw: bool = False
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any of them."""
+        return self != PhotographOptions()
+
+    def preprocessing(self, known: StoredPreprocessing | None, channels: int) -> StoredPreprocessing:
+        """The preprocessing: the options, and what they leave open as it is in `known`. `channels`: those of the input."""
+        if self.raw and (self.mean or self.std):
+            raise InputError("--raw is for a model that takes pixels in [0, 1]: leave it out, or --mean and --std")
+        mean, std = ("0", "1") if self.raw else (self.mean, self.std)
+        if known is None and (mean is None or std is None):
+            raise InputError(
+                f"{'--mean' if mean is None else '--std'} is missing: pass both of --mean and --std, or --raw if the model "
+                "takes pixels in [0, 1]"
+            )
+        size, resize = _size("--size", self.size), _size("--resize", self.resize)
+        values: dict[str, Any] = {} if known is None else {name: getattr(known, name) for name in known.__dataclass_fields__}
+        if mean is not None:
+            values["mean"] = _by_channel("--mean", mean, channels)
+        if std is not None:
+            values["std"] = _by_channel("--std", std, channels)
+        if size is not None:
+            values |= {"size": size if isinstance(size, tuple) else (size, size), "resize": None}
+        if resize is not None:
+            values["resize"] = resize
+        if self.interpolation is not None:
+            values["interpolation"] = self.interpolation.value
+        return StoredPreprocessing(**values)
+
+
+def _by_channel(option: str, text: str, channels: int) -> tuple[float, ...]:
+    values = tuple(numbers(text, float))
+    if len(values) not in (1, channels):
+        raise InputError(f"{option} has one number, or one for each of {channels} channels, not {text}")
+    return values if len(values) == channels else values * channels
+
+
+def _size(option: str, text: str | None) -> int | tuple[int, int] | None:
+    if text is None:
+        return None
+    sizes = numbers(text, int)
+    if len(sizes) > 2:
+        raise InputError(f"{option} is one size or HEIGHT,WIDTH, not {text}")
+    return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
+    """The numbers of a comma-separated list."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{text!r} is not a comma-separated list of numbers") from error
+
+
+def shape_of(text: str) -> list[int]:
+    """The sizes of a shape."""
+    sizes = numbers(text, int)
+    if min(sizes) < 1:
+        raise InputError(f"a shape has positive sizes, not {text}")
+    return sizes
+
+
+def categories_in(path: Path) -> tuple[str, ...]:
+    """The names in a file, one a line."""
+    with os_errors(InputError, path, "read"):
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not a text in UTF-8: {error}") from error
+    names = tuple(line.strip() for line in text.strip().splitlines())
+    empty = next((number for number, name in enumerate(names) if not name), None)
+    if not names or empty is not None:
+        raise InputError(
+            f"{path} names no class {'' if empty is None else f'in line {empty + 1}'}: one name a line".replace("  ", " ")
+        )
+    return names
+
+
+def composite_of(name: str, settings: list[str] | None, preprocessing: StoredPreprocessing | None) -> Composite:
+    """The composite with a name and settings. Bounds of the input that it needs are those of the preprocessing."""
+    given = dict(_setting(text) for text in settings or [])
+    try:
+        return composite_named(name, **{**_bounds(name, preprocessing), **given})
+    except LrpfxError:
+        raise
+    except Exception as error:
+        raise InputError(f"the settings do not fit {name}: {first_lines(error)}") from error
+
+
+def _bounds(name: str, preprocessing: StoredPreprocessing | None) -> dict[str, torch.Tensor]:
+    """The settings `low` and `high` of a composite that has them, if the range of the input is known."""
+    if preprocessing is None or signature(composite_class(name)).parameters.keys().isdisjoint(("low", "high")):
+        return {}
+    low, high = preprocessing.range
+    return {"low": low, "high": high}
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"a setting is name=value, not {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError) as error:
+        raise InputError(f"the value of {name} is a number, a list or the like, not {value!r}") from error
+
+
+def composite_or_default(name: str | None, settings: list[str] | None, preprocessing: StoredPreprocessing | None) -> Composite:
+    """The composite with a name, or the one that `lrpfx explain` would choose for the model."""
+    if name is not None:
+        return composite_of(name, settings, preprocessing)
+    if settings:
+        raise InputError("--set is for the settings of a --composite")
+    return ByContent() if preprocessing is None else ByContent(*preprocessing.range)
+
+
+def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
+    """A preprocessing as numbers, or None if there is none or it is more than that."""
+    try:
+        return None if preprocess is None else stored_form(preprocess)
+    except InputError:
+        return None
+
+
+def example_of(shape: str | None, preprocessing: StoredPreprocessing | None) -> torch.Tensor | None:
+    """An input of a shape, or else one as the preprocessing makes it; None if its size is not known."""
+    if shape is not None:
+        sizes = shape_of(shape)
+    else:
+        made = None if preprocessing is None else preprocessing.output_size
+        if preprocessing is None or made is None:
+            return None
+        sizes = [1, len(preprocessing.mean), *made]
+    try:
+        return torch.rand(sizes, device="cpu")
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise InputError(f"there cannot be an input of shape {shape}: {first_lines(error)}") from error

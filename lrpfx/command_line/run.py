@@ -1,0 +1,185 @@
+"""`lrpfx run`: explain a folder of images with the program in a file."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from lrpfx.command_line.image_files import HOPELESS, ImageFile, in_folder, opened, whole_picture
+from lrpfx.command_line.models import model_named
+from lrpfx.command_line.options import (
+    ARTEFACT,
+    CATEGORIES,
+    INTERPOLATION,
+    MEAN,
+    RAW,
+    RESIZE,
+    SIZE,
+    STD,
+    PhotographOptions,
+)
+from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.terminal import Stages, say, stages
+from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.preprocessing import StoredPreprocessing, check_photographs, image_shape, stored_form
+from lrpfx.deploy.runner import Runner
+from lrpfx.errors import InputError, first_lines, nearest, os_errors
+from lrpfx.explanation.explanation import index_of
+from lrpfx.image import CMAPS, get_cmap, imsave
+
+Array = NDArray[Any]
+
+
+def run(
+    artefact: ARTEFACT,
+    images: Annotated[Path, typer.Argument(help="A folder of images.")],
+    output: Annotated[Path, typer.Argument(help="The folder for heatmaps and outputs.csv.")],
+    target: Annotated[
+        str | None, typer.Option(help="The class to explain, by name or index; by default the largest output.")
+    ] = None,
+    mean: MEAN = None,
+    std: STD = None,
+    size: SIZE = None,
+    resize: RESIZE = None,
+    interpolation: INTERPOLATION = None,
+    raw: RAW = False,
+    categories: CATEGORIES = None,
+    cmap: Annotated[str, typer.Option(help="Colour map of the heatmaps.")] = "bwr",
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per batch.")] = 8,
+) -> None:
+    """Explain a folder of images with an exported program: a heatmap for each, and a CSV file of the outputs.
+
+    The file's own preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped
+    run resumes.
+    """
+    with stages(f"loading {artefact}"):
+        given = model_named(str(artefact))
+    runner = given.model
+    if not isinstance(runner, Runner):
+        raise InputError(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
+    shape = _image_shape(runner)
+    found = in_folder(images)
+    preprocessing = stored_form(given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw)))
+    try:
+        check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
+    except RefusedError as error:
+        raise InputError(f"these options do not fit {artefact}: {error}") from error
+    _check_cmap(cmap)
+    if output.exists() and images.samefile(output):
+        raise InputError("the heatmaps would be images of the next run: choose another folder for them")
+    classes = runner.manifest["results"]["output"]["shape"][1]
+    names = given.names_of_classes(categories)
+    if names is not None and len(names) != classes:
+        raise InputError(f"there are {len(names)} names of classes, but the output has {classes} classes")
+    chosen = None if target is None else index_of(int(target) if target.lstrip("-").isdecimal() else target, names, classes)
+    fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
+    if fixed is None and preprocessing.size is None and None in shape:
+        batch_size = 1  # each image has its own size
+    settings = {"program": given.origin, "target": chosen, "preprocessing": preprocessing.to_dict(), "cmap": cmap}
+    columns = ("largest", "explained", "relevance", *(f"output_{number}" for number in range(classes)))
+    place = Place(output, "run.json", "outputs.csv", columns, (".png",))
+    with (
+        os_errors(InputError, output, "written to"),
+        results_in(place, settings, found, "lrpfx run", one_program=True) as results,
+    ):
+        pending = [image for image in found if not results.has(image, _version_of(image))]
+        with stages("explaining", len(found)) as shown:
+            shown.advance(len(found) - len(pending))
+            _explain_all(runner, pending, preprocessing, results, chosen, cmap, fixed or batch_size, fixed, shown)
+    before = f", {len(found) - len(pending)} of them from before," if len(pending) < len(found) else ""
+    done = len(found) - len(results.problems)
+    say(f"{done} heatmaps{before} and outputs.csv in {output}/")
+    results.raise_problems("these images cannot be read")
+
+
+def _explain_all(
+    runner: Runner,
+    images: Sequence[ImageFile],
+    preprocessing: StoredPreprocessing,
+    results: Results,
+    target: int | None,
+    cmap: str,
+    batch_size: int,
+    fixed: int | None,
+    shown: Stages,
+) -> None:
+    for first in range(0, len(images), batch_size):
+        batch: dict[ImageFile, Array] = {}
+        for image in images[first : first + batch_size]:
+            try:
+                batch[image] = preprocessing.array(opened(image.path))
+            except Exception as error:  # decoders raise errors of all kinds
+                results.add_problem(image, error)
+        for image, row, heatmap in _explained(runner, batch, target, fixed) if batch else ():
+            try:
+                with whole_picture(results.place.pictures_of(image)[0]) as temporary:
+                    imsave(temporary, heatmap, cmap=cmap, symmetric=True)
+            except OSError as error:
+                if error.errno in HOPELESS:
+                    raise
+                results.add_problem(image, error)
+            else:
+                results.add(image, row, _version_of(image))
+        shown.advance(len(images[first : first + batch_size]))
+
+
+def _version_of(image: ImageFile) -> str:
+    try:
+        return image.version
+    except OSError:  # the reason is found when it is opened
+        return ""
+
+
+def _image_shape(runner: Runner) -> list[int | None]:
+    """Channels, height and width of the program's input images, None for open sizes."""
+    shape = image_shape(runner.manifest)
+    if shape is None or shape[0] not in (1, 3):
+        shapes = [one["shape"][1:] for name, one in runner.manifest["arguments"].items() if name != "target"]
+        raise InputError(f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}")
+    if runner.manifest["target"] == "weights":
+        raise InputError("the program takes relevance of the output as its target; export it with --target index or max")
+    if len(runner.manifest["results"]["output"]["shape"]) != 2:
+        raise InputError("the program's output is not of shape (batch, classes)")
+    return shape
+
+
+def _check_cmap(cmap: str) -> None:
+    try:
+        get_cmap(cmap)
+    except Exception as error:
+        raise InputError(f"{cmap!r} is not a colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}") from error
+
+
+def _explained(
+    runner: Runner, batch: dict[ImageFile, Array], target: int | None, fixed: int | None
+) -> Iterator[tuple[ImageFile, list[Any], Array]]:
+    """The figures of the table and the relevance of each image of a batch."""
+    pixels = np.stack(list(batch.values()))
+    if fixed is not None:  # fill up the last batch with copies
+        pixels = np.concatenate([pixels] * fixed)[:fixed]
+    name = next(iter(runner.manifest["arguments"]))
+    arguments = {name: pixels.astype(runner.manifest["arguments"][name]["dtype"])}
+    results = _run_for(runner, arguments, target)
+    maps = results["relevance"]
+    maps = maps if maps.ndim == 3 else maps.sum(1)
+    for image, values, heatmap in zip(batch, results["output"], maps, strict=False):
+        best = int(values.argmax())
+        total = None if heatmap.dtype == np.uint8 else float(heatmap.astype(np.float64).sum())
+        explained = best if target is None else target
+        yield image, [best, explained, "" if total is None else total, *map(float, values)], heatmap
+
+
+def _run_for(runner: Runner, arguments: dict[str, Array], target: int | None) -> dict[str, Array]:
+    """The results for a class; if none is given, for the largest output of each sample."""
+    if runner.manifest["target"] == "max":
+        if target is not None:
+            raise InputError("the program explains its largest output; export it with --target index to choose a class")
+        return runner(**arguments)
+    count = len(next(iter(arguments.values())))
+    results = runner(**arguments, target=np.full(count, target or 0))
+    if target is None:
+        results = runner(**arguments, target=results["output"].argmax(1))
+    return results

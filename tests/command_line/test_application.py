@@ -1,0 +1,206 @@
+"""How commands end: results of files, messages for mistakes, interrupts."""
+
+import importlib
+import logging
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from command_line.commands import exported, exported_before, run, run_program
+from typer.testing import CliRunner
+
+import lrpfx
+from lrpfx.command_line import application, export, options, terminal
+from lrpfx.composites import COMPOSITES, EpsilonGammaBox, composite_class
+from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
+from lrpfx.deploy.preprocessing import INTERPOLATIONS
+
+
+def test_inspect_and_verify(folder):
+    exported("model.pt2", "--balance", "--record", "0")
+    _, printed = run("inspect", "model.pt2")
+    for expected in ("EpsilonPlusFlat()", "batch×3×8×8", "Flat(stabilizer=1e-06)", "Epsilon(epsilon=1e-06)", "balance"):
+        assert expected in printed
+    assert run("verify", "model.pt2")[0] == 0
+    (folder / "broken.pt2").write_bytes((folder / "model.pt2").read_bytes()[:-1])
+    status, printed = run("verify", "model.pt2", "broken.pt2")
+    assert status == 1 and "passed" in printed and "FAILED" in printed
+
+
+def test_a_terminal_shows_what_an_export_does(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    status, shown = run_program("export", "small_model:make", "model.pt2", "--shape", "1,3,8,8", "--target", "max")
+    assert status == 0, shown
+    assert any(step in shown for step in ("tracing a batch", "comparing a batch", "for its self-test")), shown
+    assert "self-test passed" in " ".join(shown.split())
+
+
+def test_stages_that_take_long_leave_a_line(capsys):
+    with terminal.stages("one") as shown:
+        shown.began -= 2.5
+        logging.getLogger("lrpfx.deploy").info("two [bold]")
+        shown.began -= 1.5
+        shown.begin("three")
+    assert re.fullmatch(r"one: 2\.5 s\ntwo \[bold\]: 1\.5 s\n", capsys.readouterr().err)
+    with pytest.raises(KeyboardInterrupt), terminal.stages("one") as shown:
+        shown.began -= 5
+        raise KeyboardInterrupt
+    assert not capsys.readouterr().err
+    assert not any(isinstance(one, terminal.Stages) for one in logging.getLogger("lrpfx").handlers)
+
+
+def test_version():
+    status, printed = run("--version")
+    versions = f"lrpfx {lrpfx.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    assert status == 0 and printed == f"{versions}\n"
+
+
+def test_composites_are_listed_and_found_by_both_names():
+    status, printed = run("composites")
+    for name, composite in COMPOSITES.items():
+        assert status == 0 and f"{name}, {composite.__name__}(" in printed
+        assert composite_class(name) is composite_class(composite.__name__) is composite
+    assert "epsilon_gamma_box, EpsilonGammaBox(low, high, epsilon=1e-06, gamma=0.25" in printed
+
+
+def test_bounds_of_the_input_come_from_the_preprocessing(folder):
+    exported("model.pt2", "--composite", "epsilon_gamma_box")
+    assert "ZBox(low=Tensor(1, 3, 1, 1), high=Tensor(1, 3, 1, 1)" in run("inspect", "model.pt2")[1].replace("\n", " ")
+    runner = lrpfx.load("model.pt2")
+    model = importlib.import_module("small_model").make().eval()
+    model.load_state_dict(torch.load("weights.pt", weights_only=True))
+    image = torch.rand(2, 3, 8, 8)
+    expected = lrpfx.attribute(lrpfx.transform(model, EpsilonGammaBox(low=0.0, high=1.0)), image, 1)
+    torch.testing.assert_close(runner(image, torch.tensor([1, 1]))["relevance"], expected.relevance, rtol=1e-4, atol=1e-6)
+
+
+def test_interpolations_and_kinds_of_target_are_all_there():
+    assert {one.value for one in options.Interpolation} == set(INTERPOLATIONS)
+    assert {one.value for one in export.Target} == set(TARGETS)
+    assert {one.value for one in export.Reduction} == set(REDUCTIONS) - {None}
+
+
+def test_completion(monkeypatch, folder):
+    exported_before()
+    for words, number, expected in (
+        ("lrpfx export x y --composite epsilon_g", 5, "epsilon_gamma_box"),
+        ("lrpfx export x y --composite EpsilonG", 5, "EpsilonGammaBox"),
+        ("lrpfx export x y --reduce ab", 5, "absolute"),
+        ("lrpfx explain tor", 2, "torchvision:"),
+        ("lrpfx explain mod", 2, "model.pt2"),
+    ):
+        environment = {"_LRPFX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        result = CliRunner().invoke(application.app, [], env=environment, prog_name="lrpfx")
+        assert expected in result.output.split()
+
+
+BROKEN = """
+import torch
+from torch import nn
+
+def raises():
+    raise OSError("no such disk")
+
+def wants(size):
+    return nn.Linear(size, size)
+
+def other():
+    return nn.Sequential(*[nn.Linear(2, 2) for _ in range(80)])
+
+1 / 0 if __name__ == "broken_module" else None
+"""
+
+
+def test_mistakes_are_short_messages(folder):
+    (folder / "broken.py").write_text(BROKEN)
+    (folder / "broken_module.py").write_text(BROKEN)
+    shape = ["--shape", "1,3,8,8"]
+    for arguments, message in [
+        (["export", "small_model:make", "m.pt2", *shape, "--composite", "epsilon_gamma_box"], "needs the settings low, high"),
+        (["export", "small_model:make", "m.pt2", *shape, "--composite", "epsilon_plas"], "Did you mean 'epsilon_plus'"),
+        (["export", "small_model:make", "m.pt2", *shape, "--setting", "epsilom=1"], "Did you mean 'epsilon'"),
+        (["export", "small_model:make", "m.pt2", "--shape", "1,4,8,8"], "cannot run on an input of shape 1,4,8,8"),
+        (["export", "small_model:make", "m.pt2", "--shape", "3,8"], "cannot run on an input of shape"),
+        (["export", "small_model:maek", "m.pt2", *shape], "Did you mean 'make'"),
+        (["export", "broken:raises", "m.pt2", *shape], "OSError: no such disk"),
+        (["export", "broken:wants", "m.pt2", *shape], "Give a function that takes none"),
+        (["export", "broken_module:other", "m.pt2", *shape], "ZeroDivisionError"),
+        (["export", "broken:other", "m.pt2", "--shape", "1,2", "--weights", "weights.pt"], "it lacks 156 of them"),
+        (["export", "small_model:make", "m.pt2", *shape, "--target", "indx"], "'index'"),
+        (["export", "small_model:make", "absent/m.pt2", *shape], "there is no folder"),
+        (["inspekt", "m.pt2"], "inspekt"),
+        (["run", "m.pt2", "images", "results"], "cannot be read"),
+    ]:
+        status, printed = run_program(*arguments)
+        assert status == 2 and message in " ".join(printed.split()), printed
+        assert "Traceback" not in printed and len(printed.splitlines()) < 12, printed
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.3, 1.0, 2.0])
+def test_interrupts_are_messages(delay, folder):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    printed = "".join(process.communicate(timeout=60))
+    started = ("lrpfx/__main__.py", "lrpfx/command_line/application.py")
+    before_main = not any(name in printed for name in started)  # Python is importing the package
+    assert ("Traceback" not in printed or before_main) and process.returncode in (2, 1, -2), printed
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["export", "small_model", "m.pt2", "--shape", "1,3,8,8"], "module:callable"),
+        (["export", "small_model:absent", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
+        (["export", "absent:make", "m.pt2", "--shape", "1,3,8,8"], "cannot be imported"),
+        (["export", "small_model:number", "m.pt2", "--shape", "1,3,8,8"], "an object of type int"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,x"], "not a comma-separated list of numbers"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "0,3,8,8"], "positive sizes"),
+        (["export", "small_model:ready", "m.zip", "--shape", "1,3,8,8"], "suffix"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--composite", "best"], "no composite named"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--setting", "low"], "name=value"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--setting", "low=x y"], "the value of low"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "absent.pt"], "cannot be read"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "small_model.py"], "holds no weights"),
+        (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "pickled.pt"], "holds no weights"),
+        (["run", "absent.pt2", "images", "results"], "cannot be read"),
+        (["run", "model.pt2", "absent", "results"], "no folder"),
+        (["run", "model.pt2", "results", "results"], "no images"),
+        (["run", "model.pt2", "images", "results", "--std", "0"], "std is positive"),
+        (["run", "model.pt2", "images", "results", "--mean", "1,2"], "one for each of 3 channels"),
+        (["run", "model.pt2", "images", "results", "--target", "9"], "out of range"),
+        (["run", "weights.pt2", "images", "results"], "relevance of the output as its target"),
+        (["inspect", "small_model.py"], "damaged"),
+    ],
+)
+def test_mistakes(folder, arguments, message):
+    torch.save({"0.weight": Mistake()}, "pickled.pt")
+    os.mkdir("results")
+    if arguments[:2] == ["run", "model.pt2"]:
+        exported_before()
+    if arguments[1] == "weights.pt2":
+        exported("weights.pt2", "--target", "weights")
+    with pytest.raises(lrpfx.LrpfxError, match=message):
+        run(*arguments)
+    assert not os.listdir("results") and not os.path.exists("m.pt2")
+
+
+class Mistake:
+    """What a pickle could run."""
+
+
+def test_as_a_program(folder):
+    """Errors are messages without a traceback."""
+    command = [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 2 and "error: absent.pt2 cannot be read" in process.stderr
+    assert "Traceback" not in process.stderr
