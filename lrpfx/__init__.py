@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.sentences import TextExplanation
     from lrpfx.pipeline import node_names, transform
-    from lrpfx.reports.assignment import assignment, history
+    from lrpfx.reports.assignment import assignment
     from lrpfx.reports.check import Report, check
     from lrpfx.reports.drawing import draw, to_networkx
+    from lrpfx.reports.history import history
     from lrpfx.reports.ledger import Ledger, ledger
 
 # An installation has lrpfx.passes inside this folder. In the repository, passes/ is beside it.
@@ -49,7 +50,8 @@ _NAMES_IN = {
         *("ArtefactError", "CaptureError", "InputError", "InputTypeError", "LoweringError", "LrpfxError", "LrpfxWarning"),
         *("PassError", "RuleError", "UnsupportedOperationError", "VerificationError"),
     ),
-    "reports.assignment": ("assignment", "history"),
+    "reports.assignment": ("assignment",),
+    "reports.history": ("history",),
     "deploy.lowering": ("lower",),
     "pipeline": ("node_names", "transform"),
     "reports.check": ("Report", "check"),

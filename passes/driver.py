@@ -1,8 +1,10 @@
 """The driver: runs passes, checks the graph after each pass, and records the history."""
 
 import dataclasses
+import logging
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.support.torch_internals import pytree
+
+logger = logging.getLogger(__name__)
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
 NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
@@ -196,6 +200,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
         raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass ensures this")
     if step.changes_outputs and verification is not None and program.unverified:
         _verify(program, verification)
+    began = log_begin(step.stage, step.name)
     before = _structure(program)
     try:
         result = step.run(program)
@@ -208,6 +213,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
     program.properties += [new for new in step.ensures if new not in program.properties]
     _check_properties(program, step)
     record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "", changed)
+    log_end(step.stage, step.name, result.matches, began)
     if step.changes_outputs and verification is not None:
         verification.expect_outputs_of(program)
         return result
@@ -240,7 +246,9 @@ def _check_properties(program: Program, step: GraphPass) -> None:
 
 def _verify(program: Program, verification: Verification) -> None:
     """Verify all changes since the last verification."""
-    verification.check(program, " and ".join(program.unverified))
+    changes, began = " and ".join(program.unverified), time.perf_counter()
+    verification.check(program, changes)
+    logger.debug("verified %s: %.3f s", changes, time.perf_counter() - began)
     program.unverified.clear()
 
 
@@ -303,6 +311,17 @@ def record(program: Program, stage: str, name: str, result: PassResult, unverifi
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:
         dump(program.history[-1], len(program.history), Path(directory))
+
+
+def log_begin(stage: str, name: str) -> float:
+    """Log the begin of a step under its name in the history. Returns the time for `log_end`."""
+    logger.info("%s %s", stage.upper(), name)
+    return time.perf_counter()
+
+
+def log_end(stage: str, name: str, matches: int, began: float) -> None:
+    """Log what a step did, and in what time."""
+    logger.debug("%s %s: %d matched, %.3f s", stage.upper(), name, matches, time.perf_counter() - began)
 
 
 def verified_after_all(program: Program, first: int = 0) -> None:

@@ -12,6 +12,7 @@ from lrpfx.errors import CaptureError, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
 from lrpfx.passes.properties import NAMED, Property
+from lrpfx.support.html import element
 from lrpfx.support.torch_internals import OpOverload
 
 #: Key in an exported program's metadata for its compilation history.
@@ -36,6 +37,9 @@ class PassRecord:
         lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
         lines += [f"#   not verified: {self.unverified}"] if self.unverified else []
         return "\n".join([*lines, self.code])
+
+    def _repr_html_(self) -> str:
+        return element("pre", str(self), style="white-space:pre;overflow-x:auto;text-align:left")
 
 
 @dataclass

@@ -18,6 +18,7 @@ from torch import nn
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.support.interrupts import NativeContext
+from lrpfx.support.optional_packages import progress_bar
 
 AttrOutput = torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
 OutputFunction = Callable[[torch.Tensor], torch.Tensor]
@@ -174,7 +175,7 @@ class _Sampling(Gradient):
         total = torch.zeros_like(input)
         output = total
         samples = len(input)
-        for start in _progress(range(0, self.n_iter, self.batch_size), self.progress):
+        for start in progress_bar(range(0, self.n_iter, self.batch_size), self.progress, type(self).__name__):
             indices = range(start, min(start + self.batch_size, self.n_iter))
             batch = torch.cat([variant(index) for index in indices])
             outputs, gradients = self.grad(batch, _for_each(attr_output_fn, len(indices)))
@@ -297,7 +298,7 @@ class Occlusion(Attributor):
         result = torch.zeros_like(input)
         count, masks = self._masks(input)
         samples = len(input)
-        for _ in _progress(range(0, count, self.batch_size), self.progress):
+        for _ in progress_bar(range(0, count, self.batch_size), self.progress, type(self).__name__):
             chosen = list(islice(masks, self.batch_size))
             occluded = torch.cat([self.occlusion_fn(input, mask) for mask in chosen])
             scores = _for_each(attr_output_fn, len(chosen))(self.model(occluded)).reshape(len(occluded), -1).sum(1)
@@ -333,13 +334,3 @@ def _check_positive(**values: int) -> None:
             raise InputTypeError(f"{name} is an int, not {value!r}")
         if value < 1:
             raise InputError(f"{name} is at least 1, not {value}")
-
-
-def _progress(steps: range, shown: bool) -> Iterator[int]:
-    if not shown:
-        return iter(steps)
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise InputError("a progress bar needs tqdm: pip install tqdm") from error
-    return iter(tqdm(steps))

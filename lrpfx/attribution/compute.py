@@ -17,6 +17,7 @@ from torch import fx, nn
 from lrpfx.attribution.infinite_masks import hiding, input_node, other_reader
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
+from lrpfx.attribution.summary import summary_of
 from lrpfx.attribution.targets import Target, Targets, listed, relevance_of_output, without_arrays
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from lrpfx.ir.node import (
@@ -47,6 +48,7 @@ from lrpfx.runtime.explain_module import (
 from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.plain_calls import with_plain_calls
 from lrpfx.runtime.ruled_operation import Execution
+from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules, pytree
 from lrpfx.types import Embedding, Neutral
@@ -72,6 +74,11 @@ class Attribution(Generic[Relevance]):
     relevance: Relevance
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # in the shapes of the constants
+    targets: int | None = None  # how many, if each relevance has a leading dimension for them
+
+    def _repr_html_(self) -> str:
+        """Shapes and sums, and heatmaps of images, for notebooks."""
+        return summary_of(self.output, self.relevance, self.layers, self.constants, self.targets)
 
 
 @overload
@@ -85,6 +92,7 @@ def attribute(
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
+    progress: bool = False,
 ) -> Attribution[torch.Tensor]: ...
 @overload
 def attribute(
@@ -97,6 +105,7 @@ def attribute(
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
+    progress: bool = False,
 ) -> Attribution[dict[str, Any]]: ...
 @overload
 def attribute(
@@ -109,6 +118,7 @@ def attribute(
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
+    progress: bool = False,
 ) -> Attribution[tuple[Any, ...]]: ...
 def attribute(
     explain_model: nn.Module,
@@ -120,6 +130,7 @@ def attribute(
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
+    progress: bool = False,
 ) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
@@ -140,13 +151,15 @@ def attribute(
     `targets` instead of `target`: several for each sample, explained with one forward pass, as a list of such targets or a
     tensor with a dimension for them in front; all relevances then have a leading dimension for the targets. `chunk_size` limits
     how many are propagated together, which bounds the memory. The default is all of them; on a CPU it is one, which is faster
-    there.
+    there. `progress` shows a bar of the targets that are done (needs tqdm).
 
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
     issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
     that is explained after a final softmax.
     """
-    attribution, objection = find_attribution(explain_model, inputs, target, targets, record, output, chunk_size, constants)
+    attribution, objection = find_attribution(
+        explain_model, inputs, target, targets, record, output, chunk_size, constants, progress
+    )
     message = None if torch.compiler.is_compiling() else objection()
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
@@ -213,6 +226,7 @@ def find_attribution(
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
+    progress: bool = False,
 ) -> tuple[Attribution[Any], Callable[[], str | None]]:
     """The result of `attribute`, and a function that returns an objection if the result is implausible, or None."""
     module = explainable(explain_model, "attribute")
@@ -256,14 +270,14 @@ def find_attribution(
         found: Sequence[torch.Tensor]
         if several and is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
             parts = []
-            for number, seed in enumerate(seeds):
+            for number, seed in enumerate(progress_bar(seeds, progress, unit="target")):
                 forward = run(runner, traced, probes) if number else forward
                 parts.append(relevances_of(forward.output, wanted, seed, forward.factors))
             found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
         elif several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
             size = 1 if alone else chunk_size or len(seeds)
-            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), forward.factors, size)
+            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), forward.factors, size, progress)
         else:
             found = relevances_of(explained, wanted, seeds[0], forward.factors)
     first = len(arguments.leaves) + len(names)
@@ -288,7 +302,9 @@ def find_attribution(
 
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
-    return Attribution(explained.detach(), of_inputs, {name: recorded[name] for name in record}, of_constants), objection
+    of_layers = {name: recorded[name] for name in record}
+    of_each = len(seeds) if several else None
+    return Attribution(explained.detach(), of_inputs, of_layers, of_constants, of_each), objection
 
 
 @dataclass
@@ -385,10 +401,12 @@ def _relevances_in_chunks(
     seeds: torch.Tensor,
     factors: Sequence[torch.Tensor | None],
     chunk_size: int,
+    progress: bool = False,
 ) -> list[torch.Tensor]:
     """Relevance of the wanted tensors for each seed, with a leading dimension for the seeds."""
     parts: list[Sequence[torch.Tensor]] = []
-    for first in range(0, len(seeds), chunk_size):
+    steps = progress_bar(range(0, len(seeds), chunk_size), progress, unit="target" if chunk_size == 1 else "chunk")
+    for first in steps:
         chunk = seeds[first : first + chunk_size]
         is_last = first + chunk_size >= len(seeds)
         if len(chunk) == 1:

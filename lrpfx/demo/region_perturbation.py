@@ -37,8 +37,8 @@ from lrpfx.demo import photographs
 from lrpfx.demo.deletion import Mean, deletions, means
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
 from lrpfx.demo.tables import markdown_table
-from lrpfx.reports.format_table import format_table
 from lrpfx.rules import ReLUGuidedBackprop
+from lrpfx.support.format_table import format_table
 from lrpfx.types import Activation
 
 BLOCK = 16  # pixels

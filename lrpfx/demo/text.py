@@ -21,7 +21,7 @@ from lrpfx.demo.explanations import COMPOSITES, Question
 from lrpfx.demo.sentence_pairs import PAIRS
 from lrpfx.demo.sentence_similarity import MiniLM
 from lrpfx.demo.tables import markdown_table
-from lrpfx.reports.format_table import format_table
+from lrpfx.support.format_table import format_table
 from lrpfx.text import heatmap
 
 matplotlib.use("Agg")

@@ -25,7 +25,7 @@ from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
 from lrpfx.passes.stages import Settings, passes_of
-from lrpfx.reports.assignment import history
+from lrpfx.reports.history import history
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 

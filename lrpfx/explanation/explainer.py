@@ -15,7 +15,7 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explanation import Answer, Explanation, Explanations
 from lrpfx.explanation.geometry import Geometry
-from lrpfx.explanation.photographs import Photograph, as_photographs, is_several, photographs
+from lrpfx.explanation.photographs import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.explanation.running import Class, Run, Wanted, placed_for, run_module, run_program
 from lrpfx.explanation.sentences import explain_sentences
@@ -24,6 +24,7 @@ from lrpfx.passes import final_softmax
 from lrpfx.pipeline import transform
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.support.optional_packages import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Explainer:
     torchvision's models. `tokenizer`: for models of text. `record`: layers whose relevance explanations hold (see
     `lrpfx.node_names`). `batch_size`: how many photographs of one size run together; programs for one batch size keep it.
     `example_inputs`: for `lrpfx.transform`; by default the first batch.
+    `progress`: whether to show a bar of the photographs or texts that are done (needs tqdm).
 
     Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for other arguments.
     """
@@ -54,6 +56,7 @@ class Explainer:
         record: str | Sequence[str] = (),
         batch_size: int = 8,
         example_inputs: Any = None,
+        progress: bool = False,
     ) -> None:
         if not isinstance(model, (nn.Module, Runner)):
             raise InputTypeError(
@@ -70,6 +73,7 @@ class Explainer:
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
         self.batch_size = batch_size if fixed is None else fixed
         self.example_inputs = example_inputs
+        self.progress = progress
         is_explainable = isinstance(getattr(model, "_orig_mod", model), ExplainModule)
         self._explain_model = model if isinstance(model, nn.Module) and is_explainable else None
         if composite is not None and (isinstance(model, Runner) or self._explain_model is not None):
@@ -86,10 +90,11 @@ class Explainer:
             if isinstance(self.model, Runner):
                 raise InputError("programs of text models take tokens: call the runner itself")
             wanted = Wanted(target, targets)
-            explained = explain_sentences(self._module, self.tokenizer, texts, wanted, self.categories)
+            explained = explain_sentences(self._module, self.tokenizer, texts, wanted, self.categories, self.progress)
             return explained if isinstance(images, (list, tuple)) else explained[0]
         several = is_several(images)
-        found = list(self._explanations(images, target, targets))
+        total = count_of(images) if self.progress else None
+        found = list(progress_bar(self._explanations(images, target, targets), self.progress, "explaining", "image", total))
         return Explanations(found) if several else found[0]
 
     @property
@@ -211,6 +216,7 @@ def explain(
     record: str | Sequence[str] = (),
     batch_size: int = 8,
     example_inputs: Any = None,
+    progress: bool = False,
 ) -> Any:
     """Why a model gives a photograph or a sentence its class. Returns an `Explanation`, or `Explanations` of several images.
 
@@ -225,6 +231,7 @@ def explain(
         record=record,
         batch_size=batch_size,
         example_inputs=example_inputs,
+        progress=progress,
     )
     return explainer(images, target, targets=targets)
 

@@ -1,7 +1,5 @@
 """What an explanation holds, and the pictures that it draws. It needs neither the model nor the explainer."""
 
-import base64
-import html
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from lrpfx import pictures
 from lrpfx.deploy.files import whole_file
 from lrpfx.errors import InputError, InputTypeError, nearest, os_errors
 from lrpfx.explanation.geometry import Geometry
+from lrpfx.support.html import element, html_table, image_html
 
 Array = NDArray[Any]
 
@@ -238,15 +237,12 @@ class Explanation:
         return save_picture(self.sheet(), target)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(one.name)}</td><td>{one.score:.3g}</td>"
-            f"<td>{'' if one.probability is None else f'{one.probability:.1%}'}</td></tr>"
-            for one in self.top()
-        )
-        return (
-            f'<img alt="{html.escape(repr(self))}" src="{as_address(self.sheet())}">'
-            f"<table><tr><th>class</th><th>output</th><th>probability</th></tr>{rows}</table>"
-            f"<p>{html.escape(str(self.balance))}</p>"
+        rows = [
+            (one.name, f"{one.score:.3g}", "" if one.probability is None else f"{one.probability:.1%}") for one in self.top()
+        ]
+        columns = ("class", "output", "probability")
+        return "".join(
+            [image_html(self.sheet(), repr(self)), html_table(columns, rows, columns[1:]), element("p", str(self.balance))]
         )
 
 
@@ -347,13 +343,6 @@ def write(path: Path, content: bytes) -> Path:
         with whole_file(path, path.suffix) as temporary:
             temporary.write_bytes(content)
     return path
-
-
-def as_address(picture: Image.Image) -> str:
-    """A picture as an address that holds it, for HTML."""
-    content = io.BytesIO()
-    picture.save(content, format="JPEG", quality=90)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def show(picture: Image.Image) -> None:

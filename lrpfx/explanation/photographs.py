@@ -32,6 +32,11 @@ def is_several(images: Any) -> bool:
     return isinstance(images, (np.ndarray, torch.Tensor)) and images.ndim == 4
 
 
+def count_of(images: Any) -> int:
+    """The number of photographs that `images` stands for; none is opened."""
+    return sum(1 for _ in _items(images))
+
+
 def photographs(images: Any) -> Iterator[Photograph]:
     """The photographs that `images` stands for, opened one by one.
 

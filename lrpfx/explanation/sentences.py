@@ -16,6 +16,7 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.explanation import Answer, Array, Balance, Category, category_of, index_of, show
 from lrpfx.explanation.running import Class, Wanted, checked_output
 from lrpfx.runtime.explain_module import explainable
+from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
 
@@ -94,9 +95,13 @@ def explain_sentences(
     texts: Sequence[str],
     wanted: Wanted,
     categories: Sequence[str] | None,
+    progress: bool = False,
 ) -> list[TextExplanation]:
     """Explain each text. `module_for`: the explainable module for the model's inputs."""
-    found = [_explained(module_for, tokenizer, text, wanted.of_image(number), categories) for number, text in enumerate(texts)]
+    found = [
+        _explained(module_for, tokenizer, text, wanted.of_image(number), categories)
+        for number, text in enumerate(progress_bar(texts, progress, "explaining", "text"))
+    ]
     wanted.check_number(len(found))
     return found
 

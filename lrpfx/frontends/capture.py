@@ -1,6 +1,7 @@
 """CAPTURE and NORMALIZE: build the graph on which all later stages and all node names are based."""
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError
+from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError, first_lines
 from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
 from lrpfx.frontends.open_sizes import (
@@ -35,11 +36,23 @@ from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
-from lrpfx.passes.driver import NOT_VERIFIED, Verification, fresh, random_arguments, record, run_passes, verified_after_all
+from lrpfx.passes.driver import (
+    NOT_VERIFIED,
+    Verification,
+    fresh,
+    log_begin,
+    log_end,
+    random_arguments,
+    record,
+    run_passes,
+    verified_after_all,
+)
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 from lrpfx.support.torch_internals import pytree, size_symbol
+
+logger = logging.getLogger(__name__)
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
@@ -130,7 +143,9 @@ class SymbolicTrace(FrontEnd):
         if gathered:
             raise CaptureError(f"forward does not name the argument {gathered[0]!r}, so the symbolic trace has no input for it")
         given = {} if args is None else dict(zip(names, args, strict=True))
+        began = log_begin("capture", self.name)
         program = capture_symbolic(model, request.opaque, given)
+        log_end("capture", self.name, len(program.graph.nodes), began)
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
         if args is None:
@@ -177,8 +192,10 @@ class TorchExport(FrontEnd):
         failure: LrpfxError | None = None
         for dimensions in attempts(named, request.wishes):
             example = enlarged(named, dimensions, lambda larger: _succeeds(run, larger))
+            began = log_begin("capture", self.name)
             try:
                 program, sizes = capture_export(model, example, dimensions)
+                log_end("capture", self.name, len(program.graph.nodes), began)
                 program = _normalized(program, self.name, verification, request.settings)
                 guards, verification.another = settle(program, sizes, example, run, request.wishes, named)
             except FinalCaptureError:
@@ -217,6 +234,7 @@ def _captured(
         try:
             found = front_end.capture(request)
         except (CaptureError, VerificationError) as error:
+            logger.info("%s cannot capture %s: %s", front_end.title, type(model).__name__, first_lines(error, 1))
             if captured is not None:
                 reason = (unknown[0], f"kept the graph of another front end: {error}")
                 record(captured[0], "capture", front_end.name, PassResult(reasons=[reason]))
@@ -296,7 +314,9 @@ def refuse_scripts(model: nn.Module) -> None:
 def _of_exported(
     model: ExportedProgram, example_inputs: ExampleInputs, settings: Settings
 ) -> tuple[Program, Verification | None]:
+    began = log_begin("capture", TorchExport.name)
     program = capture_program(model)
+    log_end("capture", TorchExport.name, len(program.graph.nodes), began)
     names = [node.target for node in program.graph.nodes if node.op == "placeholder"]
     if example_inputs is None:
         args, keywords = model.example_inputs or ((), {})

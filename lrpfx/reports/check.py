@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.export import ExportedProgram
@@ -28,9 +28,15 @@ from lrpfx.passes.driver import NOT_VERIFIED, Verification, run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.reports.assignment import NEUTRAL
-from lrpfx.reports.format_table import format_table
+from lrpfx.runtime.rule_table import NEUTRAL
+from lrpfx.support.format_table import format_table
+from lrpfx.support.html import bullets, element, html_table
+from lrpfx.support.optional_packages import data_frame
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_COLUMNS = ("operator", "kind", "calls", "rules", "without a rule")
 MERGED = "merged into"  # how the passes report a merged batch norm
 
 
@@ -67,23 +73,48 @@ class Report:
         """The report as plain data."""
         return {**asdict(self), "ok": self.ok}
 
+    def to_pandas(self) -> "DataFrame":
+        """The operators as a DataFrame with the attributes of `OperatorUse` as columns. `InputError` without pandas."""
+        rows = [{**vars(use), "rules": ", ".join(use.rules), "uncovered": ", ".join(use.uncovered)} for use in self.operators]
+        return data_frame(rows, {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__})
+
     def __str__(self) -> str:
-        lines = [f"{self.model}: {'ready' if self.ok else 'not ready'}, {self.coverage:.0%} of the operations covered", ""]
+        lines = [f"{self.model}: {self._verdict()}", ""]
         lines += [f"front end {name}: {text}" for name, text in self.front_ends.items()]
         if self.operators:
-            rows = [
-                (use.operator, use.kind, str(use.count), _first(use.rules), ", ".join(use.uncovered) or "-")
-                for use in self.operators
-            ]
-            lines += ["", format_table(("operator", "kind", "calls", "rules", "without a rule"), rows, ("calls",))]
-        for title, texts in (
+            lines += ["", format_table(_COLUMNS, self._operator_rows(), ("calls",))]
+        for title, texts in self._lists():
+            lines += ["", f"{title}:", *(f"  {text}" for text in texts)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = [
+            element("p", element("b", self.model), f": {self._verdict()}"),
+            html_table(("front end", ""), list(self.front_ends.items())) if self.front_ends else "",
+            html_table(_COLUMNS, self._operator_rows(), ("calls",)) if self.operators else "",
+        ]
+        for title, texts in self._lists():
+            parts += [element("p", element("b", title), style="margin:.5em 0 0"), bullets(texts)]
+        return "".join(parts)
+
+    def _verdict(self) -> str:
+        return f"{'ready' if self.ok else 'not ready'}, {self.coverage:.0%} of the operations covered"
+
+    def _operator_rows(self) -> list[tuple[str, ...]]:
+        return [
+            (use.operator, use.kind, str(use.count), _first(use.rules), ", ".join(use.uncovered) or "-")
+            for use in self.operators
+        ]
+
+    def _lists(self) -> list[tuple[str, Sequence[str]]]:
+        """The lists below the table that are not empty."""
+        lists: list[tuple[str, Sequence[str]]] = [
             ("batch norms", self._batch_norm_lines()),
             ("problems", self.problems),
             ("warnings", self.warnings),
             ("next", self.next_steps),
-        ):
-            lines += ["", f"{title}:", *(f"  {text}" for text in texts)] if texts else []
-        return "\n".join(lines)
+        ]
+        return [(title, texts) for title, texts in lists if texts]
 
     def _batch_norm_lines(self) -> list[str]:
         merged = [name for name, text in self.batch_norms if text.startswith(MERGED)]

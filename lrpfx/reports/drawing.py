@@ -11,9 +11,9 @@ from torch import fx, nn
 
 from lrpfx.errors import InputError, LrpfxError
 from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, support_label
-from lrpfx.reports.assignment import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_label
 from lrpfx.reports.ledger import PARTS, Ledger
 from lrpfx.runtime.explain_module import explainable, rule_module_of
+from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_label
 
 MODULE = "module"  # the kind of a node that represents all nodes of a module
 

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import fx, nn
@@ -20,14 +20,22 @@ from lrpfx.attribution.targets import Target, relevance_of_output
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
-from lrpfx.reports.assignment import GRADIENT, OUTPUT, rule_label
-from lrpfx.reports.format_table import format_table
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, relevance_from, where_finite
+from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
+from lrpfx.support.format_table import format_table
+from lrpfx.support.html import Html, bar, element, folded, html_table
+from lrpfx.support.optional_packages import data_frame
 from lrpfx.types import Embedding
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: What takes relevance that is not passed on.
 PARTS = ("bias", "expansion", "stabilizer", "absent", "constants", "stopped")
+
+#: How many accounts HTML shows at once: those that pass on the least.
+LARGEST = 20
 
 
 @dataclass(frozen=True)
@@ -122,22 +130,59 @@ class Ledger(Sequence[Entry]):
             "entries": [asdict(entry) for entry in self.entries],
         }
 
+    def to_pandas(self) -> "DataFrame":
+        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns. `InputError` without pandas."""
+        texts = ("name", "kind", "rule")
+        rows = [{**asdict(entry), "leak": entry.leak} for entry in self.entries]
+        names = [*Entry.__dataclass_fields__, "leak"]
+        return data_frame(rows, {name: "str" if name in texts else "float64" for name in names})
+
     def __str__(self) -> str:
         figures = ("relevance_in", "relevance_out", *PARTS, "unexplained")
-        negligible = 1e-9 * self.seed_magnitude
-
-        def shown(value: float, digits: int = 4) -> str:
-            return "0" if abs(value) <= negligible else f"{value:.{digits}g}"
-
         rows = [
-            (entry.name, entry.kind, entry.rule, *(shown(getattr(entry, part)) for part in figures)) for entry in self.entries
+            (entry.name, entry.kind, entry.rule, *(self._shown(getattr(entry, part)) for part in figures))
+            for entry in self.entries
         ]
-        totals = [f"{shown(value, 6)} {name}" for name, value in self.inputs.items()]
-        totals += [f"{shown(self.total(part), 6)} {part}" for part in PARTS]
+        totals = " + ".join(f"{self._shown(value, 6)} {name}" for name, value in self._totals())
+        return f"{format_table(self.columns, rows, self.columns[3:])}\nseed {self.seed:.6g} = {totals}; {self._remainder()}"
+
+    def _repr_html_(self) -> str:
+        """What became of the seed, then the accounts, the largest leak first. A leak that is pointed at shows its parts."""
+        totals = [("seed", self.seed), *self._totals()]
+        longest = max(abs(value) for _, value in totals)
+        sums = [(name, self._shown(value, 6), bar(value, longest)) for name, value in totals]
+        ordered = self.by_leak()
+        first = [entry for entry in ordered[:LARGEST] if self._shown(entry.leak) != "0"]
+        others = ordered[len(first) :]
+        rest = folded(f"{len(others)} accounts with smaller leaks", self._html_accounts(others)) if others else ""
+        summary = element("p", self._remainder())
+        return "".join([html_table(("", "relevance", ""), sums, ("relevance",)), summary, self._html_accounts(first), rest])
+
+    def _html_accounts(self, entries: Sequence[Entry]) -> Html:
+        if not entries:
+            return element("p", "no account has a leak")
+        longest = max(entry.leak for entry in self.entries)
+        rows = []
+        for entry in entries:
+            parts = {part: self._shown(getattr(entry, part)) for part in (*PARTS, "unexplained")}
+            told = ", ".join(f"{part} {amount}" for part, amount in parts.items() if amount != "0")
+            figures = [self._shown(value) for value in (entry.relevance_in, entry.relevance_out)]
+            leak = element("span", self._shown(entry.leak), title=told)
+            rows.append((element("code", entry.name), entry.kind, entry.rule, *figures, leak, bar(entry.leak, longest)))
+        return html_table(("name", "kind", "rule", "in", "out", "leak", ""), rows, ("in", "out", "leak"))
+
+    def _totals(self) -> list[tuple[str, float]]:
+        """What the seed consists of: relevance of the inputs, and the totals of `PARTS`."""
+        return [*self.inputs.items(), *((part, self.total(part)) for part in PARTS)]
+
+    def _shown(self, value: float, digits: int = 4) -> str:
+        """An amount as text; 0 if it is negligible."""
+        return "0" if abs(value) <= 1e-9 * self.seed_magnitude else f"{value:.{digits}g}"
+
+    def _remainder(self) -> str:
         unexplained = "nothing" if self.unexplained <= 1e-9 else f"up to {self.unexplained:.2g} of the seed"
         missing = "" if abs(self.balance) <= 1e-6 * self.seed_magnitude else f"; {self.balance:.4g} is missing in the end"
-        summary = f"seed {self.seed:.6g} = {' + '.join(totals)}; {unexplained} unexplained at any node{missing}"
-        return f"{format_table(self.columns, rows, self.columns[3:])}\n{summary}"
+        return f"{unexplained} unexplained at any node{missing}"
 
 
 def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None) -> Ledger:

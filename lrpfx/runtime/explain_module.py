@@ -15,8 +15,10 @@ from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.propagation import propagate_relevance
+from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
+from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
@@ -192,6 +194,11 @@ class ExplainModule(TreeGraphModule):
         self._versions = self._current_versions()
         self.register_forward_pre_hook(_admit, with_kwargs=True)
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
+
+    def _repr_html_(self) -> str:
+        """The table of rules, for notebooks."""
+        rules = rule_table(self.unfused_graph)
+        return element("p", element("b", self.title), f", {len(rules)} nodes: {self.composite}") + rules._repr_html_()
 
     def refold(self) -> None:
         """Recompute the merged and modified weights from the parameters."""

@@ -1,1 +1,1 @@
-"""Helpers for torch, signals and callables, unrelated to relevance."""
+"""Helpers for torch, signals, callables, tables and optional packages, unrelated to relevance."""

