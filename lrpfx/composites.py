@@ -753,7 +753,7 @@ class BetaSmooth(_GradientComposite):
 
 
 def composite_class(name: str) -> type[Composite]:
-    """The registered composite of this name, `epsilon_plus_flat` or `EpsilonPlusFlat`. Raises `InputError` for unknown names."""
+    """The registered composite of this name, `epsilon_plus_flat` or `EpsilonPlusFlat`. `InputError` for unknown names."""
     forms = {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
     if _folded(name) not in forms:
         known = ", ".join(sorted(COMPOSITES))

@@ -46,7 +46,7 @@ class ByContent(Composite):
         settings = ""
         if isinstance(self.chosen, AttnLRP) and self.photographs:
             settings = f"gamma={GAMMA_OF_VISION_TRANSFORMERS}"
-        if isinstance(self.chosen, GammaByDepth) and self.low is not None:
+        if isinstance(self.chosen, GammaByDepth) and self.low is not None and self.high is not None:
             settings = f"low={_shown(self.low)}, high={_shown(self.high)}"
         return f"{type(self.chosen).__name__}({settings})"
 

@@ -195,7 +195,7 @@ def data_calls(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def bottlenecks(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The nodes of `graph` that all relevance flows through, in execution order: no other value is read both before and after."""
+    """The nodes of `graph` that all relevance flows through, in execution order: none is read both before and after."""
     unread: dict[fx.Node, int] = {}  # values so far -> how many calls have yet to read them
     for node in data_calls(graph):
         for read in node.all_input_nodes:

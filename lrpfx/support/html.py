@@ -68,7 +68,8 @@ def bullets(texts: Sequence[Any]) -> Html:
 def image_html(image: Image.Image, description: str, width: int | None = None) -> Html:
     """An image, which the HTML holds. `width`: in pixels of the page, by default that of the image."""
     content = io.BytesIO()
-    image.save(content, format="PNG")
-    address = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+    form = "jpeg" if width is None else "png"  # photographs would be large, and enlarged pixels would blur
+    image.save(content, format=form, **({"quality": 90} if form == "jpeg" else {}))
+    address = f"data:image/{form};base64,{base64.b64encode(content.getvalue()).decode()}"
     size = "" if width is None else f' width="{width}" style="image-rendering:pixelated"'
     return Html(f'<img alt="{html.escape(description)}" src="{address}"{size}>')

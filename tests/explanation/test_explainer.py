@@ -242,7 +242,7 @@ def test_pictures_and_files(explanation, tmp_path):
         assert Image.open(explanation.save(tmp_path / name)).width > 500
     with np.load(explanation.save(tmp_path / "a.npz")) as figures:
         np.testing.assert_array_equal(figures["relevance"], explanation.relevance)
-    with pytest.raises(InputError, match="saved as .png"):
+    with pytest.raises(InputError, match="saved as"):
         explanation.save(tmp_path / "a.txt")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
