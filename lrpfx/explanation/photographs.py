@@ -75,8 +75,8 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
 
 def image_files(folder: Path) -> list[Path]:
     """The files in a folder, and in folders in it, that have the suffix of an image format, in order of their names."""
-    known = Image.registered_extensions()
-    readable = {suffix for suffix, form in known.items() if form in Image.OPEN}
+    known, formats = Image.registered_extensions(), _formats()
+    readable = {suffix for suffix, form in known.items() if form in formats}
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in readable and path.is_file())
 
 
@@ -88,7 +88,7 @@ def _opened(image: Any) -> Image.Image:
     """A photograph in RGB."""
     if isinstance(image, (str, os.PathLike)):
         try:
-            with Image.open(image) as file:
+            with Image.open(image, formats=_formats()) as file:
                 return _in_rgb(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
             raise InputError(f"there is no file {image}") from error
@@ -99,6 +99,12 @@ def _opened(image: Any) -> Image.Image:
     if isinstance(image, torch.Tensor) and (problem := not_dense(image)) is not None:
         raise InputTypeError(f"the image is {problem}")
     return _in_rgb(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
+
+
+def _formats() -> list[str]:
+    """The formats that Pillow decodes by itself: for EPS it would start Ghostscript, whatever the name of the file."""
+    Image.init()
+    return [name for name in Image.OPEN if name != "EPS"]
 
 
 def _in_rgb(image: Any) -> Image.Image:

