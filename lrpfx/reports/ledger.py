@@ -148,7 +148,7 @@ class Ledger(Sequence[Entry]):
 
     def _repr_html_(self) -> str:
         """What became of the seed, then the accounts, the largest leak first. A leak that is pointed at shows its parts."""
-        totals = [("seed", self.seed), *self._totals()]
+        totals = [("seed", self.seed), *self._totals(), ("balance", self.balance)]
         longest = max(abs(value) for _, value in totals)
         sums = [(name, self._shown(value, 6), bar(value, longest)) for name, value in totals]
         ordered = self.by_leak()
