@@ -390,7 +390,7 @@ def test_stages_are_logged_as_the_history_calls_them(caplog):
     assert [text for text, _, _ in ended] == [f"{one.stage.upper()} {one.name}: {one.matches} matched" for one in stages]
     assert all(seconds.endswith(" s") and 0 <= float(seconds[:-2]) < 60 for _, _, seconds in ended)
     assert any(text.startswith("verified merge_batch_norm: ") for text in messages(caplog, logging.DEBUG))
-    assert {one.name for one in caplog.records} == {"lrpfx.frontends.capture", "lrpfx.passes.driver"}
+    assert all(one.name.startswith("lrpfx.") for one in caplog.records)
 
 
 def test_a_front_end_that_fails_is_logged(caplog):

@@ -120,7 +120,9 @@ def test_notebooks_show_the_report():
     shown = Markup(report._repr_html_())
     front_ends, operators = shown.tables
     assert front_ends[1:] == [["symbolic", "works"], ["export", "works"]]
-    assert operators[0] == ["operator", "kind", "calls", "rules", "without a rule"] and len(operators) == 1 + len(report.operators)
+    assert operators[0] == ["operator", "kind", "calls", "rules", "without a rule"] and len(operators) == 1 + len(
+        report.operators
+    )
     text = "".join(shown.texts)
     assert text.startswith("ResidualNet: ready, 100% of the operations covered")
     assert "2 merged" in text and report.next_steps[0] in text and "problems" not in text

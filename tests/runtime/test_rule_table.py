@@ -42,8 +42,9 @@ def test_the_form_is_shown_if_there_are_several():
 def test_everything_is_escaped():
     table = Assignment([Assigned(*[HOSTILE] * 5, (HOSTILE,), HOSTILE)])
     shown = Markup(table._repr_html_())
-    assert shown.tables[0][1] == [HOSTILE, HOSTILE, HOSTILE, "", HOSTILE, HOSTILE] and shown.titles() == [f"{HOSTILE}\n{HOSTILE}"]
-
+    assert shown.tables[0][1] == [HOSTILE, HOSTILE, HOSTILE, "", HOSTILE, HOSTILE] and shown.titles() == [
+        f"{HOSTILE}\n{HOSTILE}"
+    ]
 
 
 def test_modules_of_long_tables_are_folded():
