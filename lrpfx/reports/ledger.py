@@ -148,7 +148,7 @@ class Ledger(Sequence[Entry]):
 
     def _repr_html_(self) -> str:
         """What became of the seed, then the accounts, the largest leak first. A leak that is pointed at shows its parts."""
-        totals = [("seed", self.seed), *self._totals()]
+        totals = [("seed", self.seed), *self._totals(), ("balance", self.balance)]
         longest = max(abs(value) for _, value in totals)
         sums = [(name, self._shown(value, 6), bar(value, longest)) for name, value in totals]
         ordered = self.by_leak()
@@ -177,7 +177,8 @@ class Ledger(Sequence[Entry]):
 
     def _shown(self, value: float, digits: int = 4) -> str:
         """An amount as text; 0 if it is negligible."""
-        return "0" if abs(value) <= 1e-9 * self.seed_magnitude else f"{value:.{digits}g}"
+        is_negligible = math.isfinite(value) and abs(value) <= 1e-9 * self.seed_magnitude
+        return "0" if is_negligible else f"{value:.{digits}g}"
 
     def _remainder(self) -> str:
         unexplained = "nothing" if self.unexplained <= 1e-9 else f"up to {self.unexplained:.2g} of the seed"

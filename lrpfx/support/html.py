@@ -8,9 +8,10 @@ import html
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image
+if TYPE_CHECKING:
+    from PIL import Image
 
 POSITIVE, NEGATIVE = "#d6604d", "#4393c3"  # of bars; both can be told from black and from white
 _LINE = "1px solid rgba(128,128,128,.5)"
@@ -65,7 +66,7 @@ def bullets(texts: Sequence[Any]) -> Html:
     return element("ul", *(element("li", text, style="white-space:pre-wrap") for text in texts), style="margin:.2em 0")
 
 
-def image_html(image: Image.Image, description: str, width: int | None = None) -> Html:
+def image_html(image: "Image.Image", description: str, width: int | None = None) -> Html:
     """An image, which the HTML holds. `width`: in pixels of the page, by default that of the image."""
     content = io.BytesIO()
     form = "jpeg" if width is None else "png"  # photographs would be large, and enlarged pixels would blur

@@ -68,7 +68,8 @@ def test_progress_bar_on_request(name, model, x, capsys):
     call(attribution, lrpfx.composites, name, model, x, None, False)
     assert capsys.readouterr().err == ""
     call(attribution, lrpfx.composites, name, model, x, None, False, progress=True)
-    assert "100%" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "100%" in shown and shown.startswith(f"\r{name}: ")
 
 
 def test_on_an_explainable_module(model, x):

@@ -478,3 +478,19 @@ def test_constants_apart(composite):
         several = lrpfx.attribute(module, ids, targets=[0, 1], constants=True).constants
         for name, value in result.constants.items():
             assert_close(several[name][1], value, 1e-12)
+
+
+@pytest.mark.parametrize(("chunk_size", "shown"), [(None, "4/4"), (1, "4/4"), (3, "2/2")])
+def test_progress_over_targets(chunk_size, shown, capsys):
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus())
+    x = torch.rand(1, 3, 8, 8)
+    quiet = lrpfx.attribute(explain_model, x, targets=[0, 1, 2, 3], chunk_size=chunk_size)
+    assert capsys.readouterr().err == ""
+    found = lrpfx.attribute(explain_model, x, targets=[0, 1, 2, 3], chunk_size=chunk_size, progress=True)
+    assert f" {shown} " in capsys.readouterr().err and torch.equal(found.relevance, quiet.relevance)
+
+
+def test_progress_of_a_compiled_module(capsys):
+    compiled = torch.compile(lrpfx.transform(small_net(), EpsilonPlus()), backend="eager")
+    lrpfx.attribute(compiled, torch.rand(1, 3, 8, 8), targets=[0, 1], progress=True)
+    assert " 2/2 " in capsys.readouterr().err

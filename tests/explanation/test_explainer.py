@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision_cpu  # noqa: F401
+from markup import Markup
 from PIL import Image
 from torch import nn
 
@@ -272,3 +273,25 @@ def test_models_of_transformers_and_timm_as_they_are(photographs):
     small = timm.create_model("resnet10t", pretrained=False, num_classes=4).eval()
     found = lrpfx.explain(small, photographs[0])
     assert found.geometry is not None and found.input_relevance.shape[1:] == (176, 176)
+
+
+def test_notebooks_show_the_explanation(explanation):
+    explanation.categories = ("<cat>", "a&b", "fish", "snail")
+    shown = Markup(explanation._repr_html_())
+    head, *rows = shown.tables[0]
+    assert head == ["class", "output", "probability"] and {cells[0] for cells in rows} == set(explanation.categories)
+    assert shown.count("img") == 1 and str(explanation.balance) in "".join(shown.texts)
+
+
+def test_progress_on_request(model, photographs, tmp_path, capsys):
+    for number, one in enumerate(photographs):
+        one.save(tmp_path / f"{number}.png")
+    lrpfx.explain(model, tmp_path, preprocess=PREPROCESS)
+    assert capsys.readouterr().err == ""
+    explainer = lrpfx.Explainer(model, preprocess=PREPROCESS, progress=True)
+    for images, count in ((tmp_path, 3), (photographs[:2], 2), (photographs[0], 1)):
+        explainer(images)
+        shown = capsys.readouterr().err
+        assert "explaining: 100%" in shown and f"{count}/{count}" in shown and "image/s" in shown
+    lrpfx.explain(model, torch.rand(2, 3, 28, 28), progress=True)
+    assert "2/2" in capsys.readouterr().err

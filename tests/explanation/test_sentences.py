@@ -92,3 +92,10 @@ def test_wrong_texts():
         hidden("the film")
     with pytest.raises(InputTypeError, match="returned list without input_ids"):
         lrpfx.explain(nn.Identity(), "the film", tokenizer=lambda text, return_tensors: [1])
+
+
+def test_progress_on_request(capsys):
+    explainer = lrpfx.Explainer(classifier(), tokenizer=Tokenizer(), progress=True)
+    explainer(["the film was good", "the film was bad"])
+    shown = capsys.readouterr().err
+    assert "explaining: 100%" in shown and " 2/2 " in shown

@@ -1,6 +1,7 @@
 """The driver of passes: history, dumps, verification."""
 
 import itertools
+import logging
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 import lrpfx
 from lrpfx import passes
 from lrpfx.composites import EpsilonPlus
+from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
 from lrpfx.operators.table import operator_named
@@ -374,3 +376,37 @@ def test_what_a_pass_made_true_stays_true(undo, property, monkeypatch):
     monkeypatch.setitem(STAGES, "canonize", lambda settings: (*canonize(settings), Undoing(undo)))
     with pytest.raises(lrpfx.PassError, match=f"after the pass undoing the graph of ResidualNet should be {property}"):
         lrpfx.transform(small_net(), EpsilonPlus())
+
+
+def messages(caplog, level):
+    return [one.getMessage() for one in caplog.records if one.levelno == level]
+
+
+def test_stages_are_logged_as_the_history_calls_them(caplog):
+    with caplog.at_level(logging.DEBUG, "lrpfx"):
+        stages = lrpfx.history(lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=torch.randn(1, 3, 8, 8)))
+    assert messages(caplog, logging.INFO) == [f"{one.stage.upper()} {one.name}" for one in stages]
+    ended = [text.rpartition(", ") for text in messages(caplog, logging.DEBUG) if "matched" in text]
+    assert [text for text, _, _ in ended] == [f"{one.stage.upper()} {one.name}: {one.matches} matched" for one in stages]
+    assert all(seconds.endswith(" s") and 0 <= float(seconds[:-2]) < 60 for _, _, seconds in ended)
+    assert any(text.startswith("verified merge_batch_norm: ") for text in messages(caplog, logging.DEBUG))
+    assert all(one.name.startswith("lrpfx.") for one in caplog.records)
+
+
+def test_a_front_end_that_fails_is_logged(caplog):
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x.relu() if x.sum() > -100 else x
+
+    with caplog.at_level(logging.INFO, "lrpfx"), pytest.raises(LrpfxError):
+        lrpfx.transform(Branch().eval(), EpsilonPlus(), example_inputs=torch.randn(1, 3))
+    found = messages(caplog, logging.INFO)
+    assert found[0] == "CAPTURE symbolic" and "CAPTURE export" in found
+    assert any(text.startswith("the symbolic trace cannot capture Branch: CaptureError: ") for text in found)
+
+
+def test_nothing_handles_the_log_by_itself(capsys):
+    lrpfx.transform(small_net(), EpsilonPlus())
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.partition(".")[0] == "lrpfx"]
+    assert loggers and not any(one.handlers or one.level or not one.propagate for one in loggers)
+    assert capsys.readouterr() == ("", "")

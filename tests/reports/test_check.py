@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 from helpers import Unary, small_net, torchvision_model
+from markup import Markup
 from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus, GuidedBackprop, LayerMapComposite, NameMapComposite
+from lrpfx.reports.check import OperatorUse, Report
 from lrpfx.rules import Epsilon, WSquare
 
 
@@ -111,3 +113,35 @@ def test_nothing_of_the_model_changes():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     lrpfx.check(model, EpsilonPlus(), torch.randn(2, 3, 8, 8))
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_notebooks_show_the_report():
+    report = lrpfx.check(small_net(), EpsilonPlus(), torch.randn(2, 3, 8, 8))
+    shown = Markup(report._repr_html_())
+    front_ends, operators = shown.tables
+    assert front_ends[1:] == [["symbolic", "works"], ["export", "works"]]
+    assert operators[0] == ["operator", "kind", "calls", "rules", "without a rule"] and len(operators) == 1 + len(
+        report.operators
+    )
+    text = "".join(shown.texts)
+    assert text.startswith("ResidualNet: ready, 100% of the operations covered")
+    assert "2 merged" in text and report.next_steps[0] in text and "problems" not in text
+
+
+def test_everything_in_the_report_is_escaped():
+    hostile = "<script>&\"'"
+    texts = (hostile,)
+    use = OperatorUse(hostile, hostile, 1, texts, texts)
+    report = Report(hostile, {hostile: hostile}, (use,), 0.5, ((hostile, hostile),), texts, texts, texts)
+    shown = Markup(report._repr_html_())
+    assert shown.tables[1][1] == [hostile, hostile, "1", hostile, hostile] and shown.count("li") == 4
+    assert "not ready, 50%" in "".join(shown.texts)
+
+
+def test_the_data_frame():
+    pandas = pytest.importorskip("pandas")
+    report = lrpfx.check(small_net(), EpsilonPlus(), torch.randn(2, 3, 8, 8))
+    frame = report.to_pandas()
+    assert list(frame.columns) == ["operator", "kind", "count", "rules", "uncovered"]
+    assert frame["count"].dtype == "int64" and frame.set_index("operator").loc["conv2d", "count"] == 3
+    assert all(pandas.api.types.is_string_dtype(frame[name]) for name in frame.columns if name != "count")

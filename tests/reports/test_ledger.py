@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import warnings
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from combinations import each_pair
 from helpers import NETWORKS, Binary, Unary, assert_close, small_net, torchvision_model
+from markup import Markup
 from reference.dense import LAYERS
 from torch import nn
 from torch.nn import functional as F
@@ -17,8 +19,9 @@ import lrpfx
 from lrpfx import rules
 from lrpfx.composites import COMPOSITES, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
 from lrpfx.core import BasicHook, Hook
-from lrpfx.reports.ledger import PARTS, Entry, Ledger
+from lrpfx.reports.ledger import LARGEST, PARTS, Entry, Ledger
 from lrpfx.rules.ratios import FirstGradient
+from lrpfx.support.html import NEGATIVE, POSITIVE
 from lrpfx.types import Activation, Linear, Softmax, Sum
 
 RULES = {
@@ -465,3 +468,51 @@ def test_columns_of_entries_that_lose_nothing():
     assert accounts.total("stopped") == 0.0
     nothing = lrpfx.ledger(lrpfx.transform(Unary(lambda x: x), EpsilonPlus()), torch.ones(2, 3), torch.ones(2, 3))
     assert nothing.unexplained == 0.0 and len(nothing) == 0
+
+
+def account(name="layer", leak=0.0, **parts):
+    return Entry(name, "Linear", "ZPlus()", 1.0, 1.0 - leak, **parts)
+
+
+def test_notebooks_show_totals_and_the_largest_leaks():
+    hostile = "<script>&\"'"
+    entries = [account(f"small{number}", 1e-3) for number in range(30)]
+    entries += [account(hostile, 0.6, bias=0.5, stopped=0.1), account("half", 0.3), account("none")]
+    accounts = Ledger(entries, 1.0, 1.0, {hostile: 0.1, "bias": 0.2}, {})
+    shown = Markup(accounts._repr_html_())
+    sums, first, others = shown.tables
+    assert [cells[:2] for cells in sums[1:4]] == [["seed", "1"], [hostile, "0.1"], ["bias", "0.2"]], "an input called bias"
+    assert sums[4][:2] == ["bias", "0.5"] and sums[-1][:2] == ["balance", "0.1"]
+    assert [cells[0] for cells in first[1:3]] == [hostile, "half"] and len(first) == 1 + LARGEST
+    assert len(first) + len(others) - 2 == len(entries) and others[-1][0] == "none" and others[-1][5] == "0"
+    assert shown.count("details") == 1 and "bias 0.5, stopped 0.1" in shown.titles()
+    bars = shown.bars()[len(sums) - 1 :]
+    assert bars[0] == (POSITIVE, 8.0) and bars[1] == (POSITIVE, 4.0) and bars[-1] == (POSITIVE, 0.0)
+    assert "0.1 is missing in the end" in "".join(shown.texts)
+
+
+def test_negative_totals_have_another_color():
+    shown = Markup(Ledger([account()], -2.0, 2.0, {"x": -2.0}, {})._repr_html_())
+    assert shown.bars()[:2] == [(NEGATIVE, 8.0)] * 2
+    assert "no account has a leak" in "".join(shown.texts)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_amounts_that_are_not_finite_are_shown(value):
+    shown = Markup(Ledger([account(leak=value)], value, value, {"x": value}, {})._repr_html_())
+    assert shown.tables[0][1][1] == str(value)
+
+
+def test_an_empty_ledger_is_shown():
+    assert Markup(Ledger([], 0.0, 0.0, {}, {})._repr_html_()).tables[0][1][:2] == ["seed", "0"]
+
+
+def test_the_data_frame():
+    pandas = pytest.importorskip("pandas")
+    entries = [account("a", 0.5, bias=0.25), account("b")]
+    frame = Ledger(entries, 1.0, 1.0, {"x": 0.5}, {}).to_pandas()
+    figures = ["relevance_in", "relevance_out", *PARTS, "unexplained", "leak"]
+    assert list(frame.columns) == ["name", "kind", "rule", *figures]
+    assert all(frame[name].dtype == "float64" for name in figures)
+    assert all(pandas.api.types.is_string_dtype(frame[name]) for name in ("name", "kind", "rule"))
+    assert list(frame["leak"]) == [0.5, 0.0] and list(frame["bias"]) == [0.25, 0.0]
