@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
 import torch
@@ -18,7 +19,7 @@ from lrpfx.attribution.infinite_masks import hiding, input_node, other_reader
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
 from lrpfx.attribution.summary import summary_of
-from lrpfx.attribution.targets import Target, Targets, listed, relevance_of_output, without_arrays
+from lrpfx.attribution.targets import Index, Target, Targets, listed, relevance_of_output, without_arrays
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines, is_out_of_memory
 from lrpfx.ir.node import (
     NodeInfo,
@@ -46,7 +47,7 @@ from lrpfx.runtime.explain_module import (
     rule_module_of,
 )
 from lrpfx.runtime.multipliers import relevance_from
-from lrpfx.runtime.plain_calls import with_plain_calls
+from lrpfx.runtime.plain_calls import Called, with_plain_calls
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.tensors import not_dense
@@ -173,7 +174,7 @@ def misfits(module: ExplainModule, arguments: "Arguments") -> Iterator[None]:
         yield
     except (LrpfxError, torch.OutOfMemoryError, AssertionError):
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         problem = arguments.call(OutOfVocabulary(module)) if isinstance(error, IndexError) else None
@@ -234,7 +235,7 @@ def find_attribution(
     if several and target is not None:
         raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
     wanted_targets = listed(targets) if several else [without_arrays(target)]
-    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, Index) or chunk_size < 1):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
@@ -359,18 +360,20 @@ def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphMo
     if traced is module and compiler is not None:
         return explain_model
     if (traced, several) not in cache.runners:
-        changed = executed(traced, Execution(several=True)) if several else traced
-        cache.runners[traced, several] = changed, *with_plain_calls(changed)
-    runner: TreeGraphModule
-    runner, plain, left = cache.runners[traced, several]
-    observed = has_hooks_for_all_modules() or (traced is module and module.is_observed)
-    if left.modules and not observed and not left.are_observed:
-        runner = plain
-    if compiler is None:
-        return runner
+        cache.runners[traced, several] = Called(traced), with_plain_calls(_for(traced, several))
+    called, runner = cache.runners[traced, several]
+    if has_hooks_for_all_modules() or called.are_observed or (traced is module and module.is_observed):
+        runner = _for(traced, several)  # made afresh: an earlier copy knows neither new modules nor new hooks
+    if compiler is None:  # not by the call of fx, which prints the place of each error
+        return partial(nn.Module.__call__, runner)
     if (runner, compiler) not in cache.compiled:
         cache.compiled[runner, compiler] = compiler(runner)
     return cache.compiled[runner, compiler]
+
+
+def _for(traced: TreeGraphModule, several: bool) -> TreeGraphModule:
+    """`traced`, to propagate one relevance or several."""
+    return executed(traced, Execution(several=True)) if several else traced
 
 
 def _probes(
@@ -742,7 +745,7 @@ def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Nod
 def _is_constant_tensor(node: fx.Node) -> bool:
     info = node_info(node)
     floating = node.op == "get_attr" or (info.dtype is not None and info.dtype.is_floating_point)
-    return info.role in (Role.PARAMETER, Role.METADATA) and floating
+    return info.role is not Role.DATA and floating
 
 
 def _as_term(graph: fx.Graph, node: fx.Node, user: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
@@ -864,5 +867,8 @@ def _unknown_name(name: str, graph: fx.Graph, known: list[str]) -> str:
             return f"{name!r} was merged into {node_info(node).name!r}: record that instead"
     known += [path for path in dict.fromkeys(path for one in known for path in _modules_around(one)) if path not in known]
     close = get_close_matches(name, known, n=3)
+    if set(name) & set("*?["):  # the last parts of names that are like that of the pattern
+        last = {one.rpartition(".")[2] for one in known}
+        close = [f"*.{one}" for one in last if name.rpartition(".")[2].strip("*") in one][:3]
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
     return f"there is no node or module named {name!r}{hint} lrpfx.node_names(explain_model) lists all names"

@@ -87,6 +87,9 @@ def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tens
             f"a list as the target has one entry for each sample, but it has {len(targets)} and the batch is {len(output)}; to "
             "explain several targets of each sample, pass them as targets="
         )
+    if output.ndim == 3:
+        for one in targets:
+            _check_place(output, one)
     strange = [one for one in targets if isinstance(one, list) or callable(one) or (isinstance(one, torch.Tensor) and one.ndim)]
     if strange:
         raise InputTypeError(
@@ -100,14 +103,19 @@ def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tens
     return torch.cat([relevance_of_output(output[place : place + 1], one) for place, one in enumerate(targets)])
 
 
-def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
-    """Relevance of one position of each sequence, zero elsewhere. Output (batch, sequence, vocabulary)."""
+def _check_place(output: torch.Tensor, target: Any) -> None:
+    """Raise `InputError` unless the target is a position and a token. Output (batch, sequence, vocabulary)."""
     if not isinstance(target, tuple) or len(target) != 2:
         raise InputError(
             f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, ...}}), "
             "a list with one of these for each sample, a tensor of the output's shape, or a function of the output; several "
             "targets of each sample are passed as targets="
         )
+
+
+def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
+    """Relevance of one position of each sequence, zero elsewhere. Output (batch, sequence, vocabulary)."""
+    _check_place(output, target)
     position, token = target
     batch, length, _ = output.shape
     if isinstance(position, bool) or not isinstance(position, (int, torch.Tensor)):
@@ -121,6 +129,7 @@ def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
     places = torch.as_tensor(position, device=output.device)
     if places.is_floating_point() or places.dtype == torch.bool:
         raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}")
+    places = places.long()  # small integers do not hold all positions, and some cannot be compared
     places = places.expand(batch) if places.ndim == 0 else places
     if places.shape != (batch,):
         raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}")
@@ -161,6 +170,7 @@ def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
     indices = torch.as_tensor(target, device=output.device)
     if indices.dtype == torch.bool:
         raise InputTypeError("the target is a tensor of bool; class indices are integers")
+    indices = indices.long()  # small integers do not hold all classes, and some cannot be compared
     if indices.ndim == 0:
         indices = indices.expand(batch)
     if indices.shape != (batch,):

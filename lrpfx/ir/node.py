@@ -213,5 +213,6 @@ def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
     for node in graph.nodes:
         if node.op == "placeholder" or node.op.startswith("call"):
             info = node_info(node)
-            if info.role is Role.DATA or node.op == "placeholder":
+            builds = isinstance(node.target, type)  # the model's output from its parts
+            if (info.role is Role.DATA and not builds) or node.op == "placeholder":
                 yield info.name, node

@@ -15,38 +15,44 @@ from lrpfx.runtime.multipliers import with_shares
 from lrpfx.runtime.propagation import constant
 
 
-class LeftOut:
-    """Modules that a graph leaves out, with their places in the tree."""
+class Called:
+    """The modules with rules that a graph calls, with their places in the tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: TreeGraphModule) -> None:
         self.modules: list[RuleModule] = []
         self.tables: list[dict[str, Any]] = []  # that hold the modules, under their names
         self.names: list[str] = []
-        self.hooks: list[dict[int, Any]] = []
-
-    def add(self, table: dict[str, Any], name: str, module: RuleModule) -> None:
-        self.modules.append(module)
-        self.tables.append(table)
-        self.names.append(name)
-        self.hooks += (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        for node in module.graph.find_nodes(op="call_module"):
+            layer = rule_module_of(node, module)
+            if layer is not None:
+                path, _, name = str(node.target).rpartition(".")
+                self.modules.append(layer)
+                self.tables.append(module.get_submodule(path)._modules)
+                self.names.append(name)
+        self.attributes = [vars(layer) for layer in self.modules]
+        self.hooks = [
+            hooks
+            for layer in self.modules
+            for hooks in (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+        ]
 
     @property
     def are_observed(self) -> bool:
-        """Whether any of the modules has hooks, or another one stands in its place. It is asked before each run."""
-        return any(self.hooks) or list(map(dict.get, self.tables, self.names)) != self.modules
+        """Whether any of the modules has hooks or another forward, or another one stands in its place. Asked before each run."""
+        if any(self.hooks) or list(map(dict.get, self.tables, self.names)) != self.modules:
+            return True
+        return any("forward" in attributes for attributes in self.attributes)
 
 
-def with_plain_calls(module: TreeGraphModule) -> tuple[TreeGraphModule, LeftOut]:
-    """A module on the same tensors that calls plain operations, and the modules that it leaves out."""
+def with_plain_calls(module: TreeGraphModule) -> TreeGraphModule:
+    """A module on the same tensors that calls plain operations where it can; the same one if there are none."""
     graph = copy_graph(module.graph)
-    left = LeftOut()
     constants: dict[fx.Node, fx.Node] = {}  # detached values
-    for node in list(graph.nodes):
+    replaced = False
+    for node in graph.find_nodes(op="call_module"):
         layer = rule_module_of(node, module)
-        if layer is not None and _replace(graph, node, layer, constants):
-            path, _, name = str(node.target).rpartition(".")
-            left.add(module.get_submodule(path)._modules, name, layer)
-    return TreeGraphModule(module, graph, module.title), left
+        replaced |= layer is not None and _replace(graph, node, layer, constants)
+    return TreeGraphModule(module, graph, module.title) if replaced else module
 
 
 def _replace(graph: fx.Graph, node: fx.Node, layer: RuleModule, constants: dict[fx.Node, fx.Node]) -> bool:
