@@ -20,7 +20,7 @@ class Markup(HTMLParser):
         attributes = dict(attrs)
         assert tag not in ("script", "style", "link", "iframe", "object"), tag
         assert not [name for name in attributes if name.startswith("on") or name in ("href", "srcset")], attributes
-        assert attributes.get("src", "data:").startswith("data:image/png;base64,") or tag != "img"
+        assert tag != "img" or attributes["src"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,"))
         assert "url(" not in attributes.get("style", "")
         self.elements.append((tag, attributes))
         if tag not in VOID:
