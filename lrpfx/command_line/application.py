@@ -28,7 +28,7 @@ TRACEBACK = "LRPFX_TRACEBACK"
 INTERRUPTED = 130  # typer's exit status after Ctrl-C
 
 #: What typer raises for mistakes in a command. Newer releases have a click of their own.
-_UsageError = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+_UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for _command in (explain, check, draw, composites, export, run, inspect, verify):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from PIL import Image
 
+from lrpfx import pictures
 from lrpfx.command_line.image_files import HOPELESS, ImageFile, named, opened, whole_picture
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.options import (
@@ -195,10 +196,11 @@ class _Work:
         explanation.name = image.shown
         overlay, sheet, *compared = self.results.place.pictures_of(image)
         overlay.parent.mkdir(parents=True, exist_ok=True)
-        pictures = [(overlay, explanation.overlay()), (sheet, explanation.sheet())]
+        row = explanation.row()
+        drawn = [(overlay, row[-1][1]), (sheet, pictures.sheet(row, caption=explanation.rules))]
         if compared:
-            pictures.append((compared[0], explanation.compare([answer.category.index for answer in explanation.answers])))
-        for path, picture in pictures:
+            drawn.append((compared[0], explanation.compare([answer.category.index for answer in explanation.answers])))
+        for path, picture in drawn:
             with whole_picture(path) as temporary:
                 picture.save(temporary)
         values = [

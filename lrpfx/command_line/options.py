@@ -197,6 +197,8 @@ def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"a setting is name=value, not {text!r}")
+    if value.isidentifier() and value not in ("None", "True", "False"):  # as for gates=half
+        return name, value
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError) as error:

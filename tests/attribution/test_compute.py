@@ -392,6 +392,56 @@ def test_one_target_for_each_sample(explain_model, x, decoder):
         assert_close(found[place], explained(decoder, target).relevance[place], 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32])
+def test_integers_of_any_size_are_targets(dtype):
+    """Also where the output has more classes or positions than the type has numbers."""
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 300)).eval()
+    ids = torch.randint(0, 9, (2, 270))
+    explain_model = lrpfx.transform(net, EpsilonPlus(), example_inputs=ids)
+    places, tokens = torch.tensor([3, 100]), torch.tensor([50, 60])
+    expected = lrpfx.attribute(explain_model, ids, (places, tokens)).relevance
+    assert torch.equal(lrpfx.attribute(explain_model, ids, (places.to(dtype), tokens.to(dtype))).relevance, expected)
+    arrays = places.to(dtype).numpy(), tokens.to(dtype).numpy()
+    assert torch.equal(lrpfx.attribute(explain_model, ids, arrays).relevance, expected)
+
+
+def test_numbers_where_a_signal_is_expected(x):
+    product = lrpfx.transform(Product().eval(), EpsilonPlus(), example_inputs=(x, x))
+    for wrong in (2.0, None):
+        with pytest.raises(lrpfx.InputError):
+            lrpfx.attribute(product, (x, wrong), 1)
+
+
+class Product(torch.nn.Module):
+    def forward(self, x, y):
+        return (x * y).flatten(1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_constants_added_to_a_mask(masked):
+    """The biases of positions as in T5 and Bloom are constants, also where a mask of integers is added to them."""
+
+    class Biased(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.bias = torch.nn.Embedding(60, 8), torch.nn.Embedding(32, 1)
+            self.query, self.key, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, ids, mask):
+            x, places = self.words(ids), torch.arange(ids.shape[1])
+            bias = self.bias((places[:, None] - places).abs())[..., 0]
+            if mask is not None:
+                bias = bias + (1.0 - mask[:, None].to(x.dtype)) * -1e9
+            return self.head((self.query(x) @ self.key(x).transpose(1, 2) + bias).softmax(-1).matmul(x).mean(1))
+
+    ids = torch.randint(3, 60, (2, 7))
+    inputs = {"ids": ids, "mask": torch.ones_like(ids) if masked else None}
+    explain_model = lrpfx.transform(Biased().eval(), AttnLRP(), example_inputs=inputs)
+    found = lrpfx.attribute(explain_model, inputs, 1, constants=True).constants
+    expected = lrpfx.ledger(explain_model, inputs, 1).total("constants")
+    assert abs(expected) > 1e-6 and sum(float(value.sum()) for value in found.values()) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import lrpfx
 from lrpfx.command_line import application, export, options, terminal
-from lrpfx.composites import COMPOSITES, EpsilonGammaBox, composite_class
+from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_class
 from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
 from lrpfx.deploy.preprocessing import INTERPOLATIONS
 
@@ -79,6 +79,14 @@ def test_bounds_of_the_input_come_from_the_preprocessing(folder):
     image = torch.rand(2, 3, 8, 8)
     expected = lrpfx.attribute(lrpfx.transform(model, EpsilonGammaBox(low=0.0, high=1.0)), image, 1)
     torch.testing.assert_close(runner(image, torch.tensor([1, 1]))["relevance"], expected.relevance, rtol=1e-4, atol=1e-6)
+
+
+def test_settings_are_values_of_python_or_words():
+    assert isinstance(options.composite_of("AttnLRP", ["epsilon=0.5", "gates=signal", "gamma=None"], None), AttnLRP)
+    with pytest.raises(lrpfx.InputError, match="gates is 'half' or 'signal', not 'both'"):
+        options.composite_of("AttnLRP", ["gates=both"], None)
+    with pytest.raises(lrpfx.InputError, match="Did you mean 'gates'"):
+        options.composite_of("AttnLRP", ["gate=half"], None)
 
 
 def test_interpolations_and_kinds_of_target_are_all_there():
