@@ -147,7 +147,8 @@ def attribute(
     nodes, and the matching modules without such a node. `output`: the output to explain if the model has several: its index,
     its key or attribute, or a function of all outputs; by default the one called "logits", or else "last_hidden_state".
     `constants`: also return the relevance that parameters and embeddings of positions or token types take where they are added
-    to the signal, by name; tokens of models with and without them then compare.
+    to the signal, by name; tokens of models with and without them then compare. Constants that depend on integer inputs, such
+    as a mask plus a bias, are in the ledger alone.
 
     `targets` instead of `target`: several for each sample, explained with one forward pass, as a list of such targets or a
     tensor with a dimension for them in front; all relevances then have a leading dimension for the targets. `chunk_size` limits
@@ -745,7 +746,7 @@ def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Nod
 def _is_constant_tensor(node: fx.Node) -> bool:
     info = node_info(node)
     floating = node.op == "get_attr" or (info.dtype is not None and info.dtype.is_floating_point)
-    return info.role is not Role.DATA and floating
+    return info.role in (Role.PARAMETER, Role.METADATA) and floating
 
 
 def _as_term(graph: fx.Graph, node: fx.Node, user: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:

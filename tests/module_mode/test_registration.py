@@ -333,8 +333,8 @@ def test_function_transforms():
     "layer, rule, message",
     [
         (lambda: nn.Linear(3, 2), rules.Pass(), r"Linear: Pass\(\): it acts entry by entry, .* \(1, 2\) .* \(1, 3\)"),
-        (lambda: Unary(lambda x: {"a": x}), rules.Epsilon(), "returns one tensor, but this one returns dict"),
-        (lambda: Unary(lambda x: [x, x]), rules.Epsilon(), "returns one tensor, but this one returns list"),
+        (lambda: Unary(lambda x: {"a": x}), rules.Epsilon(), "returns one tensor, but Unary returns a dict"),
+        (lambda: Unary(lambda x: [x, x]), rules.Epsilon(), "returns one tensor, but Unary returns a list"),
     ],
 )
 def test_rules_that_do_not_fit(layer, rule, message):

@@ -178,9 +178,9 @@ def compare_behind(layer, rule, bias, limits):
     x = torch.rand(shape) * (limits[1] - limits[0]) + limits[0]
     model = Behind(make(bias), x)
     fast, direct = both(model, OneRule(RULES[rule], "layer"), example_inputs=x, input_range=limits)
-    for target in (0, [1, 2]):
-        expected = lrpfx.attribute(direct, x, target).relevance
-        assert_close(lrpfx.attribute(fast, x, target).relevance, expected, 1e-10)
+    for chosen in ({"target": 0}, {"targets": [1, 2]}):
+        expected = lrpfx.attribute(direct, x, **chosen).relevance
+        assert_close(lrpfx.attribute(fast, x, **chosen).relevance, expected, 1e-10)
     assert lrpfx.ledger(fast, x, 1).unexplained <= 1e-9
 
 
