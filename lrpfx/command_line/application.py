@@ -66,7 +66,7 @@ def main() -> None:
         raise _failed(str(error)) from error
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except _UsageError as error:  # type: ignore[misc]  # its class is found at run time
+    except _UsageError as error:
         raise _misused(error) from None
     except OSError as error:
         raise _failed(str(error.strerror or error)) from error

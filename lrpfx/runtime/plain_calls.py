@@ -38,7 +38,7 @@ class Called:
 
     @property
     def are_observed(self) -> bool:
-        """Whether any of the modules has hooks or another forward, or another one stands in its place. Asked before each run."""
+        """Whether any of them has hooks or another forward, or another module stands in its place. Asked before each run."""
         if any(self.hooks) or list(map(dict.get, self.tables, self.names)) != self.modules:
             return True
         return any("forward" in attributes for attributes in self.attributes)
