@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.compute import Arguments, Inputs, OutputSelector, attribute
-from lrpfx.attribution.targets import Target
+from lrpfx.attribution.arguments import Arguments, Inputs
+from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.targets import OutputSelector, Target
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
 from lrpfx.runtime.explain_module import ExplainModule, explainable

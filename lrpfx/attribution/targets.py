@@ -1,13 +1,17 @@
 """Targets: what to explain of a model's output, as relevance of that output."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.node import floating_tensors, is_floating, nodes_in, output_node
+from lrpfx.passes import final_softmax
 from lrpfx.support.tensors import not_dense
 
 Index = int | np.integer[Any]
@@ -17,6 +21,7 @@ Class = Index | Array | Contrast | None
 OneTarget = Class | tuple[Index | Array, Class] | Callable[[torch.Tensor], torch.Tensor]
 Target = OneTarget | Sequence[OneTarget]  # one for all samples, or a list with one for each
 Targets = Sequence[Target] | Array  # several for each sample
+OutputSelector = int | str | Callable[[Any], torch.Tensor] | None  # of several outputs
 
 
 def listed(targets: Any) -> list[Any]:
@@ -185,3 +190,60 @@ def relevance_of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Ten
     """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
     classes = torch.arange(output.shape[1], device=output.device)
     return output * (classes == indices[:, None]).to(output)
+
+
+def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
+    """The tensor to explain among the outputs of a model."""
+    chosen = result
+    if callable(selector):
+        chosen = selector(result)
+    elif selector is not None:
+        try:
+            is_attribute = isinstance(selector, str) and not isinstance(result, Mapping)
+            chosen = getattr(result, str(selector)) if is_attribute else result[selector]
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise InputError(f"the model's output has no {selector!r}; it is {_describe_output(result)}") from error
+    if isinstance(chosen, torch.Tensor):
+        if not chosen.is_floating_point():
+            raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
+        return chosen
+    tensors = floating_tensors(chosen)
+    if selector is None:
+        named = [_item(chosen, name) for name in _EXPLAINED]
+        tensors = [one for one in named if is_floating(one)][:1] or tensors
+        if len(tensors) == 1:
+            return tensors[0]
+    raise InputTypeError(
+        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
+        "index, its key or attribute, or a function"
+    )
+
+
+#: The output to explain among several, if it has one of these names.
+_EXPLAINED = ("logits", "last_hidden_state")
+
+
+def _item(result: Any, name: str) -> Any:
+    """An output by key or attribute, or None."""
+    return result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
+
+
+def _describe_output(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with the keys {', '.join(map(repr, result))}"
+    if dataclasses.is_dataclass(result):
+        return f"a {type(result).__name__} with {', '.join(item.name for item in dataclasses.fields(result))}"
+    return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
+
+
+def final_softmax_of(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
+    """The softmax that computes the explained output, if the graph shows it."""
+    chosen: Any = output_node(graph).args[0]
+    if selector is not None and not callable(selector):
+        try:
+            is_attribute = isinstance(selector, str) and not isinstance(chosen, Mapping)
+            chosen = getattr(chosen, str(selector)) if is_attribute else chosen[selector]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return None
+    leaves = nodes_in(chosen)
+    return final_softmax(leaves[0]) if len(leaves) == 1 else None

@@ -20,20 +20,12 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lrpfx.attribution.compute import (
-    Arguments,
-    OutputSelector,
-    embeddings_of,
-    factors_of,
-    find_attribution,
-    recorded_names,
-    recorder_of,
-    relevances_of,
-    resolve_names,
-    select_output,
-)
+from lrpfx.attribution.arguments import Arguments, embeddings_of
+from lrpfx.attribution.compute import find_attribution, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
-from lrpfx.attribution.targets import Target, relevance_of_class, relevance_of_output
+from lrpfx.attribution.names import recorded_names, resolve_names
+from lrpfx.attribution.recorders import factors_of, recorder_of
+from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_class, relevance_of_output, select_output
 from lrpfx.deploy.program import checked
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant

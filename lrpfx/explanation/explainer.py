@@ -39,8 +39,8 @@ class Explainer:
     the model takes as they are. `categories`: the names of the classes, as a list or a dict; `weights.meta["categories"]` for
     torchvision's models. `tokenizer`: for models of text. `record`: layers whose relevance explanations hold (see
     `lrpfx.node_names`). `batch_size`: how many photographs of one size run together; programs for one batch size keep it.
-    `example_inputs`: for `lrpfx.transform`; by default the first batch.
-    `progress`: whether to show a bar of the photographs or texts that are done (needs tqdm).
+    `example_inputs`: for `lrpfx.transform`; by default the first batch. `progress`: whether to show a bar of the photographs or
+    texts that are done (needs tqdm).
 
     Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for other arguments.
     """
@@ -116,11 +116,11 @@ class Explainer:
             for one, output, answers in zip(batch, run.outputs, run.answers, strict=True):
                 yield Explanation(
                     one.photograph.name,
-                    one.photograph.image,
                     output,
                     self.categories,
                     answers,
                     run.rules,
+                    one.photograph.image,
                     one.geometry,
                     one.input,
                     self,
@@ -182,9 +182,10 @@ class Explainer:
             if isinstance(examples, torch.Tensor):
                 examples = placed_for(self.model, examples)
             logger.info("transforming %s", type(self.model).__name__)
-            made = transform(self.model, self.composite or self._default(inputs), example_inputs=examples)
+            composite = self.composite or self._default(inputs)
+            made = transform(self.model, composite, example_inputs=examples)
             if _ends_in_softmax(made):  # it passes on next to nothing of a class that it is sure of
-                made = transform(self.model, self.composite or self._default(inputs), example_inputs=examples, explain="logits")
+                made = transform(self.model, composite, example_inputs=examples, explain="logits")
             logger.info("explaining with %s", made.composite)
             self._explain_model = made
         return self._explain_model

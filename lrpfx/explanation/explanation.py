@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -40,7 +40,11 @@ class Balance:
 
     output: float
     inputs: float
-    constants: float  # what biases, stabilizers and other constants took: all that did not reach the inputs
+
+    @property
+    def constants(self) -> float:
+        """What biases, stabilizers and other constants took: all that did not reach the inputs."""
+        return self.output - self.inputs
 
     def __str__(self) -> str:
         return f"output {self.output:.4g} = inputs {self.inputs:.4g} + constants {self.constants:.4g}"
@@ -52,8 +56,12 @@ class Answer:
 
     category: Category
     input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
-    layers: dict[str, Array] = field(default_factory=dict)  # of recorded layers, without the batch
-    balance: Balance = Balance(0.0, 0.0, 0.0)
+    layers: dict[str, Array]  # of recorded layers, without the batch
+
+    @property
+    def balance(self) -> Balance:
+        """How much of the output's relevance reached the input."""
+        return Balance(self.category.score, float(self.input_relevance.sum(dtype=np.float64)))
 
 
 class Source(Protocol):
@@ -70,43 +78,73 @@ class Source(Protocol):
 
 
 @dataclass(eq=False)
-class Explanation:
-    """Why a model gave a photograph its class, or other classes that were asked for.
+class Explained:
+    """What explanations of photographs and of texts have in common.
 
-    `photograph` is in RGB. `answers` has one entry for each explained class, the first being the one that pictures show unless
-    they are asked for others. `rules`: the composite, as text. An explanation is plain data: it can be pickled
-    without the model. The explainer that made it computes what was not asked for at first (other classes, layers, the ledger);
-    a pickled explanation has lost it and says so.
+    `answers` has one entry for each explained class, the first being the one that pictures show unless they are asked for
+    others. `rules`: the composite, as text.
     """
 
     name: str
-    photograph: Image.Image
     output: Array
-    categories: tuple[str, ...] | None
+    categories: Sequence[str] | None
     answers: tuple[Answer, ...]
     rules: str
-    geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
-    input: torch.Tensor  # of the model, (channels, height, width)
-    explainer: Source | None = field(default=None, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "explainer": None}
 
     def __repr__(self) -> str:
         classes = ", ".join(str(answer.category) for answer in self.answers)
-        return f"<explanation of {self.name}: {classes}; {self.rules}>"
-
-    # --- figures -------------------------------------------------------------------------------------------------------------
+        return f"<explanation of {self.name!r}: {classes}; {self.rules}>"
 
     def top(self, count: int = 5) -> list[Category]:
-        """The classes with the largest outputs, the largest first."""
+        """The classes, or next tokens, with the largest outputs, the largest first."""
         best = np.argsort(-self.output, kind="stable")[:count]
         return [category_of(self.output, int(index), self.categories) for index in best]
 
     @property
     def target(self) -> Category:
-        """The class that is explained: the first, if there are several."""
+        """The class or token that is explained: the first, if there are several."""
         return self.answers[0].category
+
+    @property
+    def relevance(self) -> Array:
+        """Relevance of what was explained."""
+        raise NotImplementedError
+
+    @property
+    def balance(self) -> Balance:
+        """How much of the output's relevance reached the input."""
+        return self.answers[0].balance
+
+    def to_numpy(self) -> Array:
+        """`relevance`, as an array."""
+        return self.relevance
+
+    def sheet(self) -> Image.Image:
+        """The explanation as a picture."""
+        raise NotImplementedError
+
+    def show(self) -> None:
+        """Show the picture: in a notebook, or in the system's viewer."""
+        show(self.sheet())
+
+
+@dataclass(eq=False, repr=False)
+class Explanation(Explained):
+    """Why a model gave a photograph its class, or other classes that were asked for.
+
+    `photograph` is in RGB. An explanation is plain data: it can be pickled without the model. The explainer that made it
+    computes what was not asked for at first (other classes, layers, the ledger); a pickled explanation has lost it and says so.
+    """
+
+    photograph: Image.Image
+    geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
+    input: torch.Tensor  # of the model, (channels, height, width)
+    explainer: Source | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "explainer": None}
+
+    # --- figures -------------------------------------------------------------------------------------------------------------
 
     @property
     def input_relevance(self) -> Array:
@@ -127,18 +165,9 @@ class Explanation:
         return self.answers[0].layers
 
     @property
-    def balance(self) -> Balance:
-        """How much of the output's relevance reached the input."""
-        return self.answers[0].balance
-
-    @property
     def ledger(self) -> Any:
         """The account of every layer (see `lrpfx.ledger`); the explainer runs the model again for it."""
         return self._explainer("the ledger is").ledger(self)
-
-    def to_numpy(self) -> Array:
-        """`relevance`: an array of shape (height, width) of the photograph."""
-        return self.relevance
 
     def _relevance_of(self, answer: Answer) -> Array:
         summed = answer.input_relevance.astype(np.float64).sum(0)
@@ -219,11 +248,7 @@ class Explanation:
             )
         return self.explainer
 
-    # --- showing -------------------------------------------------------------------------------------------------------------
-
-    def show(self) -> None:
-        """Show the sheet: in a notebook, or in the system's viewer."""
-        show(self.sheet())
+    # --- saving and showing ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz. Returns the path."""

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.targets import relevance_of_class
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Answer, Balance, category_of, index_of
+from lrpfx.explanation.explanation import Answer, Array, category_of, index_of
 from lrpfx.runtime.explain_module import explainable
 
-Array = NDArray[Any]
 #: A class by index or by name, or None for the class with the largest output.
 Class = int | str | None
 
@@ -89,7 +88,7 @@ def run_module(
     chosen = {"targets": seeds} if len(seeds) > 1 else {"target": seeds[0]}
     found = attribute(module, placed, **chosen, record=record)
     results = {"output": found.output, "relevance": found.relevance, **found.layers}
-    arrays = {name: _array(value) for name, value in results.items()}
+    arrays = {name: as_array(value) for name, value in results.items()}
     outputs = checked_output(arrays.pop("output"))
     rows = [{name: value[place] if len(seeds) > 1 else value for name, value in arrays.items()} for place in range(len(seeds))]
     return Run(list(outputs), _answers(outputs, columns, rows, categories), explainable(module, "explain").composite)
@@ -108,11 +107,7 @@ def _target_of(column: Sequence[Class], categories: Sequence[str] | None) -> Any
         chosen = [
             best[place] if one is None else index_of(one, categories, output.shape[1]) for place, one in enumerate(column)
         ]
-        relevance = torch.zeros_like(output)
-        samples = torch.arange(len(chosen), device=output.device)
-        indices = torch.tensor(chosen, device=output.device)
-        relevance[samples, indices] = output[samples, indices]
-        return relevance
+        return relevance_of_class(output, torch.tensor(chosen, device=output.device))
 
     return seed
 
@@ -150,7 +145,7 @@ def run_program(
     for column in columns:
         column = [column[place] for place in places]
         found = runner(inputs) if manifest["target"] == "max" else _run_index(runner, inputs, column, categories)
-        arrays = {name: _array(value)[:count] for name, value in found.items()}
+        arrays = {name: as_array(value)[:count] for name, value in found.items()}
         outputs = checked_output(arrays.pop("output"))
         rows.append({name: value for name, value in arrays.items() if name == "relevance" or name in record})
     assert outputs is not None
@@ -180,11 +175,7 @@ def _answers(
         index = int(output.argmax()) if one is None else index_of(one, categories, len(output))
         layers = {name: value[place] for name, value in arrays.items()}
         relevance = layers.pop("relevance")
-        reached = float(relevance.sum(dtype=np.float64))
-        balance = Balance(float(output[index]), reached, float(output[index]) - reached)
-        return Answer(
-            category_of(output, index, categories), relevance if relevance.ndim > 2 else relevance[None], layers, balance
-        )
+        return Answer(category_of(output, index, categories), relevance if relevance.ndim > 2 else relevance[None], layers)
 
     return [
         tuple(answer(place, column[place], arrays) for column, arrays in zip(columns, rows, strict=True))
@@ -192,8 +183,10 @@ def _answers(
     ]
 
 
-def _array(value: torch.Tensor) -> Array:
-    return value.detach().float().cpu().numpy() if value.dtype == torch.bfloat16 else value.detach().cpu().numpy()
+def as_array(value: torch.Tensor) -> Array:
+    """A tensor as an array; in float32 if it is bfloat16, which NumPy does not have."""
+    value = value.detach().cpu()
+    return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
 
 
 def checked_output(output: Any) -> Any:

@@ -12,62 +12,36 @@ from torch import nn
 
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.targets import relevance_of_output
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Answer, Array, Balance, Category, category_of, index_of, show
-from lrpfx.explanation.running import Class, Wanted, checked_output
+from lrpfx.explanation.explanation import Answer, Array, Explained, category_of, index_of
+from lrpfx.explanation.running import Class, Wanted, as_array, checked_output
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
 
 
-@dataclass(eq=False)
-class TextExplanation:
+@dataclass(eq=False, repr=False)
+class TextExplanation(Explained):
     """Why a model gave a text its class, or why it continues a text with this token.
 
-    `tokens`: the ids that the tokenizer gave. `answers`: for each explained class, relevance of the vectors of its tokens,
-    (tokens, features). It is plain data, and can be pickled without the model.
+    `tokens`: the ids that the tokenizer gave. `output`: of all classes, or of all tokens that may come next. `answers`: for
+    each explained class, relevance of the vectors of its tokens, (tokens, features). It is plain data, and can be pickled
+    without the model.
     """
 
-    name: str
     tokens: Array
-    output: Array  # of all classes, or of all tokens that may come next
-    categories: Sequence[str] | None
-    answers: tuple[Answer, ...]
-    rules: str
     picture: TextHeatmap
-
-    def __repr__(self) -> str:
-        classes = ", ".join(str(answer.category) for answer in self.answers)
-        return f"<explanation of {self.name!r}: {classes}; {self.rules}>"
 
     def __str__(self) -> str:
         return str(self.picture)
-
-    def top(self, count: int = 5) -> list[Category]:
-        """The classes, or next tokens, with the largest outputs, the largest first."""
-        best = np.argsort(-self.output, kind="stable")[:count]
-        return [category_of(self.output, int(index), self.categories) for index in best]
-
-    @property
-    def target(self) -> Category:
-        """The class or token that is explained: the first, if there are several."""
-        return self.answers[0].category
 
     @property
     def relevance(self) -> Array:
         """Relevance of each token, (tokens,)."""
         summed: Array = self.answers[0].input_relevance.sum(-1)
         return summed
-
-    @property
-    def balance(self) -> Balance:
-        """How much of the output's relevance reached the tokens."""
-        return self.answers[0].balance
-
-    def to_numpy(self) -> Array:
-        """`relevance`, as an array."""
-        return self.relevance
 
     def heatmap(self) -> TextHeatmap:
         """The words in the colours of their relevance, one row for each explained class."""
@@ -76,10 +50,6 @@ class TextExplanation:
     def sheet(self) -> Image.Image:
         """The heatmap as a picture."""
         return self.picture.to_image()
-
-    def show(self) -> None:
-        """Show the heatmap: in a notebook, or in the system's viewer."""
-        show(self.sheet())
 
     def save(self, path: str | Path) -> Path:
         """Write the heatmap as .html, .png or .txt. Returns the path."""
@@ -128,17 +98,14 @@ def _explained(
         seed = _Seed(one, categories, tokenizer)
         attribution = attribute(module, inputs, seed)
         tokens, _ = of_attribution(attribution, None, None)
-        relevance = tokens[0].detach().float().cpu().numpy()
         names = seed.names
-        total, reached = float(seed.output[seed.index]), float(relevance.sum(dtype=np.float64))
-        category = category_of(seed.output, seed.index, names)
-        answers.append(Answer(category, relevance, {}, Balance(total, reached, total - reached)))
+        answers.append(Answer(category_of(seed.output, seed.index, names), as_array(tokens[0]), {}))
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, ids, tokenizer, targets=titles)
     shortened = text if len(text) <= 60 else f"{text[:59]}…"
     rules = explainable(module, "explain").composite
-    return TextExplanation(shortened, ids[0].numpy(), seed.output, names, tuple(answers), rules, drawn)
+    return TextExplanation(shortened, seed.output, names, tuple(answers), rules, as_array(ids[0]), drawn)
 
 
 class _Seed:
@@ -152,23 +119,19 @@ class _Seed:
         self.index = 0
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        place: tuple[int, ...] = (0,)
         if output.ndim == 3:
             if output.shape[2] < len(self.tokenizer):
                 raise InputError(
                     f"the model returns {output.shape[2]} features of each token, neither classes nor tokens: explain a model "
                     "with a head, or a module that computes one number from the features"
                 )
-            place = (0, output.shape[1] - 1)
             self.names = _Vocabulary(self.tokenizer, output.shape[2])
         else:
             checked_output(output)
-        row = output[place]
-        self.output = row.detach().float().cpu().numpy()
+        row = output[0, -1] if output.ndim == 3 else output[0]
+        self.output = as_array(row)
         self.index = self._chosen(len(row))
-        relevance = torch.zeros_like(output)
-        relevance[(*place, self.index)] = row[self.index]
-        return relevance
+        return relevance_of_output(output, (-1, self.index) if output.ndim == 3 else self.index)
 
     def _chosen(self, classes: int) -> int:
         if self.target is None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.compute import Arguments, Inputs, OutputSelector, misfits, select_output
+from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.plausibility import EXCESS
-from lrpfx.attribution.targets import Target, relevance_of_output
+from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output, select_output
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached

@@ -307,23 +307,16 @@ class ExplainModule(TreeGraphModule):
         share_tables(self, root)
         return root
 
+    def _state(self, of_graph: Callable[[fx.Graph], Any]) -> tuple[Any, ...]:
+        """What the constructor takes after the tree; `of_graph` makes copies or data of the graphs."""
+        fold_graph = None if self.fold_graph is None else of_graph(self.fold_graph)
+        unfused = None if self.unfused_graph is self.graph else of_graph(self.unfused_graph)
+        facts = (self.derived, self.composite, self.guards, self.frozen)
+        return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
         self._refold_if_changed()
-        fold_graph = None if self.fold_graph is None else copy_graph(self.fold_graph)
-        root = copy.deepcopy(self._tree(), memo)
-        unfused = None if self.unfused_graph is self.graph else copy_graph(self.unfused_graph)
-        state = (
-            self.title,
-            self.history,
-            fold_graph,
-            self.derived,
-            self.composite,
-            self.guards,
-            self.frozen,
-            unfused,
-            self.dtypes,
-        )
-        copied = ExplainModule(root, copy_graph(self.graph), *state)
+        copied = ExplainModule(copy.deepcopy(self._tree(), memo), *self._state(copy_graph))
         copied._copy_hooks(self)
         return copied
 
@@ -335,20 +328,7 @@ class ExplainModule(TreeGraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._refold_if_changed()
-        fold_graph = None if self.fold_graph is None else graph_state(self.fold_graph)
-        unfused = None if self.unfused_graph is self.graph else graph_state(self.unfused_graph)
-        state = (
-            self.title,
-            self.history,
-            fold_graph,
-            self.derived,
-            self.composite,
-            self.guards,
-            self.frozen,
-            unfused,
-            self.dtypes,
-        )
-        return (_rebuild, (self._tree(), graph_state(self.graph), *state))
+        return (_rebuild, (self._tree(), *self._state(graph_state)))
 
 
 def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
@@ -408,22 +388,10 @@ def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
     return graph
 
 
-def _rebuild(
-    root: Scope,
-    graph: list[tuple[Any, ...]],
-    title: str,
-    history: tuple[Any, ...],
-    fold_graph: list[tuple[Any, ...]] | None,
-    derived: tuple[str, ...],
-    composite: str,
-    guards: tuple[Guard, ...],
-    frozen: dict[str, torch.Tensor],
-    unfused: list[tuple[Any, ...]] | None,
-    dtypes: dict[str, torch.dtype],
-) -> ExplainModule:
-    folded = None if fold_graph is None else restore_graph(fold_graph)
-    whole = None if unfused is None else restore_graph(unfused)
-    return ExplainModule(root, restore_graph(graph), title, history, folded, derived, composite, guards, frozen, whole, dtypes)
+def _rebuild(root: Scope, *state: Any) -> ExplainModule:
+    """The module of a pickled state, in which graphs are lists."""
+    restored: tuple[Any, ...] = tuple(restore_graph(one) if isinstance(one, list) else one for one in state)
+    return ExplainModule(root, *restored)
 
 
 def explainable(module: Any, caller: str) -> ExplainModule:

@@ -1,0 +1,134 @@
+"""Modules that return the values of nodes beside the result, so that relevance can be read there."""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.attribution.names import resolve_names
+from lrpfx.ir.node import NodeInfo, Role, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
+from lrpfx.operators.table import spelling_of
+from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, copy_graph, rule_module_of
+from lrpfx.types import Embedding, Neutral
+
+
+def recorder_of(
+    module: ExplainModule,
+    names: tuple[str, ...],
+    leaves: bool = False,
+    constants: bool = False,
+    probed: bool = False,
+) -> TreeGraphModule:
+    """A module on the same tensors that also returns the named nodes, and with `constants` the constants that take relevance.
+
+    With `leaves`, gradients begin at embeddings. With `probed`, it takes a probe for each of these values: see `_probes`.
+    """
+    key = (names, leaves, constants, probed)
+    if key not in module.lrpfx_cache.recorders:
+        fused = {name for name, _ in named_nodes(module.graph)}
+        found = resolve_names(module.unfused_graph, names)
+        graph = copy_graph(module.graph if all(node_info(node).name in fused for node in found) else module.unfused_graph)
+        by_name = dict(named_nodes(graph))
+        nodes = [by_name[node_info(node).name] for node in found]
+        (output,) = graph.find_nodes(op="output")
+        embeddings = [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]
+        edges = _constant_terms(graph, module) if constants else []
+        if probed:
+            for number, node in enumerate(nodes):
+                _replaced(graph, node, add_to_detached if node in embeddings else operator.add, _probe(graph, number))
+            terms = [
+                _as_term(graph, node, user, add_to_detached, _probe(graph, number))
+                for number, (node, user) in enumerate(edges, len(nodes))
+            ]
+        else:
+            for embedding in embeddings:
+                leaf = _replaced(graph, embedding, as_leaf)
+                nodes = [leaf if node is embedding else node for node in nodes]
+            terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
+        output.args = ((output.args[0], *nodes, *terms),)
+        module.lrpfx_cache.recorders[key] = TreeGraphModule(module, graph, module.title)
+    return module.lrpfx_cache.recorders[key]
+
+
+def recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:
+    """The nodes whose values a recorder returns beside the model's result."""
+    results: Any = output_node(recorder.graph).args[0]
+    return list(results[1:])
+
+
+def as_leaf(value: torch.Tensor) -> torch.Tensor:
+    """The tensor as a leaf that requires a gradient."""
+    return value.detach().requires_grad_()
+
+
+def factors_of(recorder: fx.GraphModule, layers: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """For each layer that a recorder returns, itself if its gradient is a multiplier, and None if it is relevance."""
+    if not layers:
+        return []
+    pairs = zip(layers, recorded_by(recorder), strict=True)
+    return [layer if node_info(node).carries_multiplier else None for layer, node in pairs]
+
+
+def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Node, fx.Node]]:
+    """Constants that take relevance, each with the operation that gives it some."""
+    found = []
+    for user in data_calls(graph):
+        layer = rule_module_of(user, module)
+        if layer is not None:
+            read = nodes_in(user.args[: layer.ruled.operation.inputs])
+        else:
+            read = nodes_in(user.args) if node_info(user).neutral and node_info(user).kind is not Embedding else []
+        found += [(node, user) for node in dict.fromkeys(read) if _is_constant_tensor(node)]
+    return found
+
+
+def _is_constant_tensor(node: fx.Node) -> bool:
+    info = node_info(node)
+    floating = node.op == "get_attr" or (info.dtype is not None and info.dtype.is_floating_point)
+    return info.role in (Role.PARAMETER, Role.METADATA) and floating
+
+
+def _as_term(graph: fx.Graph, node: fx.Node, user: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
+    """A call of `function` on a constant, which replaces it for one reader, and carries what the reader gives it."""
+    with graph.inserting_before(user):
+        made = graph.call_function(function, (node, *further))
+    user.replace_input_with(node, made)
+    name = node_info(_source_of(node)).name
+    set_info(made, replace(node_info(node), name=name, carries_multiplier=node_info(user).carries_multiplier))
+    return made
+
+
+def _source_of(constant: fx.Node) -> fx.Node:
+    """The embedding or parameter that a constant is a view, a cast or an expansion of."""
+    while (spelling := spelling_of(constant)) is not None and spelling.operator.kind is Neutral:
+        source = constant.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        constant = source
+    return constant
+
+
+def _probe(graph: fx.Graph, number: int) -> fx.Node:
+    """A placeholder for a probe."""
+    name = f"probe_{number}"
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        probe = graph.placeholder(name)
+    set_info(probe, NodeInfo(name, role=Role.CONSTANT))
+    return probe
+
+
+def _replaced(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], *further: fx.Node) -> fx.Node:
+    """A call of `function` on a node, which replaces the node for all its readers."""
+    with graph.inserting_after(node):
+        made = graph.call_function(function, (node, *further))
+    set_info(made, node_info(node))
+    node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+    return made
+
+
+def add_to_detached(value: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+    """Value + probe, with a gradient for the probe alone."""
+    return value.detach() + probe
