@@ -5,12 +5,10 @@ or a module: `isinstance` works on both (see `lrpfx.types`).
 """
 
 import inspect
-import math
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
@@ -42,6 +40,7 @@ from lrpfx.rules.formulas import (
 )
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
+from lrpfx.rules.numbers import positive_number
 from lrpfx.rules.recurrent import SignalTakesAll
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
@@ -476,7 +475,7 @@ class GammaByDepth(_BuiltInComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        self.early, self.late = _positive("early", early), _positive("late", late)
+        self.early, self.late = positive_number("early", early), positive_number("late", late)
         self.stabilizer, self.zero_params = stabilizer, zero_params
         self._any_depth = self._gamma(self.early)  # stands in the layer map for the rule of the depth
         first: list[tuple[type, Hook]] = []
@@ -523,15 +522,6 @@ class GammaByDepth(_BuiltInComposite):
             ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
         positions: dict[str, int] = ctx["positions"]
         return positions
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputTypeError(f"{name} must be a positive number, not {value!r}")
-    number = float(value)
-    if not (math.isfinite(number) and number > 0.0):
-        raise InputError(f"{name} must be a finite positive number, not {number}")
-    return number
 
 
 @register_composite("epsilon_plus")

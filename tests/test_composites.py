@@ -398,12 +398,12 @@ def test_settings_of_gamma_by_depth():
 @pytest.mark.parametrize(
     "settings, error, message",
     [
-        ({"early": 0.0}, InputError, "early must be a finite positive number, not 0.0"),
-        ({"late": -0.1}, InputError, "late must be a finite positive number, not -0.1"),
-        ({"late": math.inf}, InputError, "late must be a finite positive number, not inf"),
-        ({"early": math.nan}, InputError, "early must be a finite positive number, not nan"),
-        ({"early": "1"}, InputTypeError, "early must be a positive number, not '1'"),
-        ({"early": True}, InputTypeError, "early must be a positive number, not True"),
+        ({"early": 0.0}, InputError, "early must be a positive number, not 0"),
+        ({"late": -0.1}, InputError, "late must be a positive number, not -0.1"),
+        ({"late": math.inf}, InputError, "late must be a finite number, not inf"),
+        ({"early": math.nan}, InputError, "early must be a finite number, not nan"),
+        ({"early": "1"}, InputTypeError, "early must be a finite number, not '1'"),
+        ({"early": True}, InputTypeError, "early must be a finite number, not True"),
         ({"low": 0.0}, InputError, "low and high bound the input together: high is missing"),
         ({"high": 1.0}, InputError, "low and high bound the input together: low is missing"),
         ({"low": 1.0, "high": 0.0}, InputError, "low must be at most high"),

@@ -127,8 +127,8 @@ def _integrated_gradients(model: nn.Module) -> Method:
     explain = IntegratedGradients(model)
 
     def method(image: torch.Tensor, target: int) -> torch.Tensor:
-        found = explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1)
-        return found.sum(1).detach()  # type: ignore[no-any-return]
+        found: torch.Tensor = explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1)
+        return found.sum(1).detach()
 
     return method
 
@@ -140,7 +140,8 @@ def _grad_cam(model: nn.Module) -> Method:
 
     def method(image: torch.Tensor, target: int) -> torch.Tensor:
         coarse = explain.attribute(image, target=target, attribute_to_layer_input=True)
-        return LayerAttribution.interpolate(coarse, image.shape[2:], "bilinear")[:, 0].detach()  # type: ignore[no-any-return]
+        found: torch.Tensor = LayerAttribution.interpolate(coarse, image.shape[2:], "bilinear")
+        return found[:, 0].detach()
 
     return method
 

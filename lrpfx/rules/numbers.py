@@ -16,3 +16,11 @@ def finite_number(name: str, value: Any, least: float = -math.inf) -> float:
         bound = "" if least == -math.inf else f" >= {least:g}"
         raise InputError(f"{name} must be a finite number{bound}, not {number:g}")
     return number
+
+
+def positive_number(name: str, value: Any) -> float:
+    """A finite number above 0, as a float. Raises `InputTypeError`, `InputError`."""
+    number = finite_number(name, value)
+    if number <= 0.0:
+        raise InputError(f"{name} must be a positive number, not {number:g}")
+    return number

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 import torchvision
-import torchvision_cpu  # noqa: F401
 from command_line.commands import run
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor

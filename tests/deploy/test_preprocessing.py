@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 import torchvision
-import torchvision_cpu  # noqa: F401
 from PIL import Image
 from torch import nn
 from torchvision import transforms

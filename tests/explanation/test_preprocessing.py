@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-import torchvision_cpu  # noqa: F401
 from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import v2

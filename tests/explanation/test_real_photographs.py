@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvision_cpu  # noqa: F401
 from PIL import Image
 
 import lrpfx

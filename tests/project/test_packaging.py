@@ -109,8 +109,8 @@ def test_what_the_tests_import_is_installed_for_them():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     alone = re.findall(r"--no-deps (?!--)(.+)", (ROOT / "Makefile").read_text())
-    installed = _distributions([*project["dependencies"], *extras["test"], *extras["mutants"]])
-    installed |= {canonicalize_name(name) for name in " ".join(alone).split()}
+    installed = _distributions([*project["dependencies"], *extras["test"]])
+    installed |= {canonicalize_name(Requirement(name).name) for name in [*" ".join(alone).split(), *extras["mutants"]]}
     providers = metadata.packages_distributions()
     files = [path for folder in ("tests", "lrpfx", "passes", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     own = {path.stem for path in files} | {path.parent.name for path in files} | {"lrpfx"}
