@@ -34,11 +34,12 @@ class ByContent(Composite):
 
     def choice(self, layers: Sequence[Any]) -> Composite:
         """The composite for a network with these layers."""
-        if any(isinstance(layer, (WeightedValues, Softmax)) for layer in layers[:-1]):
+        convolves = any(isinstance(layer, Convolution) for layer in layers)
+        # Convolutional networks have softmaxes that are not attention: at the end, or for a choice among branches.
+        attention = WeightedValues if convolves else (WeightedValues, Softmax)
+        if any(isinstance(layer, attention) for layer in layers[:-1]):
             return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.photographs else AttnLRP()
-        if any(isinstance(layer, Convolution) for layer in layers):
-            return GammaByDepth(low=self.low, high=self.high)
-        return EpsilonPlus()
+        return GammaByDepth(low=self.low, high=self.high) if convolves else EpsilonPlus()
 
     def __repr__(self) -> str:
         if self.chosen is None:
