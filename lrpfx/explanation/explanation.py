@@ -121,7 +121,7 @@ class Explained:
 
     def __repr__(self) -> str:
         classes = ", ".join(str(answer.category) for answer in self.answers)
-        return f"<explanation of {self.name!r}: {classes}; {self.rules}>"
+        return f"<explanation of {self.name}: {classes}; {self.rules}>"
 
     def top(self, count: int = 5) -> list[Category]:
         """The classes, or next tokens, with the largest outputs, the largest first."""
