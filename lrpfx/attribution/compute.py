@@ -10,9 +10,19 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
+from lrpfx.attribution.conditions import (
+    Condition,
+    Masks,
+    empty_condition,
+    ends_of,
+    multiplier_of_start,
+    places_of,
+    relevance_of_start,
+    start_of,
+)
 from lrpfx.attribution.names import recorded_names
 from lrpfx.attribution.plausibility import Watch, advice, advice_on_sign, is_inverted, objection_to, saturates
-from lrpfx.attribution.recorders import factors_of, recorded_by, recorder_of
+from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
 from lrpfx.attribution.summary import summary_of
 from lrpfx.attribution.targets import (
     Index,
@@ -53,10 +63,11 @@ class Attribution(Generic[Relevance]):
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # in the shapes of the constants
     targets: int | None = None  # how many, if each relevance has a leading dimension for them
+    conditions: int | None = None  # how many, if each relevance has a leading dimension for them, before that for targets
 
     def _repr_html_(self) -> str:
         """Shapes and sums, and heatmaps of images, for notebooks."""
-        return summary_of(self.output, self.relevance, self.layers, self.constants, self.targets)
+        return summary_of(self.output, self.relevance, self.layers, self.constants, self.targets, self.conditions)
 
 
 @overload
@@ -66,6 +77,8 @@ def attribute(
     target: Target = None,
     *,
     targets: Targets | None = None,
+    conditions: Sequence[Condition] | None = None,
+    start: str | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -79,6 +92,8 @@ def attribute(
     target: Target = None,
     *,
     targets: Targets | None = None,
+    conditions: Sequence[Condition] | None = None,
+    start: str | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -92,6 +107,8 @@ def attribute(
     target: Target = None,
     *,
     targets: Targets | None = None,
+    conditions: Sequence[Condition] | None = None,
+    start: str | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -104,6 +121,8 @@ def attribute(
     target: Target = None,
     *,
     targets: Targets | None = None,
+    conditions: Sequence[Condition] | None = None,
+    start: str | None = None,
     record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
@@ -132,12 +151,32 @@ def attribute(
     how many are propagated together, which bounds the memory. The default is all of them; on a CPU it is one, which is faster
     there. `progress` shows a bar of the targets that are done (needs tqdm).
 
+    `conditions`: a list of dicts from nodes to indices, for each of which relevance is propagated anew; it is kept on these
+    entries of the nodes alone (Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8). A key is a name as
+    for `record`, or an edge: a pair of names, of the node whose value flows and of the one that reads it. An index is a
+    channel, the feature of a dense layer, a head of attention weights or a token, by the kind of the node; `Channel`,
+    `Feature`, `Head`, `Token` and `Neuron` of `lrpfx.concepts` say which is meant, an empty list keeps nothing, and a mask is
+    any tensor that is broadcast to the value. Relevances have a leading dimension for the conditions, before that for targets.
+    `start`: the node where relevance starts in place of the output; the network runs up to there. The target is then an index
+    as in conditions, which starts with the activation as relevance, a tensor of relevance, a function of the value, or None for
+    the whole value.
+
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
     issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
     that is explained after a final softmax.
     """
     attribution, objection = find_attribution(
-        explain_model, inputs, target, targets, record, output, chunk_size, constants, progress
+        explain_model,
+        inputs,
+        target,
+        targets=targets,
+        conditions=conditions,
+        start=start,
+        record=record,
+        output=output,
+        chunk_size=chunk_size,
+        constants=constants,
+        progress=progress,
     )
     message = None if torch.compiler.is_compiling() else objection()
     if message is not None:
@@ -148,9 +187,12 @@ def attribute(
 def find_attribution(
     explain_model: nn.Module,
     inputs: Inputs,
-    target: Target = None,
+    target: Any = None,
+    *,
     targets: Targets | None = None,
-    record: Sequence[str] = (),
+    conditions: Sequence[Condition] | None = None,
+    start: str | None = None,
+    record: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
@@ -158,81 +200,110 @@ def find_attribution(
 ) -> tuple[Attribution[Any], Callable[[], str | None]]:
     """The result of `attribute`, and a function that returns an objection if the result is implausible, or None."""
     module = explainable(explain_model, "attribute")
-    several = targets is not None
-    if several and target is not None:
+    if targets is not None and target is not None:
         raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
-    wanted_targets = listed(targets) if several else [without_arrays(target)]
+    if start is not None and output is not None:
+        raise InputError("start= explains a node and output= an output; pass one of them")
+    wanted_targets = [without_arrays(target)] if targets is None else listed(targets)
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, Index) or chunk_size < 1):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
         arguments.admit(module)
         record = recorded_names(module.unfused_graph, record)
+        first = None if start is None else start_of(module.unfused_graph, start)
         embeddings = embeddings_of(module, arguments)
         names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
+        places = () if conditions is None else places_of(module.unfused_graph, conditions)
+        recording = Recording(names, bool(embeddings), constants, places, start)
         is_compiled = explain_model is not module
-        records = bool(names) or constants
-        recording = (names, bool(embeddings), constants)
-        traced = recorder_of(module, *recording, is_compiled) if records else module
-        probes = {}
-        if records and is_compiled:
+        traced = recorder_of(module, recording, is_compiled) if recording else module
+        masks = Masks(conditions or (), places, tuple(ends_of(module.unfused_graph, place)[0] for place in places))
+        given: dict[str, Any] = {}
+        if recording and is_compiled:
             with misfits(module, arguments):
-                probes = _probes(module, recording, arguments)
+                given = _probes(module, recording, arguments, masks)
+        probes = [value for name, value in given.items() if name.startswith(PROBE)]
 
-        def run(runner: Callable[..., Any], recorder: TreeGraphModule, probes: Mapping[str, torch.Tensor]) -> _Forward:
+        def run(runner: Callable[..., Any], recorder: TreeGraphModule, further: Mapping[str, Any]) -> _Forward:
             with misfits(module, arguments):
-                result = arguments.call(runner, probes)
-            chosen, recorded = (result[0], list(result[1:])) if records else (result, [])
+                result = arguments.call(runner, further)
+            chosen, recorded = (result[0], list(result[1:])) if recording else (result, [])
             factors = [*(None for _ in arguments.leaves), *factors_of(recorder, recorded)]
             return _Forward(select_output(chosen, output), recorded, factors)
 
+        several = targets is not None or len(masks.conditions) > 1
         runner = _runner(explain_model, module, traced, several)
-        forward = run(runner, traced, probes)
+        masking = masks.compiled(0, given) if is_compiled else masks.holders()
+        forward = run(runner, traced, given | masking)
         explained = forward.output
         if explained.is_meta:
             raise InputError(NO_VALUES.format(module.title))
-        seeds = [relevance_of_output(explained, one) for one in wanted_targets]
-        wanted = [*arguments.leaves, *(probes.values() if probes else forward.layers)]
-        if not explained.requires_grad or not any(tensor.requires_grad for tensor in wanted):
-            raise InputError("the output does not depend on the inputs through any operation that carries relevance")
+        if first is None:
+            seeds = [relevance_of_output(explained, one) for one in wanted_targets]
+        else:
+            seeds = [relevance_of_start(explained, one, first) for one in wanted_targets]
+            if node_info(first).relevant_where_positive and any(((explained <= 0) & (seed != 0)).any() for seed in seeds):
+                if is_compiled:
+                    raise InputError(f"relevance starts where {start} is not positive: pass the module that is not compiled")
+                runner = executed(traced, Execution(several=several, as_written=True))
+                forward = run(runner, traced, given | masking)
+            if node_info(first).carries_multiplier:
+                seeds = [multiplier_of_start(forward.output, seed, start) for seed in seeds]
+        wanted = [*arguments.leaves, *(probes or forward.layers)]
+        if not forward.output.requires_grad or not any(tensor.requires_grad for tensor in wanted):
+            what = "the output" if start is None else start
+            raise InputError(f"{what} does not depend on the inputs through any operation that carries relevance")
+        tasks = [(number, seed) for number in range(max(1, len(masks.conditions))) for seed in seeds]
         found: Sequence[torch.Tensor]
         if several and is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
             parts = []
-            for number, seed in enumerate(progress_bar(seeds, progress, unit="target")):
-                forward = run(runner, traced, probes) if number else forward
+            for place, (number, seed) in enumerate(progress_bar(tasks, progress, unit="target")):
+                again = masks.compiled(number, given)
+                forward = run(runner, traced, given | again) if place else forward
                 parts.append(relevances_of(forward.output, wanted, seed, forward.factors))
             found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
         elif several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
-            size = 1 if alone else chunk_size or len(seeds)
-            found = _relevances_in_chunks(explained, wanted, torch.stack(seeds), forward.factors, size, progress)
+            size = 1 if alone else chunk_size or len(tasks)
+            found = _relevances_in_chunks(forward, wanted, tasks, masks, size, progress)
         else:
-            found = relevances_of(explained, wanted, seeds[0], forward.factors)
-    first = len(arguments.leaves) + len(names)
-    recorded = dict(zip(names, found[len(arguments.leaves) : first], strict=True))
+            with masks.set_to(0):
+                found = relevances_of(forward.output, wanted, seeds[0], forward.factors)
+        if conditions is not None and targets is not None:
+            found = [one.unflatten(0, (len(conditions), len(seeds))) for one in found]
+        elif conditions is not None and not several:
+            found = [one[None] for one in found]
+    count = len(arguments.leaves) + len(names)
+    recorded = dict(zip(names, found[len(arguments.leaves) : count], strict=True))
     of_constants: dict[str, torch.Tensor] = {}
-    for node, relevance in zip(recorded_by(traced)[len(names) :] if constants else [], found[first:], strict=True):
+    for node, relevance in zip(recorded_by(traced)[len(names) :] if constants else [], found[count:], strict=True):
         name = node_info(node).name
         of_constants[name] = of_constants[name] + relevance if name in of_constants else relevance
 
     def watch(number: int) -> Watch:
-        recorder = recorder_of(module, *recording) if records else module
+        recorder = recorder_of(module, recording) if recording else module
         watched = Watch(recorder)
         with torch.inference_mode(False), torch.enable_grad():
-            again = run(watched.run_with, recorder, {})
+            again = run(watched.run_with, recorder, masks.holders())
             relevances_of(again.output, [*arguments.leaves, *again.layers], seeds[number], again.factors)
         return watched
 
     def objection() -> str | None:
         of_inputs = [*found[: len(arguments.leaves)], *(recorded[name] for names in embeddings.values() for name in names)]
+        if conditions is not None:
+            return empty_condition(conditions, of_inputs)
+        if start is not None:
+            return None
         shares = of_inputs if several else [relevance[None] for relevance in of_inputs]
         return _objection(explained, wanted_targets, seeds, shares, final_probabilities_of(module.graph, output), watch)
 
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
     of_layers = {name: recorded[name] for name in record}
-    of_each = len(seeds) if several else None
-    return Attribution(explained.detach(), of_inputs, of_layers, of_constants, of_each), objection
+    of_each = None if targets is None else len(seeds)
+    of_conditions = None if conditions is None else len(conditions)
+    return Attribution(explained.detach(), of_inputs, of_layers, of_constants, of_each, of_conditions), objection
 
 
 @dataclass
@@ -294,12 +365,11 @@ def _for(traced: TreeGraphModule, several: bool) -> TreeGraphModule:
     return executed(traced, Execution(several=True)) if several else traced
 
 
-def _probes(
-    module: ExplainModule, recording: tuple[tuple[str, ...], bool, bool], arguments: Arguments
-) -> dict[str, torch.Tensor]:
+def _probes(module: ExplainModule, recording: Recording, arguments: Arguments, masks: Masks) -> dict[str, torch.Tensor]:
     """For each recorded node a tensor of zeros, which is added to its value: its gradient is that of the value.
 
-    A compiled graph has no gradients of one output with respect to another, only with respect to inputs.
+    A compiled graph has no gradients of one output with respect to another, only with respect to inputs. The masks get to know
+    the shapes of the masked values.
     """
     sizes = tuple(
         (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
@@ -307,34 +377,42 @@ def _probes(
     key = (recording, sizes)
     if key not in module.lrpfx_cache.layouts:
         with torch.no_grad():
-            _, *layers = arguments.call(recorder_of(module, *recording))
-        module.lrpfx_cache.layouts[key] = [torch.empty_like(layer, device="meta") for layer in layers]
+            _, *layers = arguments.call(recorder_of(module, recording), masks.holders())
+        values = [torch.empty_like(layer, device="meta") for layer in layers]
+        module.lrpfx_cache.layouts[key] = values, masks.layouts()
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
-    layouts = module.lrpfx_cache.layouts[key]
-    return {
-        f"probe_{number}": torch.zeros_like(layout, device=device).requires_grad_() for number, layout in enumerate(layouts)
-    }
+    values, masked = module.lrpfx_cache.layouts[key]
+    masks.know(masked, device)
+    return {f"{PROBE}{number}": torch.zeros_like(value, device=device).requires_grad_() for number, value in enumerate(values)}
 
 
 def _relevances_in_chunks(
-    output: torch.Tensor,
+    forward: "_Forward",
     wanted: Sequence[torch.Tensor],
-    seeds: torch.Tensor,
-    factors: Sequence[torch.Tensor | None],
+    tasks: Sequence[tuple[int, torch.Tensor]],
+    masks: Masks,
     chunk_size: int,
     progress: bool = False,
 ) -> list[torch.Tensor]:
-    """Relevance of the wanted tensors for each seed, with a leading dimension for the seeds."""
+    """Relevance of the wanted tensors for each task, a condition and a seed, with a leading dimension for the tasks."""
     parts: list[Sequence[torch.Tensor]] = []
-    steps = progress_bar(range(0, len(seeds), chunk_size), progress, unit="target" if chunk_size == 1 else "chunk")
+    steps = progress_bar(range(0, len(tasks), chunk_size), progress, unit="target" if chunk_size == 1 else "chunk")
     for first in steps:
-        chunk = seeds[first : first + chunk_size]
-        is_last = first + chunk_size >= len(seeds)
+        chunk = tasks[first : first + chunk_size]
+        retain = first + chunk_size < len(tasks)
         if len(chunk) == 1:
-            parts.append([relevance[None] for relevance in relevances_of(output, wanted, chunk[0], factors, not is_last)])
-        else:
-            together = torch.func.vmap(lambda seed, last=is_last: relevances_of(output, wanted, seed, factors, not last))
-            parts.append(together(chunk))
+            ((number, seed),) = chunk
+            with masks.set_to(number):
+                found = relevances_of(forward.output, wanted, seed, forward.factors, retain)
+            parts.append([relevance[None] for relevance in found])
+            continue
+
+        def propagate(seed: torch.Tensor, *values: torch.Tensor, retain: bool = retain) -> tuple[torch.Tensor, ...]:
+            with masks.set_to_values(values):
+                return relevances_of(forward.output, wanted, seed, forward.factors, retain)
+
+        together = torch.func.vmap(propagate)
+        parts.append(together(torch.stack([seed for _, seed in chunk]), *masks.stacked([number for number, _ in chunk])))
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 

@@ -2,40 +2,62 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from lrpfx.attribution.conditions import Place, ends_of, insert_masks
 from lrpfx.attribution.names import resolve_names
+from lrpfx.errors import InputError
 from lrpfx.ir.node import NodeInfo, Role, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
 from lrpfx.operators.table import spelling_of
 from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, copy_graph, rule_module_of
 from lrpfx.types import Embedding, Neutral
 
+#: How the names of inputs for probes begin.
+PROBE = "probe_"
 
-def recorder_of(
-    module: ExplainModule,
-    names: tuple[str, ...],
-    leaves: bool = False,
-    constants: bool = False,
-    probed: bool = False,
-) -> TreeGraphModule:
-    """A module on the same tensors that also returns the named nodes, and with `constants` the constants that take relevance.
 
-    With `leaves`, gradients begin at embeddings. With `probed`, it takes a probe for each of these values: see `_probes`.
+@dataclass(frozen=True)
+class Recording:
+    """What a recorder does beside running the model."""
+
+    names: tuple[str, ...] = ()  # of the nodes whose values it returns
+    leaves: bool = False  # whether gradients begin at embeddings
+    constants: bool = False  # whether it returns the constants that take relevance
+    places: tuple[Place, ...] = ()  # of masks, which are further inputs
+    start: str | None = None  # the node whose value it returns instead of the result, if any
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.constants or self.places or self.start is not None)
+
+
+def recorder_of(module: ExplainModule, recording: Recording, probed: bool = False) -> TreeGraphModule:
+    """A module on the same tensors that returns the result, and then the values of nodes.
+
+    With `probed`, it takes a probe for each of these values: see `_probes`.
     """
-    key = (names, leaves, constants, probed)
+    key = (recording, probed)
     if key not in module.lrpfx_cache.recorders:
+        whole = module.unfused_graph
+        found = resolve_names(whole, recording.names)
+        first = [] if recording.start is None else resolve_names(whole, [recording.start])
+        masked = [end for place in recording.places for end in ends_of(whole, place) if end is not None]
         fused = {name for name, _ in named_nodes(module.graph)}
-        found = resolve_names(module.unfused_graph, names)
-        graph = copy_graph(module.graph if all(node_info(node).name in fused for node in found) else module.unfused_graph)
+        is_fused = all(node_info(node).name in fused for node in (*found, *first, *masked))
+        graph = copy_graph(module.graph if is_fused else whole)
         by_name = dict(named_nodes(graph))
         nodes = [by_name[node_info(node).name] for node in found]
         (output,) = graph.find_nodes(op="output")
-        embeddings = [node for node in data_calls(graph) if node_info(node).kind is Embedding and leaves]
-        edges = _constant_terms(graph, module) if constants else []
+        result = by_name[node_info(first[0]).name] if first else output.args[0]
+        if first:
+            _check_before(graph, result, [*nodes, *(by_name[node_info(node).name] for node in masked)])
+        output.args = (result,)
+        insert_masks(graph, recording.places)
+        embeddings = [node for node in data_calls(graph) if node_info(node).kind is Embedding and recording.leaves]
+        edges = _constant_terms(graph, module) if recording.constants else []
         if probed:
             for number, node in enumerate(nodes):
                 _replaced(graph, node, add_to_detached if node in embeddings else operator.add, _probe(graph, number))
@@ -49,8 +71,30 @@ def recorder_of(
                 nodes = [leaf if node is embedding else node for node in nodes]
             terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
         output.args = ((output.args[0], *nodes, *terms),)
+        if first:
+            _remove_unread(graph)
         module.lrpfx_cache.recorders[key] = TreeGraphModule(module, graph, module.title)
     return module.lrpfx_cache.recorders[key]
+
+
+def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> None:
+    """Raise `InputError` for nodes that the start does not depend on."""
+    before, pending = {start}, [start]
+    while pending:
+        for read in pending.pop().all_input_nodes:
+            if read not in before:
+                before.add(read)
+                pending.append(read)
+    for node in nodes:
+        if node not in before:
+            raise InputError(f"{node_info(start).name}, where relevance starts, does not depend on {node_info(node).name}")
+
+
+def _remove_unread(graph: fx.Graph) -> None:
+    """Remove the calls that nothing reads."""
+    for node in reversed(graph.nodes):
+        if node.op not in ("placeholder", "output") and not node.users:
+            graph.erase_node(node)
 
 
 def recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:
@@ -113,7 +157,7 @@ def _source_of(constant: fx.Node) -> fx.Node:
 
 def _probe(graph: fx.Graph, number: int) -> fx.Node:
     """A placeholder for a probe."""
-    name = f"probe_{number}"
+    name = f"{PROBE}{number}"
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
         probe = graph.placeholder(name)
     set_info(probe, NodeInfo(name, role=Role.CONSTANT))

@@ -7,6 +7,7 @@ import torch
 
 from lrpfx.pictures import heatmap, scale_of
 from lrpfx.support.html import Html, element, html_table, image_html
+from lrpfx.support.torch_internals import pytree
 
 MOST_SUMS = 8  # sums of a tensor that are listed
 MOST_IMAGES = 4
@@ -20,11 +21,21 @@ def summary_of(
     layers: Mapping[str, torch.Tensor],
     constants: Mapping[str, torch.Tensor],
     targets: int | None,
+    conditions: int | None = None,
 ) -> str:
     """The table of all tensors of an attribution and, if relevance is that of images, heatmaps with one scale.
 
-    `targets`: their number, if each relevance has a leading dimension for them.
+    `targets`, `conditions`: their numbers, if each relevance has leading dimensions for them.
     """
+    several = "" if conditions is None else f", {conditions} conditions"
+    several += "" if targets is None else f", {targets} targets"
+    if conditions is not None and targets is not None:  # one dimension for both
+        targets = conditions * targets
+        relevance = pytree.tree_map(lambda tensor: tensor.flatten(0, 1), relevance)
+        layers = {name: tensor.flatten(0, 1) for name, tensor in layers.items()}
+        constants = {name: tensor.flatten(0, 1) for name, tensor in constants.items()}
+    elif conditions is not None:
+        targets = conditions
     found = [(name, tensor, "input") for name, tensor in _named_tensors(relevance, "")]
     found += [(name, tensor, "layer") for name, tensor in layers.items()]
     found += [(name, tensor, "constant") for name, tensor in constants.items()]
@@ -34,7 +45,6 @@ def summary_of(
         (kind, element("code", name), _shape(tensor), _dtype(tensor), _number(tensor), _sums(tensor, kind == "constant"))
         for name, tensor, kind in found
     ]
-    several = "" if targets is None else f", {targets} targets"
     head = element("p", element("b", "attribution"), f" of an output of shape {_shape(output)}, {_dtype(output)}{several}")
     pictures = [_heatmaps(tensor, targets is not None) for _, tensor, kind in found if kind == "input"]
     return "".join([head, html_table(columns, rows, ("total",)), *pictures])

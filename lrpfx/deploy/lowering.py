@@ -24,7 +24,7 @@ from lrpfx.attribution.arguments import Arguments, embeddings_of
 from lrpfx.attribution.compute import find_attribution, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
-from lrpfx.attribution.recorders import factors_of, recorder_of
+from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_class, relevance_of_output, select_output
 from lrpfx.deploy.program import checked
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
@@ -408,7 +408,7 @@ class _Job:
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
-            runner = recorder_of(self.module, names, bool(self.embeddings)) if names else self.module
+            runner = recorder_of(self.module, Recording(names, bool(self.embeddings))) if names else self.module
             read = {name: hiding(leaf) if name in self.masks else leaf for name, leaf in leaves.items()}
             result = _Tracer(runner)(**{**values, **read})
             result, recorded = (result[0], result[1:]) if names else (result, ())
@@ -434,7 +434,7 @@ class _Job:
         """The program's results according to `lrpfx.attribute`."""
         values = self.values(arguments)
         target = self.target_of(arguments)
-        found, _ = find_attribution(self.module, values, target, None, self.record, self.output)
+        found, _ = find_attribution(self.module, values, target, record=self.record, output=self.output)
         with torch.no_grad():
             result = self.module(**values)
         floating = [name for name, value in values.items() if is_floating(value)]

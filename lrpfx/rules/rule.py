@@ -50,6 +50,11 @@ class Rule:
         return type(self).__name__
 
     @property
+    def as_written(self) -> "Rule":
+        """The rule that this one is a shortcut for, or the rule itself."""
+        return self
+
+    @property
     def saves_output(self) -> bool:
         """Whether `propagate` reads the layer's output."""
         return False

@@ -50,6 +50,10 @@ class Shortcut(Rule):
     def title(self) -> str:
         return self.rule.title
 
+    @property
+    def as_written(self) -> Rule:
+        return self.rule
+
     def __repr__(self) -> str:
         return repr(self.rule)
 

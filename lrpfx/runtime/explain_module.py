@@ -142,7 +142,7 @@ class Cache:
     recorders: dict[tuple[Any, ...], TreeGraphModule] = field(default_factory=dict)
     runners: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # a recorder and how it runs -> it, and with plain calls
     compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict)
-    layouts: dict[tuple[Any, ...], list[torch.Tensor]] = field(default_factory=dict)  # of recorded values, without memory
+    layouts: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of recorded and masked values, without memory
     embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
 
 

@@ -13,6 +13,9 @@ from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Produ
 class ParameterModifier(Protocol):
     """The part of a branch's parameter modifier that a call of a layer needs."""
 
+    @property
+    def arithmetic(self) -> bool: ...
+
     def apply(self, parameter: Any, name: str) -> Any: ...
 
 

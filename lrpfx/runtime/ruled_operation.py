@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 
-from lrpfx.errors import RuleError
+from lrpfx.errors import InputError, RuleError
 from lrpfx.layers.layer import Layer, Operation
 from lrpfx.runtime.layer_call import LayerCall, ParameterModifier
 from lrpfx.runtime.multipliers import MultiplierForm
@@ -24,6 +24,9 @@ class Rule(Protocol):
 
     @property
     def title(self) -> str: ...
+
+    @property
+    def as_written(self) -> "Rule": ...
 
     @property
     def saves_output(self) -> bool: ...
@@ -74,6 +77,8 @@ class Execution:
     traced: bool = False
     #: Several relevances will be propagated: results that they share are kept.
     several: bool = False
+    #: Rules run without the shortcuts that assume that relevance enters at the output.
+    as_written: bool = False
 
 
 ORDINARY = Execution()
@@ -117,7 +122,26 @@ class RuledOperation:
 
     def during(self, execution: Execution) -> Self:
         """The same operation with another `execution`."""
-        return self if execution == self.execution else replace(self, execution=execution)
+        if execution == self.execution:
+            return self
+        rule = self.rule.as_written
+        if not execution.as_written or rule is self.rule:
+            return replace(self, execution=execution)
+        if not all(modifier.arithmetic for modifier in rule.parameter_modifiers):
+            raise InputError(
+                f"{self.name}: relevance that enters where the value is not positive needs the rule as it is written: "
+                "lrpfx.transform(..., optimize=False)"
+            )
+        return replace(
+            self,
+            execution=execution,
+            rule=rule,
+            branches=None,
+            recomputed=(),
+            hands_off=False,
+            takes_over=False,
+            saves_output=True,
+        )
 
     @property
     def is_traced(self) -> bool:

@@ -1,0 +1,386 @@
+"""Conditions: relevance that is kept on some entries of a node's value alone, or on some of what flows along an edge.
+
+In the backward pass, relevance at a node of a condition is multiplied by a mask of zeros and ones (Achtibat et al. 2023,
+https://www.nature.com/articles/s42256-023-00711-8).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from lrpfx.attribution.names import resolve_names
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
+from lrpfx.support.tensors import not_dense
+from lrpfx.support.torch_internals import apply
+from lrpfx.types import Activation, Convolution, Linear, Softmax
+
+#: A node by name, or an edge as the names of the node whose value flows and of the node that reads it.
+Place = str | tuple[str, str]
+
+
+class Index:
+    """Entries of a value: what a condition keeps. Several are united."""
+
+    #: The dimension that the indices count, from the front or, if negative, from the back.
+    dimension: int
+
+    def __init__(self, *indices: int) -> None:
+        self.indices = tuple(_checked_index(type(self).__name__, one) for one in indices)
+        if not self.indices:
+            raise InputError(f"{type(self).__name__} takes at least one index")
+
+    def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
+        """Ones at the entries of a value of this shape that are kept, zeros elsewhere; it is broadcast to the shape."""
+        place = self.dimension % len(shape) if -len(shape) <= self.dimension < len(shape) else None
+        if place is None:
+            raise InputError(f"{self!r}: the value of {name} has the shape {tuple(shape)}, without such a dimension")
+        mask = torch.zeros([shape[place] if at == place else 1 for at in range(len(shape))])
+        for index in self.indices:
+            _check_range(self, index, shape[place], name, shape)
+            mask.select(place, index).fill_(1.0)
+        return mask
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(str, self.indices))})"
+
+
+class Channel(Index):
+    """Channels of a convolution, and of what has the channels of one: dimension 1."""
+
+    dimension = 1
+
+
+class Feature(Index):
+    """Features of a dense layer: the last dimension."""
+
+    dimension = -1
+
+
+class Head(Index):
+    """Heads of attention weights (batch, head, query, key): the third dimension from the back."""
+
+    dimension = -3
+
+
+class Token(Index):
+    """Tokens of a hidden state (batch, token, feature): the second dimension from the back."""
+
+    dimension = -2
+
+
+class Neuron(Index):
+    """One channel at one position: `Neuron(channel, y, x)` for images."""
+
+    dimension = 1
+
+    def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
+        if len(shape) != len(self.indices) + 1:
+            raise InputError(f"{self!r} has {len(self.indices)} indices, but the value of {name} has the shape {tuple(shape)}")
+        for index, size in zip(self.indices, shape[1:], strict=True):
+            _check_range(self, index, size, name, shape)
+        mask = torch.zeros((1, *shape[1:]))
+        mask[(0, *self.indices)] = 1.0
+        return mask
+
+
+Condition = Mapping[Place, Any]
+
+
+def _checked_index(what: str, index: Any) -> int:
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise InputTypeError(f"{what} takes indices, not {index!r}")
+    return int(index)
+
+
+def _check_range(what: Index, index: int, size: int, name: str, shape: torch.Size) -> None:
+    if not -size <= index < size:
+        raise InputError(f"{what!r}: index {index} is out of range, since the value of {name} has the shape {tuple(shape)}")
+
+
+class Mask:
+    """The mask at one place, which changes from one condition to the next. None keeps everything."""
+
+    def __init__(self) -> None:
+        self.value: torch.Tensor | None = None
+        self.like: torch.Tensor | None = None  # the masked value, without memory
+
+
+class KeepRelevance(torch.autograd.Function):
+    """Forward: identity. Backward: relevance, or a multiplier, times the mask that is set then."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, mask: Mask) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.mask = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        mask = ctx.mask.value
+        return (relevance if mask is None else relevance * mask.to(relevance.device)), None
+
+
+class KeepRelevanceBy(torch.autograd.Function):
+    """Forward: identity. Backward: relevance, or a multiplier, times the mask that was given to the forward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return relevance * ctx.saved_tensors[0], None
+
+
+def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor) -> torch.Tensor:
+    """The value; its relevance is masked in the backward pass."""
+    if isinstance(mask, Mask):
+        mask.like = torch.empty_like(value, device="meta")
+    kept: torch.Tensor = apply(KeepRelevanceBy if isinstance(mask, torch.Tensor) else KeepRelevance, value, mask)
+    return kept
+
+
+def places_of(graph: fx.Graph, conditions: Sequence[Condition]) -> tuple[Place, ...]:
+    """The places of all conditions, each once. Raises an error for unknown names and what is no condition."""
+    if not isinstance(conditions, (list, tuple)) or not conditions:
+        raise InputTypeError(f"conditions are a list of dicts from names of nodes to indices, not {conditions!r}")
+    found: dict[Place, None] = {}
+    for condition in conditions:
+        if not isinstance(condition, Mapping) or not condition:
+            raise InputTypeError(f"a condition is a dict from names of nodes, or edges, to indices, not {condition!r}")
+        for place in condition:
+            edge = isinstance(place, tuple) and len(place) == 2 and all(isinstance(name, str) for name in place)
+            if not isinstance(place, str) and not edge:
+                raise InputTypeError(f"a condition is at a node, or at an edge as a pair of names, not at {place!r}")
+            ends_of(graph, place)
+            found[place] = None
+    return tuple(found)
+
+
+def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
+    """The node at a place; for an edge, the node whose value flows and the node that reads it."""
+    if isinstance(place, str):
+        return resolve_names(graph, [place])[0], None
+    source, reader = resolve_names(graph, place)
+    if reader not in source.users:
+        nodes = dict(named_nodes(graph)).items()
+        readers = ", ".join(name for name, node in nodes if node in source.users) or "none"
+        raise InputError(f"{place[1]} does not read {place[0]}; its readers are {readers}")
+    return source, reader
+
+
+def insert_masks(graph: fx.Graph, places: Sequence[Place]) -> None:
+    """Insert a mask at each place, as a further input of the graph."""
+    ends = sorted(enumerate(ends_of(graph, place) for place in places), key=lambda one: one[1][1] is None)
+    for number, (source, reader) in ends:  # edges first: what they read is replaced by nodes' masks
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            given = graph.placeholder(mask_name(number))
+        set_info(given, NodeInfo(given.name, role=Role.CONSTANT))
+        with graph.inserting_after(source if source.op != "placeholder" else given):
+            made = graph.call_function(keep_relevance, (source, given))
+        set_info(made, node_info(source))
+        if reader is None:
+            for user in [user for user in source.users if user is not made]:
+                user.replace_input_with(source, made)
+        else:
+            reader.replace_input_with(source, made)
+
+
+def mask_name(number: int) -> str:
+    """The name of the input for the mask of the place with this number."""
+    return f"mask_{number}"
+
+
+def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch.Tensor:
+    """The mask that a condition gives for the value of a node: it is broadcast to the value."""
+    if isinstance(wanted, np.ndarray) and wanted.ndim:
+        wanted = torch.as_tensor(wanted)
+    is_mask = isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.bool or wanted.is_floating_point())
+    if is_mask:
+        return _given_mask(wanted, name, value)
+    several = wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted
+    several = list(several) if isinstance(several, (list, tuple, range)) else [several]
+    if not several:
+        return value.new_zeros((1,) * value.ndim, device="cpu")
+    indices = [one if isinstance(one, Index) else meaning_of(node, value.ndim)(_checked_index(name, one)) for one in several]
+    masks = [one.mask(value.shape, name) for one in indices]
+    total = masks[0]
+    for mask in masks[1:]:
+        total = torch.maximum(total, mask)
+    return total
+
+
+def _given_mask(mask: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:
+    if not_dense(mask) is not None:
+        raise InputTypeError(f"the mask for {name} is {not_dense(mask)}")
+    fits = mask.ndim <= value.ndim and all(
+        have in (1, want) for have, want in zip(reversed(mask.shape), reversed(value.shape), strict=False)
+    )
+    if not fits:
+        raise InputError(f"the mask for {name} has the shape {tuple(mask.shape)}, but its value has {tuple(value.shape)}")
+    if not torch.isfinite(mask).all():
+        raise InputError(f"the mask for {name} has values that are not finite")
+    return mask.detach()
+
+
+def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
+    """What a plain index means at a node: a channel, the feature of a dense layer, a head, or a token."""
+    source = _source_of(node)
+    kind = node_info(source).kind
+    if kind is not None and issubclass(kind, Softmax):
+        return Head if dimensions >= 4 else Feature
+    row = node_info(source).operator
+    dense = kind is not None and issubclass(kind, Linear) and not issubclass(kind, Convolution)
+    if dimensions == 2 or (dense and row is not None):
+        return Feature
+    if dimensions == 3 and not (kind is not None and issubclass(kind, Convolution)):
+        return Token
+    return Channel
+
+
+def _source_of(node: fx.Node) -> fx.Node:
+    """The node whose channels or features a value has: before activations."""
+    while node_info(node).kind is not None and issubclass(node_info(node).kind or object, Activation):
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or node_info(source).role is not Role.DATA:
+            break
+        node = source
+    return node
+
+
+class Masks:
+    """The masks of all conditions, at the places of all of them."""
+
+    def __init__(self, conditions: Sequence[Condition], places: tuple[Place, ...], nodes: tuple[fx.Node, ...]) -> None:
+        """`nodes`: those whose values are masked at the `places`."""
+        self.conditions = conditions
+        self.places = places
+        self.nodes = nodes
+        self.masks = [Mask() for _ in places]
+        self.device: torch.device | None = None
+
+    def holders(self) -> dict[str, Mask]:
+        """The inputs for a module that is not compiled: its masks may change between backward passes."""
+        return {mask_name(number): mask for number, mask in enumerate(self.masks)}
+
+    def layouts(self) -> list[torch.Tensor | None]:
+        """The masked values, without memory."""
+        return [mask.like for mask in self.masks]
+
+    def know(self, layouts: Sequence[torch.Tensor | None], device: torch.device | None) -> None:
+        """Set what `layouts` returned, for a module that has not run with these masks."""
+        self.device = device
+        for mask, like in zip(self.masks, layouts, strict=True):
+            mask.like = like
+
+    def compiled(self, number: int, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The inputs of a compiled module for one condition: tensors that always have the shapes of the values."""
+        device = self.device or torch.device("cpu")
+        found = {}
+        for place, (value, like) in enumerate(zip(self.values_of(number), self.layouts(), strict=True)):
+            assert like is not None
+            ones = torch.ones_like(like, device=device)
+            found[mask_name(place)] = ones if value is None else ones * value.to(device)
+        return found
+
+    def values_of(self, number: int) -> list[torch.Tensor | None]:
+        """The mask at each place for one condition; None where it has none."""
+        found: list[torch.Tensor | None] = []
+        for place, node, mask in zip(self.places, self.nodes, self.masks, strict=True):
+            name = place if isinstance(place, str) else " -> ".join(place)
+            condition, like = self.conditions[number], mask.like
+            if place not in condition or like is None:
+                found.append(None)
+            else:
+                found.append(mask_of(condition[place], node, name, like).to(dtype=like.dtype))
+        return found
+
+    def stacked(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """The masks of several conditions together, one tensor for each place."""
+        rows = [self.values_of(number) for number in numbers]
+        found = []
+        for column, mask in zip(zip(*rows, strict=True), self.masks, strict=True):
+            assert mask.like is not None
+            ones = torch.ones((1,) * mask.like.ndim, dtype=mask.like.dtype)
+            found.append(torch.stack(torch.broadcast_tensors(*(ones if one is None else one for one in column))))
+        return found
+
+    @contextmanager
+    def set_to(self, number: int) -> Iterator[None]:
+        """A context in which one condition holds."""
+        with self.set_to_values(self.values_of(number) if self.masks else []):
+            yield
+
+    @contextmanager
+    def set_to_values(self, values: Sequence[torch.Tensor | None]) -> Iterator[None]:
+        """A context in which the masks have these values."""
+        try:
+            for mask, value in zip(self.masks, values, strict=True):
+                mask.value = value
+            yield
+        finally:
+            for mask in self.masks:
+                mask.value = None
+
+
+def empty_condition(conditions: Sequence[Condition], relevances: Sequence[torch.Tensor]) -> str | None:
+    """Which condition leaves no relevance, or None. `relevances` have a leading dimension for the conditions."""
+    for number, condition in enumerate(conditions):
+        if not any(bool(relevance[number].any()) for relevance in relevances):
+            return f"conditions[{number}], {condition!r}, leaves no relevance of the inputs"
+    return None
+
+
+# --- start -------------------------------------------------------------------------------------------------------------------
+
+
+def start_of(graph: fx.Graph, name: Any) -> fx.Node:
+    """The node where relevance starts."""
+    if not isinstance(name, str):
+        raise InputTypeError(f"start is the name of a node, not {name!r}")
+    return resolve_names(graph, [name])[0]
+
+
+def relevance_of_start(value: torch.Tensor, target: Any, node: fx.Node) -> torch.Tensor:
+    """Relevance of the value of a hidden node: its entries at an index, a tensor, a function of it, or all of it."""
+    value = value.detach()
+    if isinstance(target, torch.Tensor) and target.is_floating_point():
+        relevance: Any = target
+    elif callable(target) and not isinstance(target, torch.Tensor):
+        relevance = target(value)
+    elif target is None:
+        relevance = value
+    else:
+        relevance = value * mask_of(target, node, node_info(node).name, value).to(value)
+    if not isinstance(relevance, torch.Tensor) or relevance.shape != value.shape:
+        shape = tuple(relevance.shape) if isinstance(relevance, torch.Tensor) else type(relevance).__name__
+        raise InputError(f"relevance where it starts has shape {shape}, but {node_info(node).name} has {tuple(value.shape)}")
+    if not torch.isfinite(relevance).all():
+        raise InputError("relevance where it starts has values that are not finite")
+    return relevance.to(value)
+
+
+def multiplier_of_start(value: torch.Tensor, relevance: torch.Tensor, name: str | None) -> torch.Tensor:
+    """The multiplier of a value with this relevance. `InputError` where there is none."""
+    value = value.detach()
+    if bool(((value == 0) & (relevance != 0)).any()):
+        raise InputError(
+            f"relevance starts where {name} is 0, which rules without division cannot carry: "
+            "lrpfx.transform(..., optimize=False)"
+        )
+    return torch.where(value == 0, torch.zeros_like(relevance), relevance / value)
