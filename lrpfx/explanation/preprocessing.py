@@ -151,9 +151,8 @@ class Preprocessing:
         bounds = tuple(low.tolist()), tuple(high.tolist())
         with np.errstate(invalid="ignore"):  # not all values need be finite
             span = (white - black)[0]
-        # What is padding, or mostly, has no span. So have photographs of one colour if each is standardized by itself.
-        strong = np.abs(span) > 0.5 * np.abs(span).max()
-        if not strong.any():
+        strong = _strong(np.abs(span))
+        if not strong.any():  # each photograph is standardized by itself
             return Measured(*bounds, None)
 
         def brightness(pixels: Any) -> Any:
@@ -183,6 +182,13 @@ class Preprocessing:
             except InputError:  # it may need larger photographs
                 self._is_random = False
         return self._is_random
+
+
+def _strong(span: Any) -> Any:
+    """Which pixels show the photograph, by what lies between black and white there: not padding, nor lines that are mostly."""
+    largest = span.max()
+    rows, columns = span.max(1) > 0.5 * largest, span.max(0) > 0.5 * largest
+    return rows[:, None] & columns & (span > 0.2 * largest)
 
 
 def _turned(brightness: Any) -> Any:
