@@ -125,6 +125,8 @@ def _same_form(map_shape: tuple[int, ...], photograph_shape: tuple[int, int]) ->
 def _enclosed(contours: Any) -> tuple[float, ...]:
     if isinstance(contours, bool):
         return ENCLOSED if contours else ()
+    if isinstance(contours, np.ndarray) and contours.ndim == 1:
+        contours = contours.tolist()
     if not isinstance(contours, Sequence) or isinstance(contours, str):
         raise InputTypeError(f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}")
     if not all(isinstance(share, (float, np.floating)) and 0 < share < 1 for share in contours):

@@ -54,6 +54,12 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
     several = list(maps.values()) if isinstance(maps, Mapping) else maps
     if not (isinstance(several, (list, tuple)) and several and all(array_of(one, "relevance").ndim >= 2 for one in several)):
         several = [several]
+        shape = array_of(maps, "relevance").shape
+        if channels is None and len(shape) == 3 and shape[0] in COLORS[1:]:
+            raise InputTypeError(
+                f"an array of shape {shape} can be {shape[0]} maps or one with {shape[0]} channels: pass list(maps) for their "
+                "common scale, or channels='first' for one"
+            )
     return scale_of_smoothed([smoothed(relevance_map(one, channels), sigma) for one in several], percentile)
 
 

@@ -167,7 +167,7 @@ def test_relevance_is_enlarged_to_its_place():
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "CMYK", "I;16"])
 def test_photographs_of_any_mode(mode):
-    image = Image.fromarray(np.full((20, 30), 3000, np.uint16)) if mode == "I;16" else CHINA.resize((30, 20)).convert(mode)
+    image = Image.fromarray(np.full((20, 30), 30000, np.uint16)) if mode == "I;16" else CHINA.resize((30, 20)).convert(mode)
     assert image.mode == mode and overlay(image, np.ones((20, 30))).size == (30, 20)
 
 
