@@ -124,7 +124,7 @@ def test_the_photograph_shows_where_nothing_is_relevant():
     values[60:80, 60:80] = 1.0
     expected = (grey_of(photograph_of(CHINA)) * 255).round()
     picture = pixels(overlay(CHINA, values))
-    assert np.array_equal(picture[130:], expected[130:])
+    assert np.abs(picture[130:] - expected[130:]).max() <= 1  # halves are rounded up or down
     assert (chroma(picture)[65:75, 65:75] > 120).all()
     assert np.array_equal(pixels(overlay(CHINA, np.zeros((224, 224)), grey=False)), np.asarray(CHINA))
 
