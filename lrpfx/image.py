@@ -149,7 +149,8 @@ def _scaled(
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.where(span == 0, 0.5, (array - low) / np.where(span == 0, 1.0, span))
     if np.isnan(shares).any():
-        raise InputError(f"an image cannot be made of {int(np.isnan(shares).sum())} values that are NaN, or between infinite bounds")
+        count = int(np.isnan(array).sum())
+        raise InputError(f"the array has {count} values that are NaN" if count else "the bounds of the array are not finite")
     return (shares * 255).clip(0, 255).astype(np.uint8)
 
 

@@ -8,8 +8,8 @@ import typer
 from lrpfx.command_line.models import NONE, model_named
 from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of, numbers_of
 from lrpfx.command_line.terminal import say, stages
-from lrpfx.errors import InputError, os_errors
 from lrpfx.deploy.files import written
+from lrpfx.errors import InputError, os_errors
 from lrpfx.pipeline import transform
 from lrpfx.reports.drawing import draw as drawing_of
 

@@ -52,7 +52,7 @@ class Canvas:
 
     def scale_of(self, maps: Sequence[Array], settings: dict[str, Any]) -> float:
         """The common scale of maps."""
-        chosen = {name: settings[name] for name in ("percentile", "sigma") if name in settings}
+        chosen: dict[str, Any] = {name: settings[name] for name in ("percentile", "sigma") if name in settings}
         return pictures.scale_of(maps, **self._in_map(maps[0], chosen))
 
     def heatmap(self, map: Array, **settings: Any) -> Image.Image:

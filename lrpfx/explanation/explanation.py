@@ -17,6 +17,7 @@ from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError, first_lines, nearest
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.pictures.maps import checked_whole
 from lrpfx.support.html import element, html_table, image_html
 
 Array = NDArray[Any]
@@ -156,7 +157,8 @@ class Explanation(Explained):
     def relevance(self) -> Array:
         """Relevance of each pixel of the photograph, (height, width): crop and resize are undone.
 
-        The total is that of `input_relevance`, less `padding_relevance`. If the preprocessing cannot be undone, it is that of the model's input.
+        The total is that of `input_relevance`, less `padding_relevance`. If the preprocessing cannot be undone, or is not known
+        to have been undone rightly, it is the relevance of the model's input.
         """
         return self._relevance_of(self.answers[0])
 
@@ -199,7 +201,13 @@ class Explanation(Explained):
 
         Classes that are not explained yet need the explainer. Settings: those of `lrpfx.pictures.overlay`.
         """
-        answers = self._answers_for([one.index for one in self.top(classes)] if isinstance(classes, int) else classes)
+        if isinstance(classes, (int, np.integer)):
+            classes = [one.index for one in self.top(checked_whole(classes, "classes are a number of the top ones", 1))]
+        elif isinstance(classes, str):
+            classes = [classes]
+        answers = self._answers_for(classes)
+        if not answers:
+            raise InputError("there is no class to compare")
         canvas = self._canvas(self._size_in_row(1 + len(answers)))
         maps = [canvas.map(_summed(answer)) for answer in answers]
         if "scale" not in settings:
@@ -370,7 +378,9 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int
 
 def unique_names(paths: Sequence[Path]) -> Iterator[str]:
     """Names of files for the names of photographs, each once, also where capitals do not count: with numbers if need be."""
-    names = ["_".join(part for part in path.parts if part not in ("/", "..", ".")).replace(" ", "_") or "image" for path in paths]
+    names = [
+        "_".join(part for part in path.parts if part not in ("/", "..", ".")).replace(" ", "_") or "image" for path in paths
+    ]
     taken = {name.casefold() for name in names}
     seen: set[str] = set()
     for name in names:

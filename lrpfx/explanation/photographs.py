@@ -88,12 +88,11 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _each(images: Any, what: str) -> Iterator[tuple[Any, str]]:
-    place = -1
-    for place, image in enumerate(images):
-        if image is images:  # as the only letter of a text
-            raise InputTypeError(f"images are no {type(images).__name__}")
+    found = False
+    for image in images:
+        found = True
         yield from _items(image)
-    if place < 0:
+    if not found:
         raise InputError(f"the {what} of images is empty")
 
 

@@ -156,7 +156,7 @@ class Preprocessing:
             return Measured(*bounds, None)
 
         def brightness(pixels: Any) -> Any:
-            """How bright the parts of a photograph are seen, from 0 to 1, (height, width); NaN for padding, None for failure."""
+            """How bright a photograph is seen, from 0 to 1, (height, width); NaN is padding. None for another shape."""
             found = self._seen(pixels)
             if found.shape != black.shape:
                 return None

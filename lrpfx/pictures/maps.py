@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 Channels = Literal["first", "last"] | None
 
 COLORS = (1, 3, 4)  # channels that a picture has
-PIXELS_PER_SIGMA = 56  # 4 pixels at 224: what strided layers leave is gone, and eyes are still two
+PIXELS_PER_SIGMA = 112  # 2 pixels at 224: what strided layers leave is gone, and eyes and letters are still seen
 _DUST = 1e-14  # of the largest magnitude: rounding of the Fourier transform
 
 
@@ -76,7 +76,7 @@ def scale_of_smoothed(maps: Sequence[Floats], percentile: float) -> float:
 def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
     """A map of relevance, blurred with a Gaussian of `sigma` pixels, so that strided layers leave no checkerboard.
 
-    By default, sigma is the shorter side / 56, which is 4 pixels at 224; 0 changes nothing. What would fall outside is
+    By default, sigma is the shorter side / 112, which is 2 pixels at 224; 0 changes nothing. What would fall outside is
     reflected at the border, so the total stays the same to rounding, a constant map stays constant, and a map without negative
     relevance gets none.
     """

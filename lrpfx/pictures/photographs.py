@@ -19,7 +19,8 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
 
     `photograph`: a Pillow image of any mode; or an array or tensor of shape (height, width), (channels, height, width) or
     (height, width, channels) with 1, 3 or 4 channels, or a batch of one: uint8, uint16, floating point in [0, 1], or other
-    integers up to 255. What is transparent is white. The orientation that a camera noted is not applied, since models do not read it either.
+    integers up to 255. What is transparent is white. The orientation that a camera noted is not applied, since models do not
+    read it either.
 
     Errors: `InputTypeError` for other forms; `InputError` for floating-point numbers outside [0, 1], and for 16 bits of which
     12 at most are used, which would be nearly black.
