@@ -112,9 +112,10 @@ def _map_and_scale(
     relevance: Any, percentile: float, scale: float | None, sigma: float | None, channels: Channels
 ) -> tuple[Floats, float]:
     """The smoothed map, and the magnitude that is drawn in full colour."""
-    values = smoothed(relevance_map(relevance, channels), sigma)
+    before = relevance_map(relevance, channels)
+    values = smoothed(before, sigma)
     if scale is None:
-        return values, scale_of_smoothed([values], percentile)
+        return values, scale_of_smoothed([before], [values], percentile)
     meaning = "scale is a positive number, or None for a percentile of the map"
     scale = checked_number(scale, meaning, lambda value: 0 <= value < np.inf)
     if scale == 0 and values.any():

@@ -60,17 +60,17 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
                 f"an array of shape {shape} can be {shape[0]} maps or one with {shape[0]} channels: pass list(maps) for their "
                 "common scale, or channels='first' for one"
             )
-    return scale_of_smoothed([smoothed(relevance_map(one, channels), sigma) for one in several], percentile)
+    found = [relevance_map(one, channels) for one in several]
+    return scale_of_smoothed(found, [smoothed(one, sigma) for one in found], percentile)
 
 
-def scale_of_smoothed(maps: Sequence[Floats], percentile: float) -> float:
-    """The scale of maps that are smoothed already."""
+def scale_of_smoothed(maps: Sequence[Floats], smooth: Sequence[Floats], percentile: float) -> float:
+    """The scale of maps that are smoothed already. `maps`: as they were."""
     percentile = checked_number(percentile, "percentile is a number above 0, and 100 at most", lambda value: 0 < value <= 100)
-    magnitudes = np.abs(np.concatenate([one.ravel() for one in maps]))
-    scale = float(np.percentile(magnitudes, percentile))
-    if scale == 0 and magnitudes.any():
-        scale = float(np.percentile(magnitudes[magnitudes > 0], percentile))
-    return scale
+    magnitudes, before = (np.abs(np.concatenate([one.ravel() for one in some])) for some in (smooth, maps))
+    if np.percentile(before, percentile) == 0 and before.any():  # so few are not seen by the tails of the Gaussian
+        magnitudes = magnitudes[before > 0]
+    return float(np.percentile(magnitudes, percentile))
 
 
 def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
