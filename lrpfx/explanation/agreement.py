@@ -16,7 +16,7 @@ _LEAST = 0.9
 _CELLS = 24
 _FINE = 96  # pixels along each side on which the photograph is blurred
 _BLURS = (1 / 64, 1 / 32, 1 / 16)  # of the shorter side
-_FILTERS = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR, Image.Resampling.NEAREST)
+_FILTERS = tuple(Image.Resampling[name] for name in ("BICUBIC", "BILINEAR", "NEAREST", "BOX"))
 _FLAT = 2.0  # levels of 255: the deviation of a photograph that shows nothing
 
 

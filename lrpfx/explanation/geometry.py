@@ -40,15 +40,16 @@ class Axis:
     def spread(self, values: Array) -> Array:
         """Values of input pixels, along the last axis, divided among the pixels of the photograph by the area they share.
 
-        The total is kept, except for pixels that lie outside of the photograph, such as padding. A pixel that is partly outside
-        is spread over the part inside.
+        The total is kept, except for pixels whose centre lies outside of the photograph, such as padding. Others that are partly
+        outside are spread over the part inside.
         """
         edges = self.edges
         if self.step < 0:
             edges, values = edges[::-1], values[..., ::-1]
         low, high = edges[:-1].clip(0, self.length), edges[1:].clip(0, self.length)
-        inside = high - low
-        density = np.divide(values, inside, out=np.zeros_like(values), where=inside > 1e-9)
+        inside, centres = high - low, (edges[:-1] + edges[1:]) / 2
+        shown = (centres >= 0) & (centres <= self.length)
+        density = np.divide(values, inside, out=np.zeros_like(values), where=shown)
         bounds = np.append(low, high[-1])
         totals = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(density * inside, -1)], -1)
         pixels = np.arange(self.length + 1).clip(bounds[0], bounds[-1])

@@ -204,6 +204,7 @@ def test_contours_enclose_relevance():
     fewer = pixels(overlay(CHINA, values, contours=[0.5]))
     assert 0 < (plain != fewer).any(-1).sum() < len(changed)
     assert np.array_equal(plain, pixels(overlay(CHINA, values, contours=[])))
+    assert np.array_equal(fewer, pixels(overlay(CHINA, values, contours=np.array([0.5]))))
 
 
 @pytest.mark.parametrize("contours", [0.5, "0.5", [1.5], [0], ["a"], None])
