@@ -40,7 +40,7 @@ class Axis:
     def spread(self, values: Array) -> Array:
         """Values of input pixels, along the last axis, divided among the pixels of the photograph by the area they share.
 
-        The total is kept, except for pixels whose centre lies outside of the photograph, such as padding. Others that are partly
+        The total is kept, except for pixels whose centre is outside of the photograph, such as padding. Others that are partly
         outside are spread over the part inside.
         """
         edges = self.edges
