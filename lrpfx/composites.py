@@ -40,6 +40,7 @@ from lrpfx.rules.formulas import (
 )
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
+from lrpfx.rules.modifiers import describe_value
 from lrpfx.rules.numbers import positive_number
 from lrpfx.rules.recurrent import SignalTakesAll
 from lrpfx.support.interrupts import NativeContext, undisturbed
@@ -111,6 +112,25 @@ def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
     return checked
 
 
+def _is_default(value: Any, default: Any) -> bool:
+    plain = isinstance(value, (int, float, str, tuple, list))
+    return value is default or (plain and type(value) is type(default) and value == default)
+
+
+def _describe(value: Any) -> str:
+    """A short text for an argument of a composite: a bound of the input is one number if all channels have it in common."""
+    if isinstance(value, torch.Tensor) and 1 < value.numel() <= 4:
+        numbers = [f"{number:.4g}" for number in value.flatten().tolist()]
+        return numbers[0] if len(set(numbers)) == 1 else f"({', '.join(numbers)})"
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(one, Composite) for one in value):
+            return f"[{', '.join(map(repr, value))}]"
+        return f"[{len(value)} {'entry' if len(value) == 1 else 'entries'}]"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return describe_value(value) if not callable(value) else getattr(value, "__name__", type(value).__name__)
+
+
 class Composite:
     """A mapping from layers to rules.
 
@@ -119,6 +139,7 @@ class Composite:
 
     #: Treatment of layers without a rule: "error", or "gradient" to keep their plain gradient.
     unassigned: str = "error"
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __init__(self, module_map: ModuleMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
         self.module_map: ModuleMap = self._map_nothing if module_map is None else module_map
@@ -203,8 +224,22 @@ class Composite:
         """Whether the composite maps this module as a whole, so the compiler must not look inside."""
         return self.module_map(MappingContext(), name, module) is not None
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        made = super().__new__(cls)
+        made._arguments = args, settings
+        return made
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        """The class, with the arguments that differ from their defaults."""
+        args, settings = self._arguments
+        signature = inspect.signature(type(self).__init__)
+        try:
+            given = signature.bind(None, *args, **settings).arguments
+        except TypeError:  # made without calling the class
+            given = {}
+        given.pop("self", None)
+        differing = {name: value for name, value in given.items() if not _is_default(value, signature.parameters[name].default)}
+        return f"{type(self).__name__}({', '.join(f'{name}={_describe(value)}' for name, value in differing.items())})"
 
 
 class CompositeContext(NativeContext):

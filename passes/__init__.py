@@ -7,7 +7,7 @@ pass only edits a `Program`; the driver lints and verifies the graph, records th
 from lrpfx.passes.analyze.infer_signs import AnalyzeSigns
 from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
-from lrpfx.passes.canonize.explain_logits import ExplainLogits, final_softmax
+from lrpfx.passes.canonize.explain_logits import ExplainLogits, final_probabilities, final_softmax
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_input_normalization import MergeInputNormalization
@@ -47,6 +47,7 @@ __all__ = [
     "Rewrite",
     "Validate",
     "Verification",
+    "final_probabilities",
     "final_softmax",
     "record",
     "run_pass",

@@ -50,6 +50,6 @@ def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> 
     merged = {name: node_info(node).name for node in data_calls(program.graph) for name in node_info(node).merged}
     hints = [f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)]
     return (
-        f"entries of {composite} that match no layer of {program.title}: {'; '.join(unmatched + hints)}. "
+        f"entries of {type(composite).__name__}() that match no layer of {program.title}: {'; '.join(unmatched + hints)}. "
         "lrpfx.node_names(model) lists the names."
     )

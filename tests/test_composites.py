@@ -1,5 +1,6 @@
 """Which layer gets which rule, and why."""
 
+import copy
 import math
 
 import numpy as np
@@ -448,3 +449,21 @@ def test_a_composite_sees_all_layers_in_the_order_of_execution():
     model = deep(Branching)
     with composite.context(model):
         assert composite.names == [name for name, _ in model.named_modules()]
+
+
+@pytest.mark.parametrize(
+    ("composite", "text"),
+    [
+        (EpsilonPlus(), "EpsilonPlus()"),
+        (EpsilonPlus(1e-6), "EpsilonPlus()"),
+        (GammaByDepth(2, late=0.1, low=-1.0, high=1.0), "GammaByDepth(early=2, late=0.1, low=-1, high=1)"),
+        (
+            GammaByDepth(low=torch.tensor([-2.0, -1.5, 0.0]), high=torch.ones(3)),
+            "GammaByDepth(low=(-2, -1.5, 0), high=1)",
+        ),
+        (lrpfx.composites.MixedComposite([EpsilonPlus(0.5)]), "MixedComposite(composites=[EpsilonPlus(epsilon=0.5)])"),
+        (LayerMapComposite([(nn.Linear, rules.Epsilon())]), "LayerMapComposite(layer_map=[1 entry])"),
+    ],
+)
+def test_what_a_composite_says_of_itself(composite, text):
+    assert repr(composite) == text and repr(copy.deepcopy(composite)) == text

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
 from lrpfx.attribution.names import recorded_names
-from lrpfx.attribution.plausibility import Watch, advice, objection_to, saturates
+from lrpfx.attribution.plausibility import Watch, advice, advice_on_sign, is_inverted, objection_to, saturates
 from lrpfx.attribution.recorders import factors_of, recorded_by, recorder_of
 from lrpfx.attribution.summary import summary_of
 from lrpfx.attribution.targets import (
@@ -19,7 +19,7 @@ from lrpfx.attribution.targets import (
     OutputSelector,
     Target,
     Targets,
-    final_softmax_of,
+    final_probabilities_of,
     listed,
     relevance_of_output,
     select_output,
@@ -27,6 +27,7 @@ from lrpfx.attribution.targets import (
 )
 from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.ir.node import is_floating, node_info
+from lrpfx.ir.operator import Probability
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable
 from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.runtime.plain_calls import Called, with_plain_calls
@@ -225,7 +226,7 @@ def find_attribution(
     def objection() -> str | None:
         of_inputs = [*found[: len(arguments.leaves)], *(recorded[name] for names in embeddings.values() for name in names)]
         shares = of_inputs if several else [relevance[None] for relevance in of_inputs]
-        return _objection(explained, wanted_targets, seeds, shares, final_softmax_of(module.graph, output), watch)
+        return _objection(explained, wanted_targets, seeds, shares, final_probabilities_of(module.graph, output), watch)
 
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
@@ -248,13 +249,17 @@ def _objection(
     targets: Sequence[Target],
     seeds: Sequence[torch.Tensor],
     relevances: Sequence[torch.Tensor],
-    softmax: fx.Node | None,
+    final: fx.Node | None,
     watch: Callable[[int], Watch],
 ) -> str | None:
-    """Why the relevance of the inputs is implausible, or None. `softmax` computes the output, if any."""
+    """Why the relevance of the inputs is implausible, or None. `final`: the softmax or sigmoid that computes the output."""
     explains_class = any(not (is_floating(target) or callable(target)) for target in targets)
+    row = None if final is None else node_info(final).operator
+    softmax = final if row is not None and row.probability is Probability.OF_ALL_LOGITS else None
     if softmax is not None and explains_class and saturates(softmax):
         return advice(softmax)
+    if final is not None and softmax is None and explains_class and is_inverted(final, seeds):
+        return advice_on_sign(final)
 
     def scale() -> float:
         return float(output.detach().abs().amax()) if explains_class and output.numel() else 0.0

@@ -101,6 +101,21 @@ def saturates(softmax: fx.Node) -> bool:
     return info.kind is not Softmax or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
 
 
+def is_inverted(sigmoid: fx.Node, seeds: Sequence[torch.Tensor]) -> bool:
+    """Whether relevance changes its sign at a final sigmoid: its result is positive, but its input is negative."""
+    row = node_info(sigmoid).operator
+    return row is not None and not row.logarithm and any(bool(((seed > 0.0) & (seed < 0.5)).any()) for seed in seeds)
+
+
+def advice_on_sign(sigmoid: fx.Node) -> str:
+    """Advice for a model that ends in a sigmoid and says no."""
+    info = node_info(sigmoid)
+    return (
+        f"the model ends in a {info.operator} ({info.name}), whose result is below one half: positive relevance then marks "
+        'what speaks against the class; explain the logits: lrpfx.transform(..., explain="logits")'
+    )
+
+
 def advice(softmax: fx.Node) -> str:
     """Advice for a model that ends in a softmax."""
     info = node_info(softmax)

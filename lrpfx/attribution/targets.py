@@ -11,7 +11,7 @@ from torch import fx
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import floating_tensors, is_floating, nodes_in, output_node
-from lrpfx.passes import final_softmax
+from lrpfx.passes import final_probabilities
 from lrpfx.support.tensors import not_dense
 
 Index = int | np.integer[Any]
@@ -236,8 +236,8 @@ def _describe_output(result: Any) -> str:
     return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
 
 
-def final_softmax_of(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
-    """The softmax that computes the explained output, if the graph shows it."""
+def final_probabilities_of(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
+    """The softmax or sigmoid that computes the explained output, if the graph shows it."""
     chosen: Any = output_node(graph).args[0]
     if selector is not None and not callable(selector):
         try:
@@ -246,4 +246,4 @@ def final_softmax_of(graph: fx.Graph, selector: OutputSelector) -> fx.Node | Non
         except (AttributeError, KeyError, IndexError, TypeError):
             return None
     leaves = nodes_in(chosen)
-    return final_softmax(leaves[0]) if len(leaves) == 1 else None
+    return final_probabilities(leaves[0]) if len(leaves) == 1 else None

@@ -34,24 +34,12 @@ class ByContent(Composite):
 
     def choice(self, layers: Sequence[Any]) -> Composite:
         """The composite for a network with these layers."""
-        if any(isinstance(layer, (WeightedValues, Softmax)) for layer in layers[:-1]):
+        convolves = any(isinstance(layer, Convolution) for layer in layers)
+        # Convolutional networks have softmaxes that are not attention: at the end, or for a choice among branches.
+        attention = WeightedValues if convolves else (WeightedValues, Softmax)
+        if any(isinstance(layer, attention) for layer in layers[:-1]):
             return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.photographs else AttnLRP()
-        if any(isinstance(layer, Convolution) for layer in layers):
-            return GammaByDepth(low=self.low, high=self.high)
-        return EpsilonPlus()
+        return GammaByDepth(low=self.low, high=self.high) if convolves else EpsilonPlus()
 
     def __repr__(self) -> str:
-        if self.chosen is None:
-            return "a composite by content"
-        settings = ""
-        if isinstance(self.chosen, AttnLRP) and self.photographs:
-            settings = f"gamma={GAMMA_OF_VISION_TRANSFORMERS}"
-        if isinstance(self.chosen, GammaByDepth) and self.low is not None and self.high is not None:
-            settings = f"low={_shown(self.low)}, high={_shown(self.high)}"
-        return f"{type(self.chosen).__name__}({settings})"
-
-
-def _shown(bound: torch.Tensor) -> str:
-    """A bound of the input, one number if it is the same for all channels."""
-    numbers = [f"{value:.4g}" for value in bound.flatten().tolist()]
-    return numbers[0] if len(set(numbers)) == 1 else f"({', '.join(numbers)})"
+        return "a composite by content" if self.chosen is None else repr(self.chosen)

@@ -6,31 +6,35 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from lrpfx.attribution.targets import OutputSelector, final_probabilities_of
 from lrpfx.composites import Composite
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.explanation.explanation import Answer, Explanation, Explanations
+from lrpfx.explanation.explanation import Explanation, Explanations, Scores, listed
 from lrpfx.explanation.geometry import Geometry
 from lrpfx.explanation.photographs import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
-from lrpfx.explanation.running import Class, Run, Wanted, placed_for, run_module, run_program
-from lrpfx.explanation.sentences import explain_sentences
-from lrpfx.ir.node import bottlenecks, node_info, output_node
-from lrpfx.passes import final_softmax
+from lrpfx.explanation.running import Class, Compiled, CompiledModel, CompiledProgram, Wanted, placed_for
+from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
+from lrpfx.ir.node import node_info
+from lrpfx.ir.operator import Probability
 from lrpfx.pipeline import transform
-from lrpfx.reports.ledger import Ledger, ledger
-from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.optional_packages import progress_bar
 
 logger = logging.getLogger(__name__)
 
 
 class Explainer:
-    """Explains what a model says about photographs or sentences. It compiles the model once, at its first call.
+    """Explains what a model says about photographs or sentences.
+
+    It compiles the model at its first call, and again after changes of its modules, its mode or its tensors, except through
+    `.data`. Explanations keep the compiled model that made them.
 
     `model`: a module in evaluation mode, the result of `lrpfx.transform` (also compiled by torch.compile), or a runner that
     `lrpfx.load` returns, whose file may hold the preprocessing and the categories. `composite`: the rules; by default they are
@@ -38,9 +42,9 @@ class Explainer:
     from a photograph to the model's input, as torchvision, timm and Hugging Face have them; without it, images are tensors that
     the model takes as they are. `categories`: the names of the classes, as a list or a dict; `weights.meta["categories"]` for
     torchvision's models. `tokenizer`: for models of text. `record`: layers whose relevance explanations hold (see
-    `lrpfx.node_names`). `batch_size`: how many photographs of one size run together; programs for one batch size keep it.
-    `example_inputs`: for `lrpfx.transform`; by default the first batch. `progress`: whether to show a bar of the photographs or
-    texts that are done (needs tqdm).
+    `lrpfx.node_names`). `output`: the output to explain, as for `lrpfx.attribute`. `batch_size`: how many photographs of one
+    size run together; programs for one batch size keep it. `example_inputs`: for `lrpfx.transform`; by default the first batch.
+    `progress`: whether to show a bar of the photographs or texts that are done (needs tqdm).
 
     Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for other arguments.
     """
@@ -54,6 +58,7 @@ class Explainer:
         categories: Sequence[str] | Mapping[int, str] | None = None,
         tokenizer: Any = None,
         record: str | Sequence[str] = (),
+        output: OutputSelector = None,
         batch_size: int = 8,
         example_inputs: Any = None,
         progress: bool = False,
@@ -62,21 +67,24 @@ class Explainer:
             raise InputTypeError(
                 f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(model).__name__}"
             )
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
             raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}")
         self.model = model
         self.composite = composite
         self.preprocess = preprocessing_of(model) if preprocess is None else Preprocessing(preprocess)
         self.categories = _names(model, categories)
         self.tokenizer = tokenizer
-        self.record = (record,) if isinstance(record, str) else tuple(record)
+        if preprocess is not None and tokenizer is not None:
+            raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them")
+        self.record = (record,) if isinstance(record, str) else tuple(listed("record=", record))
+        self.output = output
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
         self.batch_size = batch_size if fixed is None else fixed
         self.example_inputs = example_inputs
         self.progress = progress
-        is_explainable = isinstance(getattr(model, "_orig_mod", model), ExplainModule)
-        self._explain_model = model if isinstance(model, nn.Module) and is_explainable else None
-        if composite is not None and (isinstance(model, Runner) or self._explain_model is not None):
+        self._compiled: Compiled | None = None
+        self._state: State = []
+        if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet")
 
     def __call__(self, images: Any, target: Class | Sequence[Class] = None, *, targets: Sequence[Class] | None = None) -> Any:
@@ -85,34 +93,52 @@ class Explainer:
         `target`: the class to explain, by index or name, or None for the class that the model gives; a list or an array has one
         for each photograph. `targets`: several classes that are explained for each photograph.
         """
+        wanted = Wanted(target, targets)
+        if isinstance(images, (list, tuple)):
+            wanted.check_number(len(images))
         if self.tokenizer is not None:
-            texts = list(images) if isinstance(images, (list, tuple)) else [images]
-            if isinstance(self.model, Runner):
-                raise InputError("programs of text models take tokens: call the runner itself")
-            wanted = Wanted(target, targets)
-            explained = explain_sentences(self._module, self.tokenizer, texts, wanted, self.categories, self.progress)
-            return explained if isinstance(images, (list, tuple)) else explained[0]
+            return self._of_texts(images, wanted)
         several = is_several(images)
         total = count_of(images) if self.progress else None
-        found = list(progress_bar(self._explanations(images, target, targets), self.progress, "explaining", "image", total))
+        found = list(progress_bar(self._explanations(images, wanted), self.progress, "explaining", "image", total))
         return Explanations(found) if several else found[0]
+
+    def _of_texts(self, texts: Any, wanted: Wanted) -> TextExplanation | TextExplanations:
+        if isinstance(self.model, Runner):
+            raise InputError("programs of text models take tokens: call the runner itself")
+        several = isinstance(texts, (list, tuple))
+
+        def compiled_for(inputs: Any) -> CompiledModel:
+            compiled = self._compiled_for(inputs)
+            assert isinstance(compiled, CompiledModel)
+            return compiled
+
+        found = explain_sentences(compiled_for, self.tokenizer, texts if several else [texts], wanted, self.progress)
+        return TextExplanations(found) if several else found[0]
 
     @property
     def explain_model(self) -> nn.Module:
         """The explainable module. `InputError` before the first call, which compiles it."""
-        if self._explain_model is None:
+        if not isinstance(self._compiled, CompiledModel):
             raise InputError("there is no explainable module before the first explanation, or for an exported program")
-        return self._explain_model
+        return self._compiled.module
+
+    def spatial_layers(self) -> list[str]:
+        """The last layer of each resolution that all relevance flows through. `InputError` before the first call."""
+        if self._compiled is None:
+            raise InputError("the layers are not known before the first explanation, which compiles the model")
+        return self._compiled.spatial_layers()
 
     # --- photographs ---------------------------------------------------------------------------------------------------------
 
-    def _explanations(self, images: Any, target: Any, targets: Any) -> Iterator[Explanation]:
-        wanted = Wanted(target, targets)
+    def _explanations(self, images: Any, wanted: Wanted) -> Iterator[Explanation]:
         number = 0
         for batch in self._batches(images):
             classes = [wanted.of_image(number + place) for place in range(len(batch))]
             number += len(batch)
-            run = self._run(torch.stack([one.input for one in batch]), classes, self.record)
+            inputs = torch.stack([one.input for one in batch])
+            compiled = self._compiled_for(inputs)
+            run = compiled.run(inputs, classes)
             for one, output, answers in zip(batch, run.outputs, run.answers, strict=True):
                 yield Explanation(
                     one.photograph.name,
@@ -120,10 +146,11 @@ class Explainer:
                     self.categories,
                     answers,
                     run.rules,
+                    run.scores,
                     one.photograph.image,
                     one.geometry,
                     one.input,
-                    self,
+                    compiled,
                 )
         wanted.check_number(number)
 
@@ -146,53 +173,34 @@ class Explainer:
                 photograph = Photograph(seen.image, photograph.name)
             yield _Prepared(photograph, input, geometry)
 
-    def answers(self, explanation: Explanation, classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
-        """The relevance for further classes of a photograph that was explained, or of further layers."""
-        return self._run(explanation.input[None], [list(classes)], (*self.record, *record)).answers[0]
+    # --- the compiled model --------------------------------------------------------------------------------------------------
 
-    def ledger(self, explanation: Explanation) -> Ledger:
-        """The account of every layer, for the class that is explained."""
-        module = self._compiled(explanation.input[None], "an exported program has no ledger")
-        return ledger(module, placed_for(module, explanation.input[None]), explanation.target.index)
+    def _compiled_for(self, inputs: Any) -> Compiled:
+        """The compiled model: made at the first use, and again if the model has changed since."""
+        compiled = self._compiled
+        if compiled is None or (isinstance(self.model, nn.Module) and not _are_same(self._state, _state_of(self.model))):
+            compiled = self._compiled = self._compile(inputs)
+        return compiled
 
-    def spatial_layers(self) -> list[str]:
-        """The last layer of each resolution that all relevance flows through, in the order of execution."""
-        module = self._compiled(None, "an exported program has the layers that it was exported with: lower(..., record=)")
-        last: dict[tuple[int, ...], str] = {}
-        for node in bottlenecks(module.unfused_graph):
-            shape = node_info(node).shape
-            if shape is not None and len(shape) == 4 and min(shape[2:]) > 1 and not node_info(node).neutral:
-                last[shape[2:]] = node_info(node).name
-        return list(last.values())
-
-    # --- running -------------------------------------------------------------------------------------------------------------
-
-    def _run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str]) -> Run:
-        """Explain each input for its classes, of which all have the same number."""
+    def _compile(self, inputs: Any) -> Compiled:
         if isinstance(self.model, Runner):
-            return run_program(self.model, inputs, classes, self.categories, record)
-        return run_module(self._module(inputs), inputs, classes, self.categories, record)
-
-    def _module(self, inputs: Any) -> nn.Module:
-        """The explainable module, compiled at its first use."""
-        if self._explain_model is None:
-            assert isinstance(self.model, nn.Module)
-            examples = inputs if self.example_inputs is None else self.example_inputs
-            if isinstance(examples, torch.Tensor):
-                examples = placed_for(self.model, examples)
-            logger.info("transforming %s", type(self.model).__name__)
-            composite = self.composite or self._default(inputs)
-            made = transform(self.model, composite, example_inputs=examples)
-            if _ends_in_softmax(made):  # it passes on next to nothing of a class that it is sure of
-                made = transform(self.model, composite, example_inputs=examples, explain="logits")
-            logger.info("explaining with %s", made.composite)
-            self._explain_model = made
-        return self._explain_model
-
-    def _compiled(self, inputs: Any, problem: str) -> ExplainModule:
-        if isinstance(self.model, Runner):
-            raise InputError(problem)
-        return explainable(self._module(inputs), "explain")
+            return CompiledProgram(self.model, self.categories, self.record)
+        self._state = _state_of(self.model)
+        if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
+            return CompiledModel(self.model, self.categories, self.record, self.output)
+        examples = inputs if self.example_inputs is None else self.example_inputs
+        if isinstance(examples, torch.Tensor):
+            examples = placed_for(self.model, examples)
+        logger.info("transforming %s", type(self.model).__name__)
+        composite = self.composite or self._default(inputs)
+        made, scores = transform(self.model, composite, example_inputs=examples), None
+        final = final_probabilities_of(made.graph, self.output)
+        if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
+            row = node_info(final).operator
+            scores = Scores.LOGITS if row is not None and row.probability is Probability.OF_ALL_LOGITS else Scores.BINARY
+            made = transform(self.model, composite, example_inputs=examples, explain="logits")
+        logger.info("explaining with %s", made.composite)
+        return CompiledModel(made, self.categories, self.record, self.output, scores)
 
     def _default(self, inputs: Any) -> ByContent:
         if self.tokenizer is not None:
@@ -214,6 +222,7 @@ def explain(
     categories: Sequence[str] | Mapping[int, str] | None = None,
     tokenizer: Any = None,
     record: str | Sequence[str] = (),
+    output: OutputSelector = None,
     batch_size: int = 8,
     example_inputs: Any = None,
     progress: bool = False,
@@ -229,6 +238,7 @@ def explain(
         categories=categories,
         tokenizer=tokenizer,
         record=record,
+        output=output,
         batch_size=batch_size,
         example_inputs=example_inputs,
         progress=progress,
@@ -236,10 +246,26 @@ def explain(
     return explainer(images, target, targets=targets)
 
 
-def _ends_in_softmax(module: ExplainModule) -> bool:
-    """Whether a softmax or sigmoid computes the output."""
-    outputs = output_node(module.graph).all_input_nodes
-    return len(outputs) == 1 and final_softmax(outputs[0]) is not None
+State = list[tuple[Any, Any]]
+
+
+def _has_no_rules(model: nn.Module | Runner) -> bool:
+    return isinstance(model, nn.Module) and not isinstance(getattr(model, "_orig_mod", model), ExplainModule)
+
+
+def _state_of(model: nn.Module) -> State:
+    """The modules and tensors of a model, with what a change of them changes."""
+    state: State = [(module, module.training) for module in model.modules()]
+    tensors = [*model.parameters(), *model.buffers()]
+    return state + [
+        (tensor, (tensor.dtype, tensor.device, None if tensor.is_inference() else tensor._version)) for tensor in tensors
+    ]
+
+
+def _are_same(before: State, now: State) -> bool:
+    return len(before) == len(now) and all(
+        one is other and version == present for (one, version), (other, present) in zip(before, now, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -268,6 +294,8 @@ def _as_inputs(images: Any) -> torch.Tensor:
             "without preprocess=, images are tensors of floating-point numbers (batch, channels, height, width), not of "
             f"{images.dtype} and shape {tuple(images.shape)}; lrpfx.attribute explains inputs of any other kind"
         )
+    if images.ndim == 4 and not len(images):
+        raise InputError("the batch of images is empty")
     return images if images.ndim == 4 else images[None]
 
 
@@ -283,11 +311,17 @@ def _names(model: Any, categories: Any) -> tuple[str, ...] | None:
             return None
         categories = known
     if isinstance(categories, Mapping):
-        indices = {int(index): str(name) for index, name in categories.items()}
+        pairs = list(categories.items())
+        if all(isinstance(name, str) and isinstance(index, (int, np.integer)) for name, index in pairs):  # class_to_idx
+            pairs = [(index, name) for name, index in pairs]
+        try:
+            indices = {int(index): str(name) for index, name in pairs}
+        except (TypeError, ValueError):
+            raise InputTypeError("categories are a dict from indices to names, or from names to indices") from None
         if sorted(indices) != list(range(len(indices))):
             raise InputError(f"categories name the classes 0 to {len(indices) - 1}, each once")
         return tuple(indices[index] for index in range(len(indices)))
-    if isinstance(categories, str) or not isinstance(categories, Sequence):
+    if isinstance(categories, (str, bytes)) or not isinstance(categories, (Sequence, np.ndarray)):
         raise InputTypeError(
             f"categories are a list of names, or a dict from indices to names, not {type(categories).__name__}"
         )

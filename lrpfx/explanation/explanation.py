@@ -3,9 +3,10 @@
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -17,7 +18,6 @@ from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError, first_lines, nearest
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.geometry import Axis, Geometry
-from lrpfx.pictures.maps import checked_whole
 from lrpfx.support.html import element, html_table, image_html
 
 Array = NDArray[Any]
@@ -66,8 +66,34 @@ class Answer:
         return Balance(self.category.score, float(self.input_relevance.sum(dtype=np.float64)))
 
 
+class Scores(Enum):
+    """What the numbers of an output are, and so how probable the classes are."""
+
+    LOGITS = "logits of classes of which one is right"
+    BINARY = "a logit for each class"
+    PROBABILITIES = "probabilities, or their logarithms"
+    UNKNOWN = "not known: probabilities if they look like it, and logits unless all of them lie between 0 and 1"
+
+    def probabilities(self, output: Array) -> Array | None:
+        """The probability of each class, or None."""
+        scores = output.astype(np.float64)
+        between = bool(scores.min() >= 0.0 and scores.max() <= 1.0)
+        if self is Scores.PROBABILITIES:
+            return scores if between else None
+        if self is Scores.BINARY:
+            sigmoid: Array = 0.5 * (1.0 + np.tanh(0.5 * scores))
+            return sigmoid
+        if len(scores) < 2:
+            return None
+        if self is Scores.UNKNOWN and between:
+            return scores if abs(scores.sum() - 1.0) < 1e-3 else None
+        shifted = np.exp(scores - scores.max())
+        shares: Array = shifted / shifted.sum()
+        return shares
+
+
 class Source(Protocol):
-    """The part of an explainer that its explanations ask for more."""
+    """The compiled model that explanations ask for more."""
 
     def answers(self, explanation: "Explanation", classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
         """The relevance for further classes, or of further layers."""
@@ -84,7 +110,7 @@ class Explained:
     """What explanations of photographs and of texts have in common.
 
     `answers` has one entry for each explained class, the first being the one that pictures show unless they are asked for
-    others. `rules`: the composite, as text.
+    others. `rules`: the composite, as text. `scores`: what the numbers of the output are.
     """
 
     name: str
@@ -92,15 +118,18 @@ class Explained:
     categories: Sequence[str] | None
     answers: tuple[Answer, ...]
     rules: str
+    scores: Scores
 
     def __repr__(self) -> str:
         classes = ", ".join(str(answer.category) for answer in self.answers)
-        return f"<explanation of {self.name!r}: {classes}; {self.rules}>"
+        return f"<explanation of {self.name}: {classes}; {self.rules}>"
 
     def top(self, count: int = 5) -> list[Category]:
         """The classes, or next tokens, with the largest outputs, the largest first."""
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+            raise InputError(f"top takes a positive number of classes, not {count!r}")
         best = np.argsort(-self.output, kind="stable")[:count]
-        return [category_of(self.output, int(index), self.categories) for index in best]
+        return [category_of(self.output, int(index), self.categories, self.scores) for index in best]
 
     @property
     def target(self) -> Category:
@@ -129,22 +158,25 @@ class Explained:
         """Show the picture: in a notebook, or in the system's viewer."""
         show(self.sheet())
 
+    def _repr_html_(self) -> str:
+        raise NotImplementedError
+
 
 @dataclass(eq=False, repr=False)
 class Explanation(Explained):
     """Why a model gave a photograph its class, or other classes that were asked for.
 
-    `photograph` is in RGB. An explanation is plain data: it can be pickled without the model. The explainer that made it
+    `photograph` is in RGB. An explanation is plain data: it can be pickled without the model. `source`, the compiled model,
     computes what was not asked for at first (other classes, layers, the ledger); a pickled explanation has lost it and says so.
     """
 
     photograph: Image.Image
     geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
     input: torch.Tensor  # of the model, (channels, height, width)
-    explainer: Source | None = None
+    source: Source | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "explainer": None}
+        return {**self.__dict__, "source": None}
 
     # --- figures -------------------------------------------------------------------------------------------------------------
 
@@ -169,8 +201,8 @@ class Explanation(Explained):
 
     @property
     def ledger(self) -> Any:
-        """The account of every layer (see `lrpfx.ledger`); the explainer runs the model again for it."""
-        return self._explainer("the ledger is").ledger(self)
+        """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
+        return self._source("the ledger", "read it before").ledger(self)
 
     @property
     def padding_relevance(self) -> float:
@@ -199,15 +231,11 @@ class Explanation(Explained):
     def compare(self, classes: Sequence[int | str] | int = 2, **settings: Any) -> Image.Image:
         """Overlays for several classes side by side, with one scale. `classes`: indices or names, or how many of the top ones.
 
-        Classes that are not explained yet need the explainer. Settings: those of `lrpfx.pictures.overlay`.
+        Classes that are not explained yet need the compiled model. Settings: those of `lrpfx.pictures.overlay`.
         """
         if isinstance(classes, (int, np.integer)):
-            classes = [one.index for one in self.top(checked_whole(classes, "classes are a number of the top ones", 1))]
-        elif isinstance(classes, str):
-            classes = [classes]
-        answers = self._answers_for(classes)
-        if not answers:
-            raise InputError("there is no class to compare")
+            classes = [one.index for one in self.top(int(classes) if not isinstance(classes, bool) else classes)]
+        answers = self._answers_for(listed("compare", classes))
         canvas = self._canvas(self._size_in_row(1 + len(answers)))
         maps = [canvas.map(_summed(answer)) for answer in answers]
         if "scale" not in settings:
@@ -246,19 +274,21 @@ class Explanation(Explained):
         """Relevance through the network: maps of layers in a row, after that of the input.
 
         `names`: nodes with an output (channels, height, width); by default the recorded ones, or else the last of each
-        resolution. Layers that were not recorded need the explainer. Settings: those of `lrpfx.pictures.strip`.
+        resolution. Layers that were not recorded need the compiled model. Settings: those of `lrpfx.pictures.strip`.
         """
         maps = {name: value.sum(0) for name, value in self.recorded.items() if value.ndim == 3}
-        names = list(names or maps) or self._explainer("layers are").spatial_layers()
-        missing = [name for name in names if name not in maps]
+        chosen = [] if names is None else listed("layers", names)
+        chosen = chosen or list(maps) or self._source("relevance of layers", "pass record= when you explain").spatial_layers()
+        missing = [name for name in chosen if name not in maps]
         if missing:
-            (found,) = self._explainer(f"{', '.join(missing)}:").answers(self, [self.target.index], missing)
+            source = self._source(f"relevance of {', '.join(map(str, missing))}", "pass record= when you explain")
+            (found,) = source.answers(self, [self.target.index], missing)
             for name in missing:
                 value = found.layers[name]
                 if value.ndim != 3:
                     raise InputError(f"the relevance of {name} has shape {value.shape}, not (channels, height, width)")
                 maps[name] = value.sum(0)
-        maps = {name: maps[name] for name in names}
+        maps = {name: maps[name] for name in chosen}
         return pictures.strip({"input": self.input_relevance.sum(0), **maps}, **settings)
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
@@ -266,21 +296,16 @@ class Explanation(Explained):
         wanted = [index_of(one, self.categories, len(self.output)) for one in classes]
         missing = [index for index in dict.fromkeys(wanted) if index not in known]
         if missing:
-            explainer = self._explainer(
-                f"{', '.join(category_of(self.output, index, self.categories).name for index in missing)}: not explained,"
-            )
-            found = explainer.answers(self, missing)
+            names = ", ".join(category_of(self.output, index, self.categories, self.scores).name for index in missing)
+            found = self._source(f"relevance for {names}", "pass targets= when you explain").answers(self, missing)
             self.answers += found
             known.update((answer.category.index, answer) for answer in found)
         return [known[index] for index in wanted]
 
-    def _explainer(self, what: str) -> Source:
-        if self.explainer is None:
-            raise InputError(
-                f"{what} not part of this explanation, which has lost its explainer; ask for it when you explain: "
-                "targets=, record="
-            )
-        return self.explainer
+    def _source(self, what: str, remedy: str) -> Source:
+        if self.source is None:
+            raise InputError(f"{what} is not part of this explanation, which was pickled without its model: {remedy}")
+        return self.source
 
     # --- saving and showing ---------------------------------------------------------------------------------------------------
 
@@ -305,20 +330,23 @@ class Explanation(Explained):
         )
 
 
-class Explanations(Sequence[Explanation]):
-    """Explanations of several photographs, in their order."""
+Kind = TypeVar("Kind", bound=Explained)
 
-    def __init__(self, items: Sequence[Explanation]) -> None:
+
+class Several(Sequence[Kind]):
+    """Explanations of several photographs or texts, in their order."""
+
+    def __init__(self, items: Sequence[Kind]) -> None:
         self.items = tuple(items)
 
     @overload
-    def __getitem__(self, index: int) -> Explanation: ...
+    def __getitem__(self, index: int) -> Kind: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Explanations": ...
+    def __getitem__(self, index: slice) -> Self: ...
 
-    def __getitem__(self, index: int | slice) -> "Explanation | Explanations":
-        return Explanations(self.items[index]) if isinstance(index, slice) else self.items[index]
+    def __getitem__(self, index: int | slice) -> "Kind | Self":
+        return type(self)(self.items[index]) if isinstance(index, slice) else self.items[index]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -326,9 +354,30 @@ class Explanations(Sequence[Explanation]):
     def __repr__(self) -> str:
         return f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>"
 
+    def sheet(self) -> Image.Image:
+        """All explanations in one picture."""
+        raise NotImplementedError
+
+    def show(self) -> None:
+        """Show the picture: in a notebook, or in the system's viewer."""
+        show(self.sheet())
+
+    def _repr_html_(self) -> str:
+        return "".join(one._repr_html_() for one in self.items)
+
+    def _some(self) -> tuple[Kind, ...]:
+        """The explanations; `InputError` if there are none to draw."""
+        if not self.items:
+            raise InputError("there are no explanations to draw")
+        return self.items
+
+
+class Explanations(Several[Explanation]):
+    """Explanations of several photographs, in their order."""
+
     def sheet(self, **settings: Any) -> Image.Image:
         """The pictures of all photographs, one row for each. Settings: those of `lrpfx.pictures.overlay`."""
-        return pictures.sheet([one.row(**settings) for one in self.items], caption=self.items[0].rules)
+        return pictures.sheet([one.row(**settings) for one in self._some()], caption=self.items[0].rules)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of each photograph into a folder, which is made if need be. Returns the paths."""
@@ -336,26 +385,23 @@ class Explanations(Sequence[Explanation]):
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
 
-    def show(self) -> None:
-        """Show all sheets."""
-        show(self.sheet())
 
-    def _repr_html_(self) -> str:
-        return "".join(one._repr_html_() for one in self.items)
-
-
-def probabilities_of(output: Array) -> Array:
-    """The softmax of a model's outputs."""
-    shifted = np.exp(output.astype(np.float64) - output.max())
-    shares: Array = shifted / shifted.sum()
-    return shares
-
-
-def category_of(output: Array, index: int, categories: Sequence[str] | None) -> Category:
+def category_of(output: Array, index: int, categories: Sequence[str] | None, scores: Scores) -> Category:
     """The class with this index."""
     name = str(index) if categories is None else categories[index]
-    probability = float(probabilities_of(output)[index]) if len(output) > 1 else None
-    return Category(index, name, float(output[index]), probability)
+    probabilities = scores.probabilities(output)
+    return Category(index, name, float(output[index]), None if probabilities is None else float(probabilities[index]))
+
+
+def listed(caller: str, values: Any) -> list[Any]:
+    """Several classes or names as a list; `InputTypeError` for one, or for what has no order."""
+    if hasattr(values, "to_numpy"):  # of pandas
+        values = values.to_numpy()
+    if isinstance(values, (np.ndarray, torch.Tensor)):
+        values = values.tolist()
+    if not isinstance(values, (list, tuple, range)):
+        raise InputTypeError(f"{caller} takes a list, not {values!r}")
+    return list(values)
 
 
 def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int:
@@ -363,7 +409,8 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int
     if isinstance(target, str):
         if categories is None:
             raise InputError(f"the class {target!r} is a name, but the names are not known: pass categories=")
-        found = [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
+        found = [index for index, name in enumerate(categories) if name == target]
+        found = found or [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
         if not found:
             raise InputError(f"there is no class named {target!r}.{nearest(target, categories)}")
         if len(found) > 1:

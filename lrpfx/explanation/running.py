@@ -1,5 +1,6 @@
-"""Running a model for an explanation: an explainable module, or a program that was exported."""
+"""A model that was compiled for explanations, or a program that was exported, and what it answers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,14 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import relevance_of_class
+from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, relevance_of_class
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Answer, Array, category_of, index_of
-from lrpfx.runtime.explain_module import explainable
+from lrpfx.errors import InputError
+from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of, index_of, listed
+from lrpfx.ir.node import bottlenecks, node_info
+from lrpfx.ir.operator import Probability
+from lrpfx.reports.ledger import Ledger, ledger
+from lrpfx.runtime.explain_module import ExplainModule, explainable
 
 #: A class by index or by name, or None for the class with the largest output.
 Class = int | str | None
@@ -23,14 +27,16 @@ class Wanted:
     """The classes to explain for each image: one for all, one for each, or several for all."""
 
     def __init__(self, target: Any, targets: Any) -> None:
-        if targets is not None:
-            if target is not None:
-                raise InputError("target= is one class for each image, targets= are several for each; pass one of them")
-            if isinstance(targets, (str, bytes)) or not hasattr(targets, "__len__") or not len(targets):
-                raise InputTypeError(f"targets are several classes, such as [281, 285], not {targets!r}")
-        self.several = None if targets is None else _as_list(targets)
-        self.each = _as_list(target) if isinstance(target, (list, tuple, np.ndarray, torch.Tensor)) else None
-        self.target = None if self.each is not None else target
+        if targets is not None and target is not None:
+            raise InputError("target= is one class for each image, targets= are several for each; pass one of them")
+        self.several = None if targets is None else _classes("targets=", targets)
+        if self.several == []:
+            raise InputError("targets= is an empty list")
+        if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
+            target = target.item()
+        one = target is None or isinstance(target, (str, int, float, np.generic))  # some of them are refused later
+        self.each = None if one else _classes("target=", target)
+        self.target = target if one else None
 
     def of_image(self, number: int) -> list[Class]:
         """The classes of one image."""
@@ -39,24 +45,23 @@ class Wanted:
         if self.each is None:
             return [self.target]
         if number >= len(self.each):
-            raise InputError(f"there are {len(self.each)} targets, one for each image, but more images")
+            raise InputError(f"target= has {len(self.each)} classes, one for each, but more were given")
         return [self.each[number]]
 
-    def check_number(self, images: int) -> None:
-        """Raise `InputError` unless there are as many targets as images."""
-        if self.each is not None and len(self.each) != images:
+    def check_number(self, count: int) -> None:
+        """Raise `InputError` unless there are as many targets as images or texts."""
+        if self.each is not None and len(self.each) != count:
             raise InputError(
-                f"there are {len(self.each)} targets, one for each image, but {images} images; for several classes of each "
-                "image, pass targets="
+                f"target= has {len(self.each)} classes, one for each, but {count} were given; several classes for each are "
+                "targets="
             )
 
 
-def _as_list(classes: Any) -> list[Class]:
-    if isinstance(classes, (np.ndarray, torch.Tensor)):
-        if classes.ndim > 1:
-            raise InputError(f"targets have one axis, but this has shape {tuple(classes.shape)}")
-        return list(classes.reshape(-1).tolist())
-    return list(classes)
+def _classes(name: str, classes: Any) -> list[Class]:
+    found = listed(name, classes)
+    if any(isinstance(one, (list, tuple)) for one in found):
+        raise InputError(f"{name} is a list of classes, not of lists")
+    return found
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Run:
     outputs: list[Array]
     answers: list[tuple[Answer, ...]]
     rules: str
+    scores: Scores
 
 
 def placed_for(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -74,24 +80,146 @@ def placed_for(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return inputs.to(device=like.device, dtype=like.dtype)
 
 
-def run_module(
-    module: nn.Module,
-    inputs: torch.Tensor,
-    classes: list[list[Class]],
-    categories: Sequence[str] | None,
-    record: Sequence[str],
-) -> Run:
-    """Explain a batch of inputs with an explainable module."""
-    columns = [list(column) for column in zip(*classes, strict=True)]
-    seeds = [_target_of(column, categories) for column in columns]
-    placed = placed_for(module, inputs)
-    chosen = {"targets": seeds} if len(seeds) > 1 else {"target": seeds[0]}
-    found = attribute(module, placed, **chosen, record=record)
-    results = {"output": found.output, "relevance": found.relevance, **found.layers}
-    arrays = {name: as_array(value) for name, value in results.items()}
-    outputs = checked_output(arrays.pop("output"))
-    rows = [{name: value[place] if len(seeds) > 1 else value for name, value in arrays.items()} for place in range(len(seeds))]
-    return Run(list(outputs), _answers(outputs, columns, rows, categories), explainable(module, "explain").composite)
+class Compiled(ABC):
+    """A model that is ready to explain. Explanations keep it, and ask it for what they do not have yet."""
+
+    categories: Sequence[str] | None
+    record: tuple[str, ...]
+
+    @abstractmethod
+    def run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str] = ()) -> Run:
+        """Explain each input for its classes, of which all have the same number, with the layers in `record` as well."""
+
+    @abstractmethod
+    def ledger(self, explanation: Explanation) -> Ledger:
+        """The account of every layer, for the class that is explained."""
+
+    @abstractmethod
+    def spatial_layers(self) -> list[str]:
+        """The last layer of each resolution that all relevance flows through, in the order of execution."""
+
+    def answers(self, explanation: Explanation, classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
+        """The relevance for further classes of a photograph that was explained, or of further layers."""
+        return self.run(explanation.input[None], [list(classes)], record).answers[0]
+
+
+class CompiledModel(Compiled):
+    """An explainable module."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        categories: Sequence[str] | None,
+        record: tuple[str, ...] = (),
+        output: OutputSelector = None,
+        scores: Scores | None = None,
+    ) -> None:
+        """`scores`: what the numbers in the output are; by default what the graph says."""
+        self.module = module
+        self.explain_model: ExplainModule = explainable(module, "explain")
+        self.categories = categories
+        self.record = record
+        self.output = output
+        self.scores = _scores_of(self.explain_model, output) if scores is None else scores
+
+    def run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str] = ()) -> Run:
+        columns = [list(column) for column in zip(*classes, strict=True)]
+        seeds = [_target_of(column, self.categories) for column in columns]
+        placed = placed_for(self.module, inputs)
+        several = len(seeds) > 1
+        chosen = {"targets": seeds} if several else {"target": seeds[0]}
+        found = attribute(self.module, placed, **chosen, record=(*self.record, *record), output=self.output)
+        results = {"output": found.output, "relevance": found.relevance, **found.layers}
+        arrays = {name: as_array(value) for name, value in results.items()}
+        outputs = checked_output(arrays.pop("output"))
+        rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
+        answers = _answers(outputs, columns, rows, self.categories, self.scores)
+        return Run(list(outputs), answers, self.explain_model.composite, self.scores)
+
+    def ledger(self, explanation: Explanation) -> Ledger:
+        placed = placed_for(self.module, explanation.input[None])
+        return ledger(self.explain_model, placed, explanation.target.index, output=self.output)
+
+    def spatial_layers(self) -> list[str]:
+        last: dict[tuple[int, ...], str] = {}
+        for node in bottlenecks(self.explain_model.unfused_graph):
+            shape = node_info(node).shape
+            if shape is not None and len(shape) == 4 and min(shape[2:]) > 1 and not node_info(node).neutral:
+                last[shape[2:]] = node_info(node).name
+        return list(last.values())
+
+
+def _scores_of(module: ExplainModule, output: OutputSelector) -> Scores:
+    """What the graph says of the numbers in the output."""
+    final = final_probabilities_of(module.graph, output)
+    row = None if final is None else node_info(final).operator
+    if row is None or row.probability is Probability.OF_ALL_LOGITS:  # a softmax of logarithms gives the probabilities
+        return Scores.UNKNOWN
+    return Scores.PROBABILITIES
+
+
+class CompiledProgram(Compiled):
+    """A program that was exported.
+
+    A batch that is smaller than the program's, if that is fixed, is filled up with copies.
+    """
+
+    def __init__(self, runner: Runner, categories: Sequence[str] | None, record: tuple[str, ...] = ()) -> None:
+        self.runner = runner
+        self.categories = categories
+        self.record = record
+
+    def run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str] = ()) -> Run:
+        wanted = (*self.record, *record)
+        manifest = self.runner.manifest
+        self._check(wanted)
+        columns = [list(column) for column in zip(*classes, strict=True)]
+        only_largest = manifest["target"] == "max"
+        if only_largest and any(one is not None for column in columns for one in column):
+            raise InputError("the program explains the largest output only; export it with lrpfx.lower(..., target='index')")
+        described = next(iter(manifest["arguments"].values()))
+        count, size = len(inputs), described["shape"][0] or len(inputs)
+        places = [place % count for place in range(size)]
+        inputs = inputs.to(getattr(torch, described["dtype"]))[places]
+        rows, outputs = [], np.zeros((0, 0))
+        for column in columns:
+            column = [column[place] for place in places]
+            found = self.runner(inputs) if only_largest else self._run_index(inputs, column)
+            arrays = {name: as_array(value)[:count] for name, value in found.items()}
+            outputs = checked_output(arrays.pop("output"))
+            rows.append({name: value for name, value in arrays.items() if name == "relevance" or name in wanted})
+        answers = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
+        return Run(list(outputs), answers, str(manifest.get("composite", "")), Scores.UNKNOWN)
+
+    def _check(self, record: Sequence[str]) -> None:
+        """Raise `InputError` unless the program returns relevance of images for classes, and that of the layers in `record`."""
+        manifest = self.runner.manifest
+        results = manifest["results"]
+        if manifest["target"] not in ("index", "max") or "relevance" not in results:
+            raise InputError(
+                "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one of each"
+            )
+        if results["relevance"]["dtype"] == "uint8":
+            raise InputError("the program returns pictures of relevance in bytes; export it without reduce='bytes'")
+        missing = [name for name in record if name not in results]
+        if missing:
+            raise InputError(f"the program does not record {missing[0]!r}; export it with lrpfx.lower(..., record={missing!r})")
+
+    def _run_index(self, inputs: torch.Tensor, column: Sequence[Class]) -> Any:
+        classes = self.runner.manifest["results"]["output"]["shape"][-1]
+        chosen = [0 if one is None else index_of(one, self.categories, classes) for one in column]
+        found = self.runner(inputs, torch.tensor(chosen))
+        if None in column:
+            best = found["output"].argmax(1).tolist()
+            resolved = [best[place] if one is None else chosen[place] for place, one in enumerate(column)]
+            found = found if resolved == chosen else self.runner(inputs, torch.tensor(resolved))
+        return found
+
+    def ledger(self, explanation: Explanation) -> Ledger:
+        raise InputError("an exported program has no ledger")
+
+    def spatial_layers(self) -> list[str]:
+        raise InputError("an exported program has the layers that it was exported with: lower(..., record=)")
 
 
 def _target_of(column: Sequence[Class], categories: Sequence[str] | None) -> Any:
@@ -112,59 +240,12 @@ def _target_of(column: Sequence[Class], categories: Sequence[str] | None) -> Any
     return seed
 
 
-def run_program(
-    runner: Runner,
-    inputs: torch.Tensor,
-    classes: list[list[Class]],
-    categories: Sequence[str] | None,
-    record: Sequence[str],
-) -> Run:
-    """Explain a batch of inputs with a program that was exported.
-
-    A batch that is smaller than the program's, if that is fixed, is filled up with copies.
-    """
-    manifest = runner.manifest
-    results = manifest["results"]
-    if manifest["target"] not in ("index", "max") or "relevance" not in results:
-        raise InputError(
-            "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one class of each"
-        )
-    if results["relevance"]["dtype"] == "uint8":
-        raise InputError("the program returns pictures of relevance in bytes; export it without reduce='bytes'")
-    missing = [name for name in record if name not in results]
-    if missing:
-        raise InputError(f"the program does not record {missing[0]!r}; export it with lrpfx.lower(..., record={missing!r})")
-    columns = [list(column) for column in zip(*classes, strict=True)]
-    if manifest["target"] == "max" and any(one is not None for column in columns for one in column):
-        raise InputError("the program explains the largest output only; export it with lrpfx.lower(..., target='index')")
-    described = next(iter(manifest["arguments"].values()))
-    count, size = len(inputs), described["shape"][0] or len(inputs)
-    places = [place % count for place in range(size)]
-    inputs = inputs.to(getattr(torch, described["dtype"]))[places]
-    rows, outputs = [], None
-    for column in columns:
-        column = [column[place] for place in places]
-        found = runner(inputs) if manifest["target"] == "max" else _run_index(runner, inputs, column, categories)
-        arrays = {name: as_array(value)[:count] for name, value in found.items()}
-        outputs = checked_output(arrays.pop("output"))
-        rows.append({name: value for name, value in arrays.items() if name == "relevance" or name in record})
-    assert outputs is not None
-    return Run(list(outputs), _answers(outputs, columns, rows, categories), str(manifest.get("composite", "")))
-
-
-def _run_index(runner: Runner, inputs: torch.Tensor, column: Sequence[Class], categories: Sequence[str] | None) -> Any:
-    classes = runner.manifest["results"]["output"]["shape"][-1]
-    chosen = [0 if one is None else index_of(one, categories, classes) for one in column]
-    found = runner(inputs, torch.tensor(chosen))
-    if None in column:
-        best = found["output"].argmax(1).tolist()
-        resolved = [best[place] if one is None else chosen[place] for place, one in enumerate(column)]
-        found = found if resolved == chosen else runner(inputs, torch.tensor(resolved))
-    return found
-
-
 def _answers(
-    outputs: Array, columns: list[list[Class]], rows: list[dict[str, Array]], categories: Sequence[str] | None
+    outputs: Array,
+    columns: list[list[Class]],
+    rows: list[dict[str, Array]],
+    categories: Sequence[str] | None,
+    scores: Scores,
 ) -> list[tuple[Answer, ...]]:
     """The answers for each image: one for each column of classes."""
     if categories is not None and len(categories) != outputs.shape[1]:
@@ -175,7 +256,8 @@ def _answers(
         index = int(output.argmax()) if one is None else index_of(one, categories, len(output))
         layers = {name: value[place] for name, value in arrays.items()}
         relevance = layers.pop("relevance")
-        return Answer(category_of(output, index, categories), relevance if relevance.ndim > 2 else relevance[None], layers)
+        category = category_of(output, index, categories, scores)
+        return Answer(category, relevance if relevance.ndim > 2 else relevance[None], layers)
 
     return [
         tuple(answer(place, column[place], arrays) for column, arrays in zip(columns, rows, strict=True))
@@ -193,7 +275,7 @@ def checked_output(output: Any) -> Any:
     """An output, if it has the form (batch, classes)."""
     if output.ndim != 2:
         raise InputError(
-            f"the model returns an output of shape {tuple(output.shape)}, not (batch, classes); lrpfx.attribute explains "
-            "outputs of any shape"
+            f"the model returns an output of shape {tuple(output.shape)}, not (batch, classes): output= may be a function that "
+            "makes it so, such as lambda output: output.flatten(1)"
         )
     return output

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
+from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.targets import relevance_of_output
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Answer, Array, Explained, category_of, index_of
-from lrpfx.explanation.running import Class, Wanted, as_array, checked_output
-from lrpfx.runtime.explain_module import explainable
+from lrpfx.errors import InputError, InputTypeError, os_errors
+from lrpfx.explanation.explanation import Answer, Array, Explained, Several, category_of, index_of
+from lrpfx.explanation.running import Class, CompiledModel, Wanted, as_array, checked_output
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
@@ -59,29 +58,40 @@ class TextExplanation(Explained):
         return self.picture.to_html()
 
 
+class TextExplanations(Several[TextExplanation]):
+    """Explanations of several texts, in their order."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.items))
+
+    def sheet(self) -> Image.Image:
+        """The heatmaps of all texts, one above the other."""
+        return pictures.sheet([[(one.name, one.sheet())] for one in self._some()], caption=self.items[0].rules)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the heatmap of each text into a folder as .html; it is made if need be. Returns the paths."""
+        directory = Path(folder)
+        with os_errors(InputError, directory, "written"):
+            directory.mkdir(parents=True, exist_ok=True)
+        return [one.save(directory / f"text_{number}.html") for number, one in enumerate(self.items, 1)]
+
+
 def explain_sentences(
-    module_for: Callable[[dict[str, Any]], nn.Module],
+    compiled_for: Callable[[dict[str, Any]], CompiledModel],
     tokenizer: Any,
     texts: Sequence[str],
     wanted: Wanted,
-    categories: Sequence[str] | None,
     progress: bool = False,
 ) -> list[TextExplanation]:
-    """Explain each text. `module_for`: the explainable module for the model's inputs."""
-    found = [
-        _explained(module_for, tokenizer, text, wanted.of_image(number), categories)
+    """Explain each text. `compiled_for`: the compiled model for the model's inputs."""
+    return [
+        _explained(compiled_for, tokenizer, text, wanted.of_image(number))
         for number, text in enumerate(progress_bar(texts, progress, "explaining", "text"))
     ]
-    wanted.check_number(len(found))
-    return found
 
 
 def _explained(
-    module_for: Callable[[dict[str, Any]], nn.Module],
-    tokenizer: Any,
-    text: Any,
-    classes: Sequence[Class],
-    categories: Sequence[str] | None,
+    compiled_for: Callable[[dict[str, Any]], CompiledModel], tokenizer: Any, text: Any, classes: Sequence[Class]
 ) -> TextExplanation:
     if not isinstance(text, str):
         raise InputTypeError(f"a text is a string, not {type(text).__name__}")
@@ -91,47 +101,69 @@ def _explained(
     if not isinstance(encoded, Mapping) or "input_ids" not in encoded:
         raise InputTypeError(f"the tokenizer returned {type(encoded).__name__} without input_ids; pass one of Hugging Face")
     inputs = {str(name): value for name, value in encoded.items()}
-    module, ids = module_for(inputs), inputs["input_ids"]
+    compiled, ids = compiled_for(inputs), inputs["input_ids"]
+    seeds = [_Seed(one, compiled, tokenizer, ids[0].tolist()) for one in classes]
     answers: list[Answer] = []
-    names: Sequence[str] | None = categories
-    for one in classes:
-        seed = _Seed(one, categories, tokenizer)
-        attribution = attribute(module, inputs, seed)
+    for seed in seeds:
+        attribution = attribute(compiled.module, inputs, seed, record=compiled.record, output=compiled.output)
         tokens, _ = of_attribution(attribution, None, None)
-        names = seed.names
-        answers.append(Answer(category_of(seed.output, seed.index, names), as_array(tokens[0]), {}))
+        layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
+        category = category_of(seed.output, seed.index, seed.names, seed.scores)
+        answers.append(Answer(category, as_array(tokens[0]), layers))
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, ids, tokenizer, targets=titles)
     shortened = text if len(text) <= 60 else f"{text[:59]}…"
-    rules = explainable(module, "explain").composite
-    return TextExplanation(shortened, seed.output, names, tuple(answers), rules, as_array(ids[0]), drawn)
+    rules, first = compiled.explain_model.composite, seeds[0]
+    return TextExplanation(shortened, first.output, first.names, tuple(answers), rules, first.scores, as_array(ids[0]), drawn)
 
 
 class _Seed:
-    """The relevance of the output for one class, or for one token after the end of the text."""
+    """The relevance of the output for one class, or for one token: the masked one, or the one after the end of the text."""
 
-    def __init__(self, target: Class, categories: Sequence[str] | None, tokenizer: Any) -> None:
+    def __init__(self, target: Class, compiled: CompiledModel, tokenizer: Any, ids: Sequence[int]) -> None:
         self.target = target
-        self.names: Sequence[str] | None = categories
+        self.names: Sequence[str] | None = compiled.categories
+        self.scores = compiled.scores
         self.tokenizer = tokenizer
+        self.ids = ids
         self.output: Array = np.zeros(0)
         self.index = 0
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
-        if output.ndim == 3:
-            if output.shape[2] < len(self.tokenizer):
-                raise InputError(
-                    f"the model returns {output.shape[2]} features of each token, neither classes nor tokens: explain a model "
-                    "with a head, or a module that computes one number from the features"
-                )
-            self.names = _Vocabulary(self.tokenizer, output.shape[2])
-        else:
+        if output.ndim != 3:
             checked_output(output)
-        row = output[0, -1] if output.ndim == 3 else output[0]
-        self.output = as_array(row)
-        self.index = self._chosen(len(row))
-        return relevance_of_output(output, (-1, self.index) if output.ndim == 3 else self.index)
+            self.output = as_array(output[0])
+            self.index = self._chosen(output.shape[1])
+            return relevance_of_output(output, self.index)
+        if output.shape[2] < len(self.tokenizer):
+            raise InputError(
+                f"the model returns {output.shape[2]} features of each token, neither classes nor tokens: explain a model "
+                "with a head, or a module that computes one number from the features"
+            )
+        self.names = _Vocabulary(self.tokenizer, output.shape[2])
+        place = self._place()
+        self.output = as_array(output[0, place])
+        self.index = self._chosen(output.shape[2])
+        return relevance_of_output(output, (place, self.index))
+
+    def _place(self) -> int:
+        """The position whose prediction is explained: that of the mask, or else the last."""
+        mask = getattr(self.tokenizer, "mask_token_id", None)
+        masked = [place for place, one in enumerate(self.ids) if one == mask and mask is not None]
+        if len(masked) > 1:
+            raise InputError(
+                f"the text has {len(masked)} masks, and one prediction is explained at a time: lrpfx.attribute(..., "
+                "target=(position, token)) explains any of them"
+            )
+        if not masked and self.ids[-1] in getattr(self.tokenizer, "all_special_ids", ()):
+            last = self.tokenizer.decode([self.ids[-1]])
+            hint = "" if mask is None else f"; a model that fills in words needs a {self.tokenizer.mask_token} in the text"
+            raise InputError(
+                f"the tokenizer ends the text with {last}, so that nothing continues it: a model that continues texts needs a "
+                f"tokenizer that adds nothing at the end{hint}"
+            )
+        return masked[0] if masked else -1
 
     def _chosen(self, classes: int) -> int:
         if self.target is None:

@@ -149,11 +149,11 @@ class Cache:
 class ExplainModule(TreeGraphModule):
     """A network whose gradient is relevance, as returned by `lrpfx.transform`.
 
-    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Merged or
-    modified weights are derived buffers. They are updated after `load_state_dict`, after a change of dtype or device and, at
-    the next call, after in-place changes such as an optimizer's step. Call `refold()` after changes through `.data`, and if
-    the module was compiled by torch.compile and is called directly. Buffers that the model reads as numbers are constants of
-    the graph: `load_state_dict` raises `InputError` if it loads other values.
+    It computes the source model's outputs, has the keys of its state_dict, and holds copies of its parameters. Merged weights,
+    and those that a user's function modifies, are derived buffers. They are updated after `load_state_dict`, after a change of
+    dtype or device and, at the next call, after in-place changes such as an optimizer's step. Call `refold()` after changes
+    through `.data`, and if the module was compiled by torch.compile and is called directly. Buffers that the model reads as
+    numbers are constants of the graph: `load_state_dict` raises `InputError` if it loads other values.
 
     The compiler fixes flags, sizes and conditions on sizes. A call that differs in one of them raises `InputError`. So does a
     call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.

@@ -71,7 +71,11 @@ class LayerCall:
     def with_modified(self, modifiers: Sequence[ParameterModifier]) -> "LayerCall":
         """The same call with one branch for each modifier."""
         named = tuple(zip(self.operation.parameters, self.parameters, strict=True))
-        branches = tuple(tuple(modifier.apply(value, name) for name, value in named) for modifier in modifiers)
+
+        def modified() -> tuple[tuple[Any, ...], ...]:
+            return tuple(tuple(modifier.apply(value, name) for name, value in named) for modifier in modifiers)
+
+        branches = self.once("branches", modified)
         values = (self.extras, self.output, self.kept, self.is_traced)
         return LayerCall(self.operation, self.inputs, self.parameters, branches, *values)
 

@@ -63,11 +63,15 @@ class ExplainLogits(GraphPass):
 
 def final_softmax(leaf: fx.Node) -> fx.Node | None:
     """The softmax whose result, or its logarithm, is the output `leaf` of the network; None if there is none."""
+    node = final_probabilities(leaf)
+    operator = None if node is None else node_info(node).operator
+    return node if operator is not None and operator.probability is Probability.OF_ALL_LOGITS else None
+
+
+def final_probabilities(leaf: fx.Node) -> fx.Node | None:
+    """The softmax or sigmoid whose result, or its logarithm, is the output `leaf` of the network; None if there is none."""
     path = _path_to_probabilities(leaf)
-    if not path or _is_read_inside(path):
-        return None
-    operator = node_info(path[-1]).operator
-    return path[-1] if operator is not None and operator.probability is Probability.OF_ALL_LOGITS else None
+    return path[-1] if path and not _is_read_inside(path) else None
 
 
 def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:

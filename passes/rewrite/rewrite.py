@@ -1,6 +1,7 @@
 """Replace every node that has a rule by a call of a rule module. The pass reads metadata and never sees the composite."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,9 @@ from lrpfx.runtime.ruled_operation import Switch, ruled_operation
 class Rewrite(GraphPass):
     """Place a rule module under the name of each node that has a rule.
 
-    A tree that holds only rule modules and the model's tensors replaces the model. Nodes before a call compute the modified
-    parameters of its rule's branches.
+    A tree that holds only rule modules and the model's tensors replaces the model. The arithmetic of lrpfx's own modifiers of
+    parameters runs in the backward pass, since it is cheap beside the layer and would hold a second set of weights. A user's
+    function, and all modifiers if relevance must be differentiable, become nodes before the call.
     """
 
     name = "rewrite"
@@ -67,10 +69,10 @@ class _RewrittenCall:
         layer.operation = _without_tensors(layer.operation)
         layer.parameters = {name: self._as_node(layer.parameters[name]) for name in layer.operation.parameters}
         layer.extras = tuple(map(self._as_node, layer.extras))
-        branches = [
-            [self._modify(modifier, name, parameter) for name, parameter in layer.parameters.items()]
-            for modifier in rule.parameter_modifiers
-        ]
+        modifiers = rule.parameter_modifiers
+        branches = None
+        if switch is not None or not all(one.arithmetic for one in modifiers) or not self._changes(modifiers):
+            branches = [[self._modify(one, name, node) for name, node in layer.parameters.items()] for one in modifiers]
         ruled, values = ruled_operation(
             layer, rule, self._alias, branches, switch=switch, name=self.info.name, form=self.info.form
         )
@@ -79,6 +81,14 @@ class _RewrittenCall:
         self.node.args = tuple(values)
         self.node.kwargs = {}
         update_info(self.node, rule=repr(rule))
+
+    def _changes(self, modifiers: Sequence[ParamMod]) -> bool:
+        """Whether a modified copy has other parameters than the layer's own and zeros.
+
+        Such arithmetic is cheap beside the layer: the backward pass does it, which halves the memory for weights.
+        """
+        names = self.layer.parameters
+        return any(not (one.keeps(name) or one.zeroes(name)) for one in modifiers for name in names)
 
     def _modify(self, modifier: ParamMod, name: str, parameter: fx.Node) -> fx.Node | None:
         """The node of a modified parameter; None for a zero parameter that the operator allows to omit."""

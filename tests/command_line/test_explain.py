@@ -140,7 +140,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     explained("images", "--raw", *SIZE)
     assert calls[10:] == ["5.png", "6.png"]
     explained("images", "--raw", *SIZE, "--composite", "EpsilonPlus", "--set", "epsilon=0.1")
-    assert len(calls) == 12 + 7 and {row["composite"] for row in rows_of().values()} == {"EpsilonPlus()"}
+    assert len(calls) == 12 + 7 and {row["composite"] for row in rows_of().values()} == {"EpsilonPlus(epsilon=0.1)"}
 
 
 def test_names_of_files_in_several_folders_stay_apart(folder):

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Explanation, Explanations, unique_names
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.explanation.explanation import Explanation, Explanations, Scores, unique_names
 
 from torchvision import transforms  # isort: skip
 
@@ -60,7 +61,7 @@ def explanation(explainer, photographs):
 def test_relevance_is_that_of_attribute(model, explainer, photographs):
     explanation = explainer(photographs[0])
     input = PREPROCESS(photographs[0])[None]
-    direct = lrpfx.attribute(explainer._explain_model, input)
+    direct = lrpfx.attribute(explainer.explain_model, input)
     np.testing.assert_allclose(explanation.output, model(input)[0].detach(), rtol=1e-5)
     np.testing.assert_allclose(explanation.input_relevance, direct.relevance[0].numpy(), rtol=1e-5, atol=1e-8)
     assert explanation.relevance.shape == (40, 60) and explanation.to_numpy() is not None
@@ -113,8 +114,8 @@ def test_several_classes(explainer, photographs, targets):
         ("fisch", InputError, "no class named 'fisch'. Did you mean 'fish'"),
         (1.5, InputTypeError, "by its index or its name, not by float"),
         (True, InputTypeError, "bool"),
-        ([0, 1], InputError, "2 targets, one for each image, but 1 images.* targets="),
-        ([], InputError, "0 targets"),
+        ([0, 1], InputError, "2 classes, one for each, but 1 were given.* targets="),
+        ([], InputError, "0 classes"),
     ],
 )
 def test_wrong_targets(explainer, photographs, target, error, message):
@@ -125,9 +126,9 @@ def test_wrong_targets(explainer, photographs, target, error, message):
 def test_wrong_arguments(model, explainer, photographs):
     with pytest.raises(InputError, match="pass one of them"):
         explainer(photographs[0], 1, targets=[1, 2])
-    with pytest.raises(InputTypeError, match="several classes"):
+    with pytest.raises(InputTypeError, match="targets= takes a list"):
         explainer(photographs[0], targets=3)
-    with pytest.raises(InputError, match="more images"):
+    with pytest.raises(InputError, match="but 3 were given"):
         explainer(photographs, [0])
     with pytest.raises(InputError, match="pass preprocess="):
         lrpfx.explain(model, photographs[0])
@@ -242,7 +243,7 @@ def test_it_pickles_without_the_model(explanation, tmp_path):
     assert again.sheet().tobytes() == explanation.sheet().tobytes()
     assert again.compare(["dog", "fish"]).tobytes() == explanation.compare(["dog", "fish"]).tobytes()
     for action in (lambda: again.compare(["snail"]), again.layers, lambda: again.ledger):
-        with pytest.raises(InputError, match="has lost its explainer"):
+        with pytest.raises(InputError, match="pickled without its model"):
             action()
     assert b"Conv2d" not in content
 
@@ -307,14 +308,6 @@ def test_names_of_files_are_unique(names, expected):
     assert list(unique_names([Path(name).with_suffix("") for name in names])) == expected
 
 
-def test_numbers_of_classes_to_compare(explanation):
-    assert explanation.compare(np.int64(3)).size == explanation.compare(3).size
-    assert explanation.compare("cat").size == explanation.compare(["cat"]).size
-    for classes in (0, -1, [], True):
-        with pytest.raises(InputError, match="class"):
-            explanation.compare(classes)
-
-
 def test_a_generator_of_photographs(explainer, photographs, capsys):
     found = explainer((one for one in photographs), [1, 2, 3])
     assert isinstance(found, Explanations) and [one.target.index for one in found] == [1, 2, 3]
@@ -365,3 +358,152 @@ def test_progress_on_request(model, photographs, tmp_path, capsys):
         assert "explaining: 100%" in shown and f"{count}/{count}" in shown and "image/s" in shown
     lrpfx.explain(model, torch.rand(2, 3, 28, 28), progress=True)
     assert "2/2" in capsys.readouterr().err
+
+
+class Ending(nn.Module):
+    """A small convolutional network with something at its end."""
+
+    def __init__(self, end, classes=4):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.classes, self.end = nn.Conv2d(3, 6, 3), nn.Linear(6, classes), end
+
+    def forward(self, x):
+        return self.end(self.classes(self.first(x).relu().mean((2, 3))))
+
+
+def ending(end, classes=4):
+    model = Ending(end, classes).eval()
+    with torch.no_grad():
+        model.classes.bias.copy_(torch.linspace(-1.5, -0.5, classes))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("end", "probabilities"),
+    [
+        (lambda z: z.softmax(1), lambda z: z.softmax(1)),
+        (lambda z: z.log_softmax(1), lambda z: z.softmax(1)),
+        (torch.sigmoid, torch.sigmoid),
+        (lambda z: z.softmax(1) * 1.0, lambda z: z.softmax(1)),
+        (lambda z: torch.cat([z.softmax(1), z.softmax(1)], 1), lambda z: None),
+    ],
+    ids=["softmax", "log-softmax", "sigmoid", "not at the end", "two"],
+)
+def test_probabilities_are_those_of_the_model(end, probabilities, photographs):
+    """Models that end in a softmax or sigmoid are explained before it, whatever the sign of the logit."""
+    explained = lrpfx.explain(ending(end), photographs[0], 1, preprocess=PREPROCESS)
+    logits = ending(nn.Identity())(PREPROCESS(photographs[0])[None])
+    expected = probabilities(logits)
+    assert explained.target.probability == (None if expected is None else pytest.approx(float(expected[0, 1]), rel=1e-5))
+    assert explained.rules.startswith("GammaByDepth(low="), "a softmax is not attention"
+    if explained.scores in (Scores.LOGITS, Scores.BINARY):
+        plain = lrpfx.explain(ending(nn.Identity()), photographs[0], 1, preprocess=PREPROCESS)
+        np.testing.assert_allclose(explained.relevance, plain.relevance, rtol=1e-4, atol=1e-9)
+        assert explained.balance.output == pytest.approx(float(logits[0, 1]), rel=1e-5) and logits[0, 1] < 0
+
+
+def test_probabilities_of_own_explainable_modules(photographs):
+    input = PREPROCESS(photographs[0])[None]
+    logits = ending(nn.Identity())(input)
+    for end, expected in (
+        (lambda z: z.softmax(1), logits.softmax(1)),
+        (lambda z: z.log_softmax(1), logits.softmax(1)),
+        (torch.sigmoid, logits.sigmoid()),
+        (nn.functional.logsigmoid, None),
+    ):
+        explain_model = lrpfx.transform(ending(end), EpsilonPlus(), example_inputs=input)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LrpfxWarning)
+            explained = lrpfx.explain(explain_model, photographs[0], 0, preprocess=PREPROCESS)
+        probability = explained.target.probability
+        assert probability == (None if expected is None else pytest.approx(float(expected[0, 0]), rel=1e-5))
+
+
+def test_a_changed_model_is_compiled_again(photographs):
+    model = ending(nn.Identity())
+    explainer = lrpfx.Explainer(model, preprocess=PREPROCESS, categories=NAMES)
+    before = explainer(photographs[0], 0)
+    compiled = explainer.explain_model
+    assert explainer(photographs[1]) is not None and explainer.explain_model is compiled
+
+    def changed():
+        after = explainer(photographs[0], 0)
+        input = PREPROCESS(photographs[0])[None].to(model.classes.weight)
+        np.testing.assert_allclose(after.output, model(input)[0].detach(), rtol=1e-5)
+        assert explainer.explain_model is not compiled
+        return explainer.explain_model
+
+    with torch.no_grad():
+        model.classes.weight.mul_(2.0)
+    compiled = changed()
+    model.classes = nn.Linear(6, 4).eval()
+    compiled = changed()
+    model.load_state_dict(ending(nn.Identity()).state_dict())
+    compiled = changed()
+    model.float()
+    changed()
+    old = before.compare(["cat", "dog"])  # by the model that made the explanation
+    assert old.size and before.answers[1].category.score == pytest.approx(float(before.output[1]))
+
+
+def test_layers_are_not_known_before_the_first_explanation(explainer, photographs):
+    with pytest.raises(InputError, match="before the first explanation"):
+        explainer.spatial_layers()
+    assert explainer(photographs[0]).rules.startswith("GammaByDepth(low=") and explainer.spatial_layers()
+
+
+def test_several_outputs(photographs):
+    model = ending(lambda z: (z.flatten(), {"logits": z[:, :, None, None]}))
+    with pytest.raises(InputTypeError, match="output="):
+        lrpfx.explain(model, photographs[0], preprocess=PREPROCESS)
+    explained = lrpfx.explain(
+        model, photographs[0], 2, preprocess=PREPROCESS, output=lambda given: given[1]["logits"].flatten(1)
+    )
+    plain = lrpfx.explain(ending(nn.Identity()), photographs[0], 2, preprocess=PREPROCESS)
+    np.testing.assert_allclose(explained.relevance, plain.relevance, rtol=1e-5, atol=1e-9)
+    assert explained.ledger.seed == pytest.approx(explained.target.score, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda one: one.top(-1), "positive number of classes, not -1"),
+        (lambda one: one.top(1.5), "positive number of classes"),
+        (lambda one: one.compare(0), "positive number of classes"),
+        (lambda one: one.compare(True), "positive number of classes"),
+        (lambda one: one.compare("dog"), "compare takes a list, not 'dog'"),
+        (lambda one: one.compare(None), "compare takes a list"),
+        (lambda one: one.layers("first"), "layers takes a list, not 'first'"),
+    ],
+)
+def test_wrong_questions(explanation, action, message):
+    with pytest.raises((InputError, InputTypeError), match=message):
+        action(explanation)
+
+
+def test_forms_of_questions(model, explainer, explanation, photographs):
+    import pandas
+
+    assert explanation.compare(np.int64(2)).tobytes() == explanation.compare(2).tobytes()
+    assert explanation.layers(np.array(["relu"])).size == explanation.layers(["relu"]).size
+    for target in (torch.tensor(2), np.array(2), np.int64(2), [2, 2, 2], pandas.Series([2, 2, 2])):
+        assert [one.target.index for one in explainer(photographs, target)] == [2, 2, 2]
+    assert [one.target.index for one in explainer(photographs, range(3))] == [0, 1, 2]
+    with pytest.raises(InputTypeError, match="targets= takes a list"):
+        explainer(photographs[0], targets=np.array(3).item())
+    by_name = lrpfx.Explainer(model, preprocess=PREPROCESS, categories={name: at for at, name in enumerate(NAMES)})
+    assert by_name.categories == tuple(NAMES)
+    assert lrpfx.Explainer(model, categories=np.array(NAMES), batch_size=np.int64(2)).categories == tuple(NAMES)
+    with pytest.raises(InputTypeError, match="from indices to names, or from names to indices"):
+        lrpfx.Explainer(model, categories={"a": "b"})
+    for record in (None, 5):
+        with pytest.raises(InputTypeError, match="record= takes a list"):
+            lrpfx.Explainer(model, record=record)
+    with pytest.raises(InputError, match="batch of images is empty"):
+        lrpfx.explain(model, torch.zeros(0, 3, 28, 28))
+
+
+def test_an_exact_name_wins(photographs):
+    explainer = lrpfx.Explainer(ending(nn.Identity()), preprocess=PREPROCESS, categories=["a", "A", "b", "B"])
+    assert [explainer(photographs[0], name).target.index for name in "aAbB"] == [0, 1, 2, 3]

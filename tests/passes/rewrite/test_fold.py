@@ -60,3 +60,14 @@ def test_results_that_are_no_tensors_stay_in_the_graph():
     model, x = Net().eval(), torch.randn(2, 3)
     explain_model = lrpfx.transform(model, EpsilonPlus())
     assert torch.equal(explain_model(x), model(x))
+
+
+def test_weights_that_rules_modify_are_not_held():
+    """lrpfx's own modifiers run in the backward pass; what a batch norm was merged into is held."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
+    for composite in (EpsilonPlus(), EpsilonAlpha2Beta1(), lrpfx.composites.GammaByDepth()):
+        explain_model = lrpfx.transform(model, composite)
+        assert set(explain_model.derived) == {"0.merged_weight", "0.merged_bias"}
+        x = torch.rand(2, 2, 4, 4)
+        live = lrpfx.attribute(lrpfx.transform(model, composite, fold=False), x, targets=[0, 1]).relevance
+        assert torch.allclose(lrpfx.attribute(explain_model, x, targets=[0, 1]).relevance, live, rtol=1e-5, atol=1e-6)
