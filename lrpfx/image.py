@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from lrpfx.cmap import ColorMap, LazyColorMapCache
-from lrpfx.errors import InputTypeError
+from lrpfx.errors import InputError, InputTypeError
 
 CMAPS = LazyColorMapCache(
     {
@@ -100,7 +100,8 @@ def imgify(
     `obj`: anything that numpy converts to an array of shape (height, width), with an optional axis of 1 or 3 channels first or
     last, and with `grid` (True, or (rows, columns)) a leading axis of images. Values are scaled from [vmin, vmax] to the full
     range. Missing bounds are those of the array, separately for each image of a grid, and around zero with `symmetric`. uint8
-    is not scaled. A constant image is drawn in the middle of the scale. Raises `InputTypeError` for other shapes.
+    is not scaled. A constant image is drawn in the middle of the scale. Raises `InputTypeError` for other shapes,
+    `InputError` for NaN.
     """
     array, shape = np.asarray(obj), _grid_shape(grid)
     if array.dtype == bool:
@@ -147,6 +148,9 @@ def _scaled(
     span = np.asarray(high - low, dtype=float)
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.where(span == 0, 0.5, (array - low) / np.where(span == 0, 1.0, span))
+    if np.isnan(shares).any():
+        count = int(np.isnan(array).sum())
+        raise InputError(f"the array has {count} values that are NaN" if count else "the bounds of the array are not finite")
     return (shares * 255).clip(0, 255).astype(np.uint8)
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 import lrpfx
 from lrpfx import image
+from lrpfx.errors import InputError
 from lrpfx.image import CMAPS, get_cmap, gridify, imgify, imsave, interval_norm_bounds, palette
 
 RANDOM = np.random.default_rng(0)
@@ -151,3 +152,15 @@ def test_saving(format, tmp_path):
     imsave(tmp_path / "big.png", array, writer_params={"compress_level": 0})
     assert (tmp_path / "big.png").stat().st_size > 0
     assert image.imgify is imgify
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("settings", [{}, {"symmetric": True}, {"vmin": 0, "vmax": 1}])
+def test_values_that_are_not_finite(value, settings):
+    array = np.random.default_rng(0).normal(size=(6, 7))
+    array[2, 3] = value
+    if np.isinf(value) and "vmin" in settings:
+        assert np.asarray(imgify(array, **settings))[2, 3] == 255
+        return
+    with pytest.raises(InputError, match="1 values that are NaN" if np.isnan(value) else "not finite"):
+        imgify(array, **settings)

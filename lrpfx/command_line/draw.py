@@ -8,8 +8,8 @@ import typer
 from lrpfx.command_line.models import NONE, model_named
 from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of, numbers_of
 from lrpfx.command_line.terminal import say, stages
+from lrpfx.deploy.files import written
 from lrpfx.errors import InputError, os_errors
-from lrpfx.explanation.explanation import write
 from lrpfx.pipeline import transform
 from lrpfx.reports.drawing import draw as drawing_of
 
@@ -43,5 +43,5 @@ def draw(
         shown.begin("drawing")
         picture = drawing_of(explain_model, depth=depth).pipe(format=output.suffix.lower().removeprefix("."))
         with os_errors(InputError, output, "written"):
-            write(output, picture)
+            written(output, picture)
     say(f"{output}: {len(explain_model.unfused_graph.nodes)} nodes, {explain_model.composite}")

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from PIL import Image
 
-from lrpfx import pictures
 from lrpfx.command_line.image_files import HOPELESS, ImageFile, named, opened, whole_picture
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.options import (
@@ -196,8 +195,7 @@ class _Work:
         explanation.name = image.shown
         overlay, sheet, *compared = self.results.place.pictures_of(image)
         overlay.parent.mkdir(parents=True, exist_ok=True)
-        row = explanation.row()
-        drawn = [(overlay, row[-1][1]), (sheet, pictures.sheet(row, caption=explanation.rules))]
+        drawn = [(overlay, explanation.overlay()), (sheet, explanation.sheet())]
         if compared:
             drawn.append((compared[0], explanation.compare([answer.category.index for answer in explanation.answers])))
         for path, picture in drawn:

@@ -46,7 +46,7 @@ def in_folder(folder: Path) -> list[ImageFile]:
     """The images directly in a folder, in order of their names."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    found = [ImageFile(path, path.name) for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES]
+    found = [ImageFile(path, path.name) for path in sorted(folder.iterdir()) if _is_meant(path, folder)]
     if not found:
         raise _none_in(folder)
     return found
@@ -72,8 +72,14 @@ def named(paths: Iterable[Path], without: Path) -> list[ImageFile]:
     return list(found.values())
 
 
+def _is_meant(path: Path, folder: Path) -> bool:
+    """Whether a path in a folder has the suffix of an image, and is not hidden there."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return not hidden and path.suffix.lower() in SUFFIXES
+
+
 def _files(folder: Path, excluded: Path) -> list[Path]:
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.is_dir())
+    paths = sorted(path for path in folder.rglob("*") if _is_meant(path, folder) and not path.is_dir())
     mine = [path for path in paths if excluded not in path.resolve().parents]
     if not mine:
         raise _none_in(folder)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lrpfx.errors import ArtefactError, InputTypeError, os_errors
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, os_errors
 
 
 def checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> tuple[Path, Path]:
@@ -47,6 +47,19 @@ def whole_file(path: Path, suffix: str) -> Iterator[Path]:
     with temporary_file(path, suffix) as temporary:
         yield temporary
         put_in_place(temporary, path)
+
+
+def written(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write a file, whole or not at all. Its folder is made if need be, "~" is the home folder. Errors: `InputError`."""
+    try:
+        target = as_path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path} cannot be written: {error}") from error
+    with os_errors(InputError, target, "written"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(target, target.suffix) as temporary:
+            temporary.write_bytes(content)
+    return target
 
 
 @contextmanager

@@ -167,8 +167,7 @@ class Explainer:
                 yield _Prepared(photograph, input, None)
             return
         for photograph in photographs(images):
-            geometry = self.preprocess.measured(photograph.image.size).geometry
-            input = self.preprocess(photograph.image)
+            input, geometry = self.preprocess.prepared(photograph.image)
             if geometry is None:  # pictures show what the model saw
                 (seen,) = as_photographs(input[None])
                 photograph = Photograph(seen.image, photograph.name)

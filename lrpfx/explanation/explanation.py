@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx import pictures
-from lrpfx.deploy.files import whole_file
-from lrpfx.errors import InputError, InputTypeError, nearest, os_errors
-from lrpfx.explanation.geometry import Geometry
+from lrpfx.deploy.files import as_path, written
+from lrpfx.errors import InputError, InputTypeError, first_lines, nearest
+from lrpfx.explanation.canvas import Canvas
+from lrpfx.explanation.geometry import Axis, Geometry
 from lrpfx.support.html import element, html_table, image_html
 
 Array = NDArray[Any]
@@ -186,9 +187,10 @@ class Explanation(Explained):
 
     @property
     def relevance(self) -> Array:
-        """Relevance of each pixel of the photograph, (height, width): crop and resize are undone, and the total is kept.
+        """Relevance of each pixel of the photograph, (height, width): crop and resize are undone.
 
-        If the preprocessing cannot be undone, it is that of the model's input.
+        The total is that of `input_relevance`, less `padding_relevance`. If the preprocessing cannot be undone, or is not known
+        to have been undone rightly, it is the relevance of the model's input.
         """
         return self._relevance_of(self.answers[0])
 
@@ -202,19 +204,29 @@ class Explanation(Explained):
         """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
         return self._source("the ledger", "read it before").ledger(self)
 
+    @property
+    def padding_relevance(self) -> float:
+        """Relevance of those pixels of the input that show no part of the photograph, such as padding around it."""
+        return float(self.input_relevance.sum(dtype=np.float64) - self.relevance.sum())
+
     def _relevance_of(self, answer: Answer) -> Array:
-        summed = answer.input_relevance.astype(np.float64).sum(0)
+        summed = _summed(answer)
         return summed if self.geometry is None else self.geometry.undo(summed)
 
     # --- pictures ------------------------------------------------------------------------------------------------------------
 
     def heatmap(self, **settings: Any) -> Image.Image:
-        """The relevance in colours. Settings: those of `lrpfx.pictures.heatmap`."""
-        return pictures.heatmap(self.relevance, **settings)
+        """The relevance in colours, in the size of the photograph. Settings: those of `lrpfx.pictures.heatmap`.
+
+        Scale and smoothing are those of the part of the photograph that the model saw; `sigma` is in pixels of the photograph.
+        """
+        canvas = self._canvas(settings.pop("size", None))
+        return canvas.heatmap(canvas.map(_summed(self.answers[0])), **settings)
 
     def overlay(self, **settings: Any) -> Image.Image:
-        """The relevance over the photograph in grey. Settings: those of `lrpfx.pictures.overlay`."""
-        return pictures.overlay(self.photograph, self.relevance, **settings)
+        """The relevance over the photograph in grey. Settings: those of `lrpfx.pictures.overlay`, as for `heatmap`."""
+        canvas = self._canvas()
+        return canvas.overlay(canvas.map(_summed(self.answers[0])), **settings)
 
     def compare(self, classes: Sequence[int | str] | int = 2, **settings: Any) -> Image.Image:
         """Overlays for several classes side by side, with one scale. `classes`: indices or names, or how many of the top ones.
@@ -224,24 +236,39 @@ class Explanation(Explained):
         if isinstance(classes, (int, np.integer)):
             classes = [one.index for one in self.top(int(classes) if not isinstance(classes, bool) else classes)]
         answers = self._answers_for(listed("compare", classes))
-        maps = [self._relevance_of(answer) for answer in answers]
-        settings = {"scale": pictures.scale_of(maps), **settings}
-        drawn = [pictures.overlay(self.photograph, relevance, **settings) for relevance in maps]
+        canvas = self._canvas(self._size_in_row(1 + len(answers)))
+        maps = [canvas.map(_summed(answer)) for answer in answers]
+        if "scale" not in settings:
+            settings["scale"] = canvas.scale_of(maps, settings)
+        drawn = [canvas.overlay(one, **settings) for one in maps]
         titles = [str(answer.category) for answer in answers]
-        return pictures.sheet([("photograph", self.photograph), *zip(titles, drawn, strict=True)])
+        return pictures.sheet([("photograph", canvas.photograph), *zip(titles, drawn, strict=True)])
 
     def sheet(self, **settings: Any) -> Image.Image:
         """The photograph, the map and the overlay side by side, with titles. Settings: those of `lrpfx.pictures.overlay`."""
         return pictures.sheet(self.row(**settings), caption=self.rules)
 
     def row(self, **settings: Any) -> list[tuple[str, Image.Image]]:
-        """The pictures of `sheet` with their titles."""
+        """The pictures of `sheet` with their titles, in the size in which it shows them."""
         shared = {name: value for name, value in settings.items() if name in ("cmap", "percentile", "scale", "sigma")}
+        canvas = self._canvas(self._size_in_row(3))
+        drawn = canvas.map(_summed(self.answers[0]))
         return [
-            (self.name, self.photograph),
-            (f"relevance for {self.target}", self.heatmap(**shared)),
-            ("over the photograph", self.overlay(**settings)),
+            (self.name, canvas.photograph),
+            (f"relevance for {self.target}", canvas.heatmap(drawn, **shared)),
+            ("over the photograph", canvas.overlay(drawn, **settings)),
         ]
+
+    def _canvas(self, size: tuple[int, int] | None = None) -> Canvas:
+        height, width = self.input_relevance.shape[1:]
+        as_it_is = Geometry(Axis(0.0, 1.0, height, height), Axis(0.0, 1.0, width, width))
+        return Canvas.of(self.photograph, self.geometry or as_it_is, size)
+
+    def _size_in_row(self, columns: int) -> tuple[int, int]:
+        """The size of the photograph in a row of a sheet, or its own if that is smaller."""
+        width, height = self.photograph.size
+        shown = min(height, pictures.height_of_row([width / height] * columns))
+        return max(1, round(width * shown / height)), shown
 
     def layers(self, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
         """Relevance through the network: maps of layers in a row, after that of the input.
@@ -284,13 +311,13 @@ class Explanation(Explained):
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz. Returns the path."""
-        target = Path(path)
+        target = as_path(path)
         if target.suffix == ".npz":
             layers = {f"layers/{name}": value for name, value in self.recorded.items()}
             arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output, **layers}
             content = io.BytesIO()
             np.savez_compressed(content, allow_pickle=False, **arrays)
-            return write(target, content.getvalue())
+            return written(target, content.getvalue())
         return save_picture(self.sheet(), target)
 
     def _repr_html_(self) -> str:
@@ -354,7 +381,7 @@ class Explanations(Several[Explanation]):
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of each photograph into a folder, which is made if need be. Returns the paths."""
-        directory = Path(folder)
+        directory = as_path(folder)
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
 
@@ -397,31 +424,38 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int
 
 
 def unique_names(paths: Sequence[Path]) -> Iterator[str]:
-    """Names of files for the names of photographs, with numbers where several are the same."""
-    seen: dict[str, int] = {}
-    for path in paths:
-        name = "_".join(part for part in path.parts if part not in ("/", "..", ".")).replace(" ", "_") or "image"
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}_{seen[name]}"
+    """Names of files for the names of photographs, each once, also where capitals do not count: with numbers if need be."""
+    names = [
+        "_".join(part for part in path.parts if part not in ("/", "..", ".")).replace(" ", "_") or "image" for path in paths
+    ]
+    taken = {name.casefold() for name in names}
+    seen: set[str] = set()
+    for name in names:
+        own, number = name, 1
+        while own.casefold() in seen or (number > 1 and own.casefold() in taken):
+            number += 1
+            own = f"{name}_{number}"
+        seen.add(own.casefold())
+        yield own
+
+
+def _summed(answer: Answer) -> Array:
+    """The relevance of each pixel of the input, (height, width)."""
+    return np.asarray(answer.input_relevance.astype(np.float64).sum(0))
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:
     """Write a picture, whole or not at all, in the format of the suffix."""
-    formats = Image.registered_extensions()
-    if path.suffix.lower() not in formats or formats[path.suffix.lower()] not in Image.SAVE:
-        raise InputError(f"{path}: a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz")
+    form = Image.registered_extensions().get(path.suffix.lower())
+    remedy = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"
+    if form is None or form not in Image.SAVE:
+        raise InputError(f"{path}: {remedy}")
     content = io.BytesIO()
-    picture.save(content, format=formats[path.suffix.lower()])
-    return write(path, content.getvalue())
-
-
-def write(path: Path, content: bytes) -> Path:
-    """Write a file, whole or not at all. Its folder is made if need be."""
-    with os_errors(InputError, path, "written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, path.suffix) as temporary:
-            temporary.write_bytes(content)
-    return path
+    try:
+        picture.save(content, format=form)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:  # some have one colour only, or need a program
+        raise InputError(f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {remedy}") from error
+    return written(path, content.getvalue())
 
 
 def show(picture: Image.Image) -> None:

@@ -1,11 +1,14 @@
 """Where the pixels of a model's input lie in the photograph that they were made from."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
+_DUST = 1e-6  # pixels: rounding
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,28 @@ class Axis:
         """The positions of the edges of the input's pixels in the photograph. Shape (pixels + 1,)."""
         return np.asarray(self.start + self.step * np.arange(self.pixels + 1), dtype=np.float64)
 
+    def cropped(self, first: int, last: int) -> "Axis":
+        """The axis for a part of the photograph, from pixel `first` to before pixel `last`."""
+        return replace(self, start=self.start - first, length=last - first)
+
+    def resized(self, length: int) -> "Axis":
+        """The axis for the photograph with another length."""
+        factor = length / self.length
+        return Axis(self.start * factor, self.step * factor, self.pixels, length)
+
     def spread(self, values: Array) -> Array:
         """Values of input pixels, along the last axis, divided among the pixels of the photograph by the area they share.
 
-        The total is kept, except for pixels that lie outside of the photograph, such as padding. A pixel that is partly outside
-        is spread over the part inside.
+        The total is kept, except for pixels whose centre is outside of the photograph, such as padding. Others that are partly
+        outside are spread over the part inside.
         """
         edges = self.edges
         if self.step < 0:
             edges, values = edges[::-1], values[..., ::-1]
         low, high = edges[:-1].clip(0, self.length), edges[1:].clip(0, self.length)
-        inside = high - low
-        density = np.divide(values, inside, out=np.zeros_like(values), where=inside > 1e-9)
+        inside, centres = high - low, (edges[:-1] + edges[1:]) / 2
+        shown = (centres >= 0) & (centres <= self.length)
+        density = np.divide(values, inside, out=np.zeros_like(values), where=shown)
         bounds = np.append(low, high[-1])
         totals = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(density * inside, -1)], -1)
         pixels = np.arange(self.length + 1).clip(bounds[0], bounds[-1])
@@ -52,8 +65,19 @@ class Geometry:
     columns: Axis
 
     def undo(self, relevance: Array) -> Array:
-        """Relevance of input pixels (height, width) as relevance of the photograph's pixels, with the same total."""
+        """Relevance of input pixels (height, width) as relevance of the photograph's pixels.
+
+        The total is that of the input's pixels that show the photograph: those that are padding have no place in it.
+        """
         return self.rows.spread(self.columns.spread(relevance).T).T
+
+    def resized(self, width: int, height: int) -> "Geometry":
+        """The geometry for the photograph in another size."""
+        return Geometry(self.rows.resized(height), self.columns.resized(width))
+
+    def cropped(self, left: int, top: int, right: int, bottom: int) -> "Geometry":
+        """The geometry for a part of the photograph."""
+        return Geometry(self.rows.cropped(top, bottom), self.columns.cropped(left, right))
 
     @property
     def box(self) -> tuple[float, float, float, float]:
@@ -62,3 +86,9 @@ class Geometry:
         left, right = columns.clip(0, self.columns.length).tolist()
         top, bottom = rows.clip(0, self.rows.length).tolist()
         return left, top, right, bottom
+
+    @property
+    def pixel_box(self) -> tuple[int, int, int, int]:
+        """`box`, grown to whole pixels."""
+        left, top, right, bottom = self.box
+        return math.floor(left + _DUST), math.floor(top + _DUST), math.ceil(right - _DUST), math.ceil(bottom - _DUST)

@@ -1,7 +1,8 @@
 """Photographs in all forms that users have: files, folders, PIL images, arrays and tensors."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.pictures import photograph_of
+from lrpfx.pictures.maps import COLORS
 from lrpfx.support.tensors import not_dense
 
 
@@ -24,78 +26,147 @@ class Photograph:
 
 
 def is_several(images: Any) -> bool:
-    """Whether `images` stands for several photographs: a list, a folder, or an array or tensor with four axes."""
-    if isinstance(images, (list, tuple)):
-        return True
+    """Whether `images` stands for several photographs: a list or another iterable, a folder, or an array with four axes."""
     if isinstance(images, (str, os.PathLike)):
-        return not _is_address(images) and Path(images).is_dir()
-    return isinstance(images, (np.ndarray, torch.Tensor)) and images.ndim == 4
+        return _is_folder(images)
+    if isinstance(images, Image.Image) or hasattr(images, "read"):
+        return False
+    if isinstance(images, (np.ndarray, torch.Tensor)):
+        return images.ndim == 4 or (images.ndim > 0 and _has_paths(images))
+    return isinstance(images, Iterable) and not isinstance(images, (bytes, Mapping, Set))
 
 
-def count_of(images: Any) -> int:
-    """The number of photographs that `images` stands for; none is opened."""
-    return sum(1 for _ in _items(images))
+def count_of(images: Any) -> int | None:
+    """The number of photographs that `images` stands for; none is opened. None for an iterator, which would be used up."""
+    return None if isinstance(images, Iterator) else sum(1 for _ in _items(images))
 
 
 def photographs(images: Any) -> Iterator[Photograph]:
     """The photographs that `images` stands for, opened one by one.
 
-    `images`: the path of a file, or of a folder whose image files are meant, also those in folders in it; a PIL image, an array
-    or a tensor, as for `lrpfx.pictures.photograph_of`; an array or tensor of several; or a list of all these. Photographs are
-    turned upright as their files say. Errors: `InputError`, `InputTypeError`.
+    `images`: the path of a file, or of a folder whose image files are meant, also those in folders in it, but no hidden ones;
+    a file that is open for reading; a PIL image; an array or a tensor, as for `lrpfx.pictures.photograph_of`; an array or
+    tensor of several, with four axes; or a list or another iterable of all these, such as a generator, an array or a Series of
+    paths. An array with three axes is one photograph. "~" is the home folder. Photographs are turned upright as their files
+    say. Errors: `InputError`, `InputTypeError`.
     """
     for number, (image, name) in enumerate(_items(images)):
         yield Photograph(_opened(image), name or f"image {number + 1}")
 
 
 def _items(images: Any) -> Iterator[tuple[Any, str]]:
-    if isinstance(images, (list, tuple)):
-        if not images:
-            raise InputError("the list of images is empty")
-        for image in images:
-            yield from _items(image)
-    elif isinstance(images, (str, os.PathLike)):
-        if _is_address(images):
-            raise InputError(f"{images} is an address; download the photograph, and give the path of the file")
-        path = Path(images)
-        if path.is_dir():
-            files = image_files(path)
-            if not files:
-                raise InputError(f"there is no image in the folder {path}")
-            yield from ((file, str(file.relative_to(path))) for file in files)
-        else:
-            yield path, path.name
-    elif isinstance(images, (np.ndarray, torch.Tensor)) and images.ndim == 4:
-        if not len(images):
-            raise InputError("the batch of images is empty")
-        yield from ((image, "") for image in images)
-    else:
+    if isinstance(images, (str, os.PathLike)):
+        yield from _files_of(images)
+    elif isinstance(images, Image.Image):
         yield images, ""
+    elif hasattr(images, "read"):
+        name = getattr(images, "name", "")
+        yield images, Path(name).name if isinstance(name, str) else ""
+    elif isinstance(images, (np.ndarray, torch.Tensor)):
+        if images.ndim == 4 and not len(images):
+            raise InputError("the batch of images is empty")
+        if images.ndim == 3 and images.shape[0] == 4 and images.shape[2] not in COLORS:
+            raise InputTypeError(
+                f"an array of shape {tuple(images.shape)} can be four photographs in grey, or one with red, green, blue and "
+                "transparency: pass list(array) for four, or one with its channels last"
+            )
+        several = images.ndim == 4 or (images.ndim > 0 and _has_paths(images))
+        yield from _each(images, "batch") if several else iter([(images, "")])
+    elif isinstance(images, (Mapping, Set)):
+        raise InputTypeError(
+            f"images are in an order, which a {type(images).__name__} does not give them: pass a list"
+            + (", such as list(images.values())" if isinstance(images, Mapping) else "")
+        )
+    elif images is None or isinstance(images, bytes) or not isinstance(images, Iterable):
+        raise InputTypeError(
+            f"images are paths, PIL images, arrays or tensors of uint8, uint16 or floating point, or lists of these, not "
+            f"{'None' if images is None else type(images).__name__}"
+            + ("; for the content of a file, pass io.BytesIO(content)" if isinstance(images, bytes) else "")
+        )
+    else:
+        yield from _each(images, "list" if isinstance(images, (list, tuple)) else type(images).__name__)
+
+
+def _each(images: Any, what: str) -> Iterator[tuple[Any, str]]:
+    found = False
+    for image in images:
+        found = True
+        yield from _items(image)
+    if not found:
+        raise InputError(f"the {what} of images is empty")
+
+
+def _has_paths(array: Any) -> bool:
+    """Whether an array holds paths or other objects instead of numbers."""
+    return isinstance(array, np.ndarray) and array.dtype.kind in "UO"
+
+
+def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
+    """The file at a path, or the image files in a folder, with their names."""
+    if not os.fspath(path):
+        raise InputError("the path of the image is empty; for the current folder, pass '.'")
+    if _is_address(path):
+        raise InputError(f"{path} is an address; download the photograph, and give the path of the file")
+    if not _is_folder(path):
+        yield _expanded(path), _expanded(path).name
+        return
+    folder = _expanded(path)
+    files = image_files(folder)
+    if not files:
+        raise InputError(f"there is no image in the folder {folder}")
+    yield from ((file, str(file.relative_to(folder))) for file in files)
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The files in a folder, and in folders in it, that have the suffix of an image format, in order of their names."""
+    """The files in a folder, and in folders in it, that have the suffix of an image format, in order of their names.
+
+    Hidden files and folders, whose names start with a dot, are left out.
+    """
     known, formats = Image.registered_extensions(), _formats()
     readable = {suffix for suffix, form in known.items() if form in formats}
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in readable and path.is_file())
+
+    def is_meant(path: Path) -> bool:
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        return not hidden and path.suffix.lower() in readable and path.is_file()
+
+    return sorted(filter(is_meant, folder.rglob("*")))
 
 
 def _is_address(path: Any) -> bool:
-    return isinstance(path, str) and path.split("://", 1)[0].lower() in ("http", "https", "ftp", "s3", "gs", "file", "data")
+    start = os.fspath(path)
+    return isinstance(start, str) and re.match("(https?|ftp|s3|gs|file):/|data:", start, re.IGNORECASE) is not None
+
+
+def _is_folder(path: Any) -> bool:
+    try:
+        return bool(os.fspath(path)) and not _is_address(path) and _expanded(path).is_dir()
+    except OSError:  # no name of a file, such as a text that is too long
+        return False
+
+
+def _expanded(path: Any) -> Path:
+    """A path, with "~" as the home folder."""
+    try:
+        return Path(os.fsdecode(path)).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def _opened(image: Any) -> Image.Image:
     """A photograph in RGB."""
-    if isinstance(image, (str, os.PathLike)):
+    if isinstance(image, Path) or hasattr(image, "read"):
+        shown = image if isinstance(image, Path) else getattr(image, "name", None) or f"the {type(image).__name__}"
         try:
             with Image.open(image, formats=_formats()) as file:
                 return _in_rgb(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
-            raise InputError(f"there is no file {image}") from error
+            raise InputError(f"there is no file {shown}") from error
         except UnidentifiedImageError as error:
-            raise InputError(f"{image} is not an image that Pillow can read") from error
+            raise InputError(f"{shown} is not an image that Pillow can read") from error
+        except LrpfxError as error:
+            raise type(error)(f"{shown}: {error}") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InputError(f"{image} cannot be opened: {error}") from error
+            raise InputError(f"{shown} cannot be opened: {error}") from error
     if isinstance(image, torch.Tensor) and (problem := not_dense(image)) is not None:
         raise InputTypeError(f"the image is {problem}")
     return _in_rgb(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)

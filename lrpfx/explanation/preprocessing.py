@@ -1,6 +1,7 @@
 """Preprocessing as it is: a function from a photograph to a model's input, whose geometry and range of values are measured."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -12,22 +13,32 @@ from PIL import Image
 from lrpfx.deploy.preprocessing import applied, preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.explanation.agreement import shows
 from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.pictures.maps import COLORS
 
 #: The share of each axis, in the middle, that its positions are fitted to: filters see less of a photograph at its edges.
 _MIDDLE = 0.8
 #: Ends that are nearer to those of the photograph than this share of its length are the same: a ramp has 256 levels.
 _PRECISION = 400
+#: Ramps for each axis: each is as long as what was seen of the one before, for one has 256 levels.
+_RAMPS = 4
 #: Photographs whose geometry is remembered.
 _REMEMBERED = 64
+#: Calls with the same small picture, which show whether a preprocessing is random.
+_CALLS = 24
+#: By which values may leave the range of black and white, as a share of it: interpolation does.
+_SLACK = 0.1
+
+Range = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Measured:
     """What is known of a preprocessing for photographs of one size.
 
-    `low` and `high`: the values that a black and a white pixel get, by channel. `geometry`: None if the preprocessing does more
-    than to crop, scale and mirror each axis, or does something else each time.
+    `low` and `high`: the lower and the higher of the values that a black and a white pixel get, by channel. `geometry`: None if
+    the preprocessing does more than to crop, scale and mirror each axis, or does something else each time.
     """
 
     low: tuple[float, ...]
@@ -39,7 +50,8 @@ class Preprocessing:
     """A function from a photograph to the input of a model: torchvision's, timm's or Hugging Face's transforms, or your own.
 
     It is called as it is. Its geometry and the range of its values are not read from its settings but measured, with
-    photographs of the same size that are black, white, or brighter from left to right or from top to bottom.
+    photographs of the same size that are black, white, or brighter from left to right or from top to bottom. What was measured
+    is compared with the input for each photograph, since a preprocessing may depend on what it shows.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -52,11 +64,54 @@ class Preprocessing:
             raise InputTypeError(f"preprocess is a function, not the class {function.__name__}; did you mean to call it?")
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
+        self._range: Range | None = None
+        self._is_random: bool | None = None
 
     def __call__(self, photograph: Image.Image) -> torch.Tensor:
-        """The model's input for a photograph, (channels, height, width)."""
+        """The model's input for a photograph, (channels, height, width). The photograph stays as it is."""
+        result = self._applied(photograph)
+        if not torch.isfinite(result).all():
+            raise InputError(
+                f"preprocess returned values that are not finite (NaN or infinite) for a photograph of {photograph.width}×"
+                f"{photograph.height} pixels; does it divide by a deviation or a range that is 0?"
+            )
+        return result
+
+    def prepared(self, photograph: Image.Image) -> tuple[torch.Tensor, Geometry | None]:
+        """The model's input for a photograph, and where its pixels lie in it: None if that is not known."""
+        measured = self.measured(photograph.size)
+        input = self(photograph)
+        values = input.double().cpu().numpy()
+        if self._range is not None and not _within(values, *self._range):
+            self._range = None
+        geometry = measured.geometry
+        known = geometry is not None and not self._random() and shows(photograph, values, geometry)
+        return input, geometry if known else None
+
+    def measured(self, size: tuple[int, int]) -> Measured:
+        """What the preprocessing does to photographs of a size (width, height)."""
+        if size not in self._measured:
+            while len(self._measured) >= _REMEMBERED:
+                del self._measured[next(iter(self._measured))]
+            is_first = not self._measured
+            found = self._measured[size] = self._measure(*size)
+            if is_first:
+                self._range = _as_range(found)
+        return self._measured[size]
+
+    @property
+    def range(self) -> Range | None:
+        """The values between those of a black and a white pixel, by channel.
+
+        None before the first photograph, and if there is no such range: both get the same values, as where each photograph is
+        standardized by itself, or none that are finite, or a photograph got values outside.
+        """
+        return self._range
+
+    def _applied(self, photograph: Image.Image) -> torch.Tensor:
+        """What the function returns for a copy of a photograph, in the form of a model's input."""
         try:
-            result = applied(self.function, photograph)
+            result = applied(self.function, photograph.copy())
         except LrpfxError:
             raise
         except Exception as error:
@@ -64,6 +119,10 @@ class Preprocessing:
                 f"preprocess failed on a photograph of {photograph.width}×{photograph.height} pixels "
                 f"({type(error).__name__}: {first_lines(error)}); it gets a PIL image in RGB"
             ) from error
+        if isinstance(result, Mapping) and "pixel_values" in result:  # of an image processor of transformers
+            result = result["pixel_values"]
+        if isinstance(result, (list, tuple)) and len(result) == 1:
+            result = result[0]
         if isinstance(result, np.ndarray):
             result = torch.from_numpy(np.ascontiguousarray(result))
         if not isinstance(result, torch.Tensor):
@@ -74,67 +133,123 @@ class Preprocessing:
             result = result[0]
         if result.ndim != 3:
             raise InputError(f"preprocess returned a tensor of shape {tuple(result.shape)}, not (channels, height, width)")
+        if result.shape[2] in COLORS and result.shape[0] not in COLORS:
+            raise InputError(
+                f"preprocess returned a tensor of shape {tuple(result.shape)}, with its channels last: models take (channels, "
+                "height, width), so let it end in .permute(2, 0, 1), or .transpose(2, 0, 1) for an array"
+            )
         if not result.is_floating_point():
             raise InputTypeError(f"preprocess returned a tensor of {result.dtype}, not of floating-point numbers")
         return result.detach()
 
-    def measured(self, size: tuple[int, int]) -> Measured:
-        """What the preprocessing does to photographs of a size (width, height)."""
-        if size not in self._measured:
-            while len(self._measured) >= _REMEMBERED:
-                del self._measured[next(iter(self._measured))]
-            self._measured[size] = self._measure(*size)
-        return self._measured[size]
-
-    @property
-    def range(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """The values that a black and a white pixel get, by channel; None before the first photograph."""
-        first = next(iter(self._measured.values()), None)
-        return None if first is None else (first.low, first.high)
-
     def _measure(self, width: int, height: int) -> Measured:
         flat = np.zeros((height, width), dtype=np.uint8)
-        across = np.broadcast_to(np.linspace(0, 255, width).round().astype(np.uint8), (height, width))
-        down = np.broadcast_to(np.linspace(0, 255, height).round().astype(np.uint8)[:, None], (height, width))
-        black, white, columns, rows = (self._seen(pixels) for pixels in (flat, flat + 255, across, down))
-        low, high = black.min((1, 2)), white.max((1, 2))
-        bounds = tuple(np.minimum(low, high).tolist()), tuple(np.maximum(low, high).tolist())
-        shapes = {one.shape for one in (black, white, columns, rows)}
-        if len(shapes) > 1 or not np.array_equal(columns, self._seen(across)):
+        black, white = self._seen(flat), self._seen(flat + 255)
+        if black.shape != white.shape:
+            return Measured((), (), None)
+        low, high = np.minimum(black, white).min((1, 2)), np.maximum(black, white).max((1, 2))
+        bounds = tuple(low.tolist()), tuple(high.tolist())
+        with np.errstate(invalid="ignore"):  # not all values need be finite
+            span = (white - black)[0]
+        strong = _strong(np.abs(span))
+        if not strong.any():  # each photograph is standardized by itself
             return Measured(*bounds, None)
-        seen = (white - black)[0] != 0  # the rest is padding
-        if not seen.any():
-            return Measured(*bounds, None)
-        span = np.where(seen, (white - black)[0], 1.0)
-        axes = [
-            _axis(
-                ((found - black)[0] / span).T if vertical else (found - black)[0] / span, seen.T if vertical else seen, length
-            )
-            for found, length, vertical in ((rows, height, True), (columns, width, False))
-        ]
-        return Measured(*bounds, None if axes[0] is None or axes[1] is None else Geometry(axes[0], axes[1]))
+
+        def brightness(pixels: Any) -> Any:
+            """How bright a photograph is seen, from 0 to 1, (height, width); NaN is padding. None for another shape."""
+            found = self._seen(pixels)
+            if found.shape != black.shape:
+                return None
+            return np.where(strong, (found - black)[0] / np.where(strong, span, 1.0), np.nan)
+
+        columns = _axis(lambda ramp: brightness(np.broadcast_to(ramp, (height, width))), width)
+        down = _axis(lambda ramp: _turned(brightness(np.broadcast_to(ramp[:, None], (height, width)))), height)
+        return Measured(*bounds, None if columns is None or down is None else Geometry(down, columns))
 
     def _seen(self, pixels: Any) -> Any:
         """The input for a photograph in grey, as an array."""
-        return self(Image.fromarray(pixels).convert("RGB")).double().cpu().numpy()
+        return self._applied(Image.fromarray(pixels).convert("RGB")).double().cpu().numpy()
+
+    def _random(self) -> bool:
+        """Whether the function returns different inputs for the same picture."""
+        if self._is_random is None:
+            noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+            picture = Image.fromarray(noise).resize((96, 72), Image.Resampling.BICUBIC)
+            try:
+                first = self._applied(picture)
+                others = (self._applied(picture) for _ in range(_CALLS - 1))
+                self._is_random = not all(torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others)
+            except InputError:  # it may need larger photographs
+                self._is_random = False
+        return self._is_random
 
 
-def _axis(brightness: Any, seen: Any, length: int) -> Axis | None:
-    """The axis along which a ramp from 0 to 1 is seen as `brightness`, (across, along). None if it is no scaled ramp."""
-    lines, pixels = seen.any(1), np.flatnonzero(seen.any(0))
-    if not seen[np.ix_(lines, pixels)].all() or len(pixels) < 4 or length < 4:
+def _strong(span: Any) -> Any:
+    """Which pixels show the photograph, by what lies between black and white there: not padding, nor lines that are mostly."""
+    largest = span.max()
+    rows, columns = span.max(1) > 0.5 * largest, span.max(0) > 0.5 * largest
+    return rows[:, None] & columns & (span > 0.2 * largest)
+
+
+def _turned(brightness: Any) -> Any:
+    return None if brightness is None else brightness.T
+
+
+def _as_range(measured: Measured) -> Range | None:
+    """The range of values, if black and white differ in each channel."""
+    low, high = np.array(measured.low), np.array(measured.high)
+    fits = low.size and np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()
+    return (measured.low, measured.high) if fits else None
+
+
+def _within(values: Any, low: tuple[float, ...], high: tuple[float, ...]) -> bool:
+    """Whether values (channels, height, width) lie in a range, but for what interpolation adds."""
+    if len(values) != len(low):
+        return False
+    bottom, top = np.reshape(low, (-1, 1, 1)), np.reshape(high, (-1, 1, 1))
+    slack = _SLACK * (top - bottom)
+    return bool((values >= bottom - slack).all() and (values <= top + slack).all())
+
+
+def _axis(seen: Callable[[Any], Any], length: int) -> Axis | None:
+    """The axis along which a ramp, (length,) of bytes, is seen with some brightness, (across, along). None if it is no ramp."""
+    if length < 4:
         return None
-    positions = brightness[lines] * (length - 1)
+    first, last = 0, length - 1
+    for turn in range(_RAMPS):
+        ramp = (np.arange(length) - first) / (last - first)
+        brightness = seen((255 * ramp.clip(0, 1)).round().astype(np.uint8))
+        if brightness is None or not (turn or np.array_equal(brightness, seen((255 * ramp).round().astype(np.uint8)), True)):
+            return None
+        positions = first + brightness * (last - first)
+        level = (last - first) / 255
+        if np.isnan(positions).all():
+            return None
+        low, high = math.floor(np.nanmin(positions) - level - 1), math.ceil(np.nanmax(positions) + level + 1)
+        low, high = max(low, 0), min(high, length - 1)
+        if turn == _RAMPS - 1 or high - low > (last - first) / 2 or high - low < 4:
+            return _fitted(positions, last - first + 1, length)
+        first, last = low, high
+    return None
+
+
+def _fitted(positions: Any, extent: int, length: int) -> Axis | None:
+    """The axis on which pixels, (across, along), have these positions, measured by a ramp of an extent."""
+    seen = ~np.isnan(positions)
+    lines, pixels = seen.any(1), np.flatnonzero(seen.any(0))
+    if not seen[np.ix_(lines, pixels)].all() or len(pixels) < 4:
+        return None
+    positions = positions[lines]
     margin = int(len(pixels) * (1 - _MIDDLE) / 2)
     middle = pixels[margin : len(pixels) - margin]
     step, first = np.polyfit(middle, positions[:, middle].mean(0), 1)
     if step == 0:
         return None
     off = np.abs(positions[:, middle] - (first + step * middle)).max()
-    allowed = length / 255 + abs(step)  # the ramp has 256 levels; a pixel of the input has the size of a step
+    allowed = extent / 255 + abs(step)  # the ramp has 256 levels; a pixel of the input has the size of a step
     if off > allowed or abs(step) * len(pixels) > length + 2 * allowed:
         return None
-    count = brightness.shape[1]
+    count = positions.shape[1]
     axis = Axis(first + 0.5 - step / 2, step, count, length)
     ends = np.sort(axis.edges[[0, -1]])
     if np.abs(ends - (0, length)).max() < length / _PRECISION:
@@ -153,4 +268,13 @@ def preprocessing_of(model: Any) -> Preprocessing | None:
         data: Any = import_module("timm.data")
     except ImportError:
         return None
+    if _channels(model) not in (None, 3):  # timm states a preprocessing for colours only
+        return None
     return Preprocessing(data.create_transform(**data.resolve_data_config(model=model), is_training=False))
+
+
+def _channels(model: Any) -> int | None:
+    """The channels of the images that a model of timm takes, if its first layer is known."""
+    name = model.pretrained_cfg.get("first_conv")
+    layers = dict(model.named_modules())
+    return getattr(layers.get(name), "in_channels", None) if isinstance(name, str) else None

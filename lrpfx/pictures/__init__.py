@@ -4,6 +4,17 @@ from lrpfx.pictures.colors import colors_of
 from lrpfx.pictures.heatmaps import heatmap, overlay
 from lrpfx.pictures.maps import relevance_map, scale_of, smoothed
 from lrpfx.pictures.photographs import photograph_of
-from lrpfx.pictures.sheets import sheet, strip
+from lrpfx.pictures.sheets import height_of_row, sheet, strip
 
-__all__ = ["colors_of", "heatmap", "overlay", "photograph_of", "relevance_map", "scale_of", "sheet", "smoothed", "strip"]
+__all__ = [
+    "colors_of",
+    "heatmap",
+    "height_of_row",
+    "overlay",
+    "photograph_of",
+    "relevance_map",
+    "scale_of",
+    "sheet",
+    "smoothed",
+    "strip",
+]

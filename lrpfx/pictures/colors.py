@@ -72,7 +72,7 @@ class Colors:
 
     def __call__(self, shares: Floats) -> Floats:
         """Colours of shares in [-1, 1], which are clipped: an axis of red, green, blue is appended."""
-        result: Floats = self.table[self._places(shares)]
+        result: Floats = self.table[self.places(shares)]
         return result
 
     @property
@@ -81,8 +81,8 @@ class Colors:
         color: Floats = self.table[_STEPS // 2 if self.signed else 0]
         return color
 
-    def pigments(self, shares: Floats) -> tuple[Floats, Floats]:
-        """Colours and opacities that over the colour of zero give the colours of the map.
+    def pigments(self) -> tuple[Floats, Floats]:
+        """Colours and opacities, in the order of `table`, that over the colour of zero give the colours of the map.
 
         Opacities are as small as they can be, so pigments are as full of colour as the map allows; no relevance is transparent.
         """
@@ -90,11 +90,10 @@ class Colors:
         room = np.where(self.table > zero, 1 - zero, zero)  # how far a channel can go in its direction
         opacities = (np.abs(self.table - zero) / np.where(room > 0, room, 1.0)).max(axis=-1)
         pigments = zero + (self.table - zero) / np.where(opacities > 0, opacities, 1.0)[..., None]
-        places = self._places(shares)
-        return pigments.clip(0, 1)[places], opacities[places]
+        return pigments.clip(0, 1), opacities
 
-    def _places(self, shares: Floats) -> NDArray[np.intp]:
-        """The rows of the table."""
+    def places(self, shares: NDArray[np.floating[Any]]) -> NDArray[np.intp]:
+        """The rows of `table` for shares in [-1, 1], which are clipped."""
         parts = (shares.clip(-1, 1) + 1) / 2 if self.signed else np.abs(shares).clip(0, 1)
         return np.rint(parts * _STEPS).astype(np.intp)
 

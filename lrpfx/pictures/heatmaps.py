@@ -1,9 +1,10 @@
 """Heatmaps, and relevance over photographs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.errors import InputError, InputTypeError
@@ -19,10 +20,12 @@ from lrpfx.pictures.maps import (
     scale_of_smoothed,
     smoothed,
 )
-from lrpfx.pictures.photographs import grey_of, photograph_of
+from lrpfx.pictures.photographs import grey_of, pixels_of
 
 ENCLOSED = (0.5, 0.8)
 """The shares of relevance around which `overlay(..., contours=True)` draws lines."""
+_AT_ONCE = 1 << 19  # pixels that are drawn together
+_FAR = 1e6  # shares that are larger than the scale by so much are as large
 _FINEST = 1000  # pixels of the longer side of a map in which lines are found
 
 
@@ -44,7 +47,12 @@ def heatmap(
     """
     colors = colors_of(cmap)
     values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
-    return _image(colors(_shares(values if size is None else resized(values, _size(size)), scale)))
+    width, height = values.shape[::-1] if size is None else _size(size)
+    table = (colors.table * 255).round().astype(np.uint8)
+    picture = np.empty((height, width, 3), dtype=np.uint8)
+    for lines, shares in _lines_of(_shares(values, scale), width, height):
+        picture[lines] = table[colors.places(shares)]
+    return Image.fromarray(picture)
 
 
 def overlay(
@@ -75,7 +83,7 @@ def overlay(
     colors = colors_of(cmap)
     enclosed = _enclosed(contours)
     opacity = checked_number(opacity, "opacity is a number from 0 to 1", lambda value: 0 <= value <= 1)
-    behind = photograph_of(photograph)
+    behind = pixels_of(photograph)
     values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
     height, width = behind.shape[:2]
     if not stretch and not _same_form(values.shape, (height, width)):
@@ -83,10 +91,16 @@ def overlay(
             f"the photograph has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
             "the photograph that the model was given, or stretch=True if all of it was squeezed to that shape"
         )
-    values = resized(values, (width, height))
-    pigments, opacities = colors.pigments(_shares(values, scale))
-    opacities = (opacity * opacities)[..., None]
-    picture = _image((grey_of(behind) if grey else behind) * (1 - opacities) + pigments * opacities)
+    pigments, opacities = colors.pigments()
+    opacities = opacity * opacities[:, None]
+    ink, rest = (255 * pigments * opacities).astype(np.float32), (1 - opacities).astype(np.float32)
+    full = 1.0 if behind.dtype == np.uint8 else 255.0
+    drawn = np.empty((height, width, 3), dtype=np.uint8)
+    for lines, shares in _lines_of(_shares(values, scale), width, height):
+        light = behind[lines].astype(np.float32) * np.float32(full)
+        places = colors.places(shares)
+        drawn[lines] = ((grey_of(light) if grey else light) * rest[places] + ink[places]).round()
+    picture = Image.fromarray(drawn)
     if not enclosed:
         return picture
     share = min(1.0, _FINEST / max(width, height))  # on larger pictures, lines are as smooth and take long
@@ -98,14 +112,30 @@ def _map_and_scale(
     relevance: Any, percentile: float, scale: float | None, sigma: float | None, channels: Channels
 ) -> tuple[Floats, float]:
     """The smoothed map, and the magnitude that is drawn in full colour."""
-    values = smoothed(relevance_map(relevance, channels), sigma)
+    before = relevance_map(relevance, channels)
+    values = smoothed(before, sigma)
     if scale is None:
-        return values, scale_of_smoothed([values], percentile)
+        return values, scale_of_smoothed([before], [values], percentile)
     meaning = "scale is a positive number, or None for a percentile of the map"
     scale = checked_number(scale, meaning, lambda value: 0 <= value < np.inf)
     if scale == 0 and values.any():
         raise InputError("scale is 0, but the map has relevance")
     return values, scale
+
+
+def _lines_of(shares: Floats, width: int, height: int) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """A map in another size, some lines at a time: all would take much memory for large photographs."""
+    if height < shares.shape[0] or width < shares.shape[1]:
+        enlarged: NDArray[Any] = resized(shares, (width, height))
+    elif (height, width) == shares.shape:
+        enlarged = shares
+    else:  # as `resized`, and many times as fast
+        picture = Image.fromarray(shares.clip(-_FAR, _FAR).astype(np.float32))
+        enlarged = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+    count = max(1, _AT_ONCE // width)
+    for first in range(0, height, count):
+        lines = slice(first, first + count)
+        yield lines, enlarged[lines]
 
 
 def _shares(values: Floats, scale: float) -> Floats:
@@ -125,6 +155,8 @@ def _same_form(map_shape: tuple[int, ...], photograph_shape: tuple[int, int]) ->
 def _enclosed(contours: Any) -> tuple[float, ...]:
     if isinstance(contours, bool):
         return ENCLOSED if contours else ()
+    if isinstance(contours, np.ndarray) and contours.ndim == 1:
+        contours = contours.tolist()
     if not isinstance(contours, Sequence) or isinstance(contours, str):
         raise InputTypeError(f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}")
     if not all(isinstance(share, (float, np.floating)) and 0 < share < 1 for share in contours):
@@ -137,7 +169,3 @@ def _size(size: Any) -> tuple[int, int]:
         raise InputError(f"size is (width, height) in pixels, not {size!r}")
     width, height = (checked_whole(side, "size is (width, height) in pixels", 1) for side in size)
     return width, height
-
-
-def _image(colors: Floats) -> Image.Image:
-    return Image.fromarray((colors * 255).round().astype(np.uint8))

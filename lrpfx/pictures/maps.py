@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 Channels = Literal["first", "last"] | None
 
 COLORS = (1, 3, 4)  # channels that a picture has
-PIXELS_PER_SIGMA = 56  # 4 pixels at 224: what strided layers leave is gone, and eyes are still two
+PIXELS_PER_SIGMA = 112  # 2 pixels at 224: what strided layers leave is gone, and eyes and letters are still seen
 _DUST = 1e-14  # of the largest magnitude: rounding of the Fourier transform
 
 
@@ -54,23 +54,29 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
     several = list(maps.values()) if isinstance(maps, Mapping) else maps
     if not (isinstance(several, (list, tuple)) and several and all(array_of(one, "relevance").ndim >= 2 for one in several)):
         several = [several]
-    return scale_of_smoothed([smoothed(relevance_map(one, channels), sigma) for one in several], percentile)
+        shape = array_of(maps, "relevance").shape
+        if channels is None and len(shape) == 3 and shape[0] in COLORS[1:]:
+            raise InputTypeError(
+                f"an array of shape {shape} can be {shape[0]} maps or one with {shape[0]} channels: pass list(maps) for their "
+                "common scale, or channels='first' for one"
+            )
+    found = [relevance_map(one, channels) for one in several]
+    return scale_of_smoothed(found, [smoothed(one, sigma) for one in found], percentile)
 
 
-def scale_of_smoothed(maps: Sequence[Floats], percentile: float) -> float:
-    """The scale of maps that are smoothed already."""
+def scale_of_smoothed(maps: Sequence[Floats], smooth: Sequence[Floats], percentile: float) -> float:
+    """The scale of maps that are smoothed already. `maps`: as they were."""
     percentile = checked_number(percentile, "percentile is a number above 0, and 100 at most", lambda value: 0 < value <= 100)
-    magnitudes = np.abs(np.concatenate([one.ravel() for one in maps]))
-    scale = float(np.percentile(magnitudes, percentile))
-    if scale == 0 and magnitudes.any():
-        scale = float(np.percentile(magnitudes[magnitudes > 0], percentile))
-    return scale
+    magnitudes, before = (np.abs(np.concatenate([one.ravel() for one in some])) for some in (smooth, maps))
+    if np.percentile(before, percentile) == 0 and before.any():  # so few are not seen by the tails of the Gaussian
+        magnitudes = magnitudes[before > 0]
+    return float(np.percentile(magnitudes, percentile))
 
 
 def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
     """A map of relevance, blurred with a Gaussian of `sigma` pixels, so that strided layers leave no checkerboard.
 
-    By default, sigma is the shorter side / 56, which is 4 pixels at 224; 0 changes nothing. What would fall outside is
+    By default, sigma is the shorter side / 112, which is 2 pixels at 224; 0 changes nothing. What would fall outside is
     reflected at the border, so the total stays the same to rounding, a constant map stays constant, and a map without negative
     relevance gets none.
     """

@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import COLORS, Channels, Floats, array_of, channel_axis, floats_of
 
 _LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as Pillow's mode L
+_TWELVE_BITS = 4095
 _SLACK = 1e-3  # by which interpolation may leave [0, 1]
 
 
@@ -16,35 +18,68 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     """Red, green and blue in [0, 1], shape (height, width, 3).
 
     `photograph`: a Pillow image of any mode; or an array or tensor of shape (height, width), (channels, height, width) or
-    (height, width, channels) with 1, 3 or 4 channels, or a batch of one: uint8, uint16, or floating point in [0, 1]. What is
-    transparent is white. The orientation that a camera noted is not applied, since models do not read it either.
+    (height, width, channels) with 1, 3 or 4 channels, or a batch of one: uint8, uint16, floating point in [0, 1], or other
+    integers up to 255. What is transparent is white. The orientation that a camera noted is not applied, since models do not
+    read it either.
 
-    Errors: `InputTypeError` for other forms, `InputError` for floating-point numbers outside [0, 1].
+    Errors: `InputTypeError` for other forms; `InputError` for floating-point numbers outside [0, 1], and for 16 bits of which
+    12 at most are used, which would be nearly black.
     """
     if isinstance(photograph, Image.Image):
         return _of_image(photograph)
     if isinstance(photograph, (str, bytes)) or hasattr(photograph, "__fspath__"):
         raise InputTypeError(f"a photograph is an image or an array: open the file, PIL.Image.open({str(photograph)!r})")
     array = array_of(photograph, "a photograph")
-    if array.dtype in (np.uint8, np.uint16):
-        return _of_array(array / float(np.iinfo(array.dtype).max), channels)
+    if array.dtype == np.uint8:
+        return _of_array(array / 255.0, channels)
+    if array.dtype == np.uint16:
+        return _of_array(_of_16_bits(array), channels)
+    if np.issubdtype(array.dtype, np.integer) and array.size and array.min() >= 0 and 1 < array.max() <= 255:
+        return _of_array(array / 255.0, channels)  # arithmetic on bytes made wider integers of them
     if not np.issubdtype(array.dtype, np.floating):
-        raise InputTypeError(f"a photograph is an image, or an array of uint8, uint16 or floating point, not of {array.dtype}")
+        raise InputTypeError(
+            "a photograph is an image, or an array of uint8, uint16 or floating point, or of other integers up to 255, not of "
+            f"{array.dtype}"
+        )
     return _of_array(floats_of(array, "the photograph"), channels)
 
 
-def grey_of(photograph: Floats) -> Floats:
+def pixels_of(photograph: Any) -> NDArray[Any]:
+    """As `photograph_of`, but bytes stay bytes in [0, 255]: large photographs take an eighth of the memory."""
+    if isinstance(photograph, Image.Image) and not _is_deep(photograph):
+        return np.asarray(on_white(photograph))
+    return photograph_of(photograph)
+
+
+def grey_of(photograph: NDArray[Any]) -> NDArray[Any]:
     """The photograph without colours, with three equal channels."""
-    return np.repeat((photograph @ _LUMINANCE)[..., None], 3, axis=-1)
+    return np.repeat((photograph @ _LUMINANCE.astype(photograph.dtype))[..., None], 3, axis=-1)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether an image has more than 8 bits for each value."""
+    return image.mode.startswith("I") or image.mode == "F"
 
 
 def _of_image(image: Image.Image) -> Floats:
-    if image.mode.startswith("I") or image.mode == "F":
+    if _is_deep(image):
         values = np.asarray(image).astype(np.float64)
         if image.mode != "F":
-            values = values / 65535  # Pillow opens files of 16 bits as I;16, or as I
+            values = _of_16_bits(values)  # Pillow opens files of 16 bits as I;16, or as I
         return _of_array(values, None)
     return np.asarray(on_white(image)) / 255.0
+
+
+def _of_16_bits(values: NDArray[Any]) -> Floats:
+    """Numbers of 16 bits as shares of the largest. `InputError` if they seem to have fewer bits."""
+    largest = int(values.max(initial=0))
+    if 0 < largest <= _TWELVE_BITS:
+        raise InputError(
+            f"the photograph has 16 bits for each value, but none above {largest}, so it would be nearly black: scale it to "
+            f"[0, 1] in floating point by the range that is meant, such as array / {255.0 if largest <= 255 else 4095.0}"
+        )
+    result: Floats = values / 65535.0
+    return result
 
 
 def on_white(image: Image.Image) -> Image.Image:

@@ -16,6 +16,7 @@ from lrpfx.pictures.photographs import on_white
 
 Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]
 
+WIDTH = 1200  # pixels of a sheet
 _SMALL = 64  # pixels: a picture with fewer is enlarged without blending its pixels
 _LINES = 3  # of a title; what does not fit is cut
 _PLAIN = str.maketrans({"×": "x", "–": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "ß": "ss", "ø": "o", "æ": "ae"})
@@ -27,7 +28,7 @@ def sheet(
     *,
     title: str | None = None,
     caption: str | None = None,
-    width: int = 1200,
+    width: int = WIDTH,
     scale: float | None = None,
     cmap: Any = DEFAULT,
     font: str | None = None,
@@ -41,11 +42,11 @@ def sheet(
     """
     width = checked_whole(width, "width is a number of pixels", 100)
     rows = _rows(pictures)
-    gap, size = max(6, width // 80), max(11, width // 64)
+    gap, size = _gap(width), max(11, width // 64)
     text = _Text(size, font)
     columns = max(map(len, rows))
     aspects = [max(one.width / one.height for row in rows for _, one in row[place : place + 1]) for place in range(columns)]
-    height = min(max(1, int((width - gap * (columns + 1)) / sum(aspects))), 2 * width)
+    height = height_of_row(aspects, width)
     widths = [max(1, round(height * aspect)) for aspect in aspects]
     lefts = [gap + place * gap + sum(widths[:place]) for place in range(columns)]
 
@@ -75,6 +76,15 @@ def sheet(
     return result
 
 
+def height_of_row(aspects: Sequence[float], width: int = WIDTH) -> int:
+    """The height of pictures in a row of a sheet, for the ratio of width to height of each."""
+    return min(max(1, int((width - _gap(width) * (len(aspects) + 1)) / sum(aspects))), 2 * width)
+
+
+def _gap(width: int) -> int:
+    return max(6, width // 80)
+
+
 def strip(
     layers: Mapping[str, Any],
     *,
@@ -84,7 +94,7 @@ def strip(
     scale: float | None = None,
     title: str | None = None,
     caption: str | None = None,
-    width: int = 1200,
+    width: int = WIDTH,
     font: str | None = None,
 ) -> Image.Image:
     """Relevance through the layers of a network: maps of any resolution, each pixel a square, with names and resolutions.

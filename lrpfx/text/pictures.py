@@ -1,6 +1,7 @@
 """The forms of a text heatmap: terminal, HTML and PNG. Whatever stands in a token is shown as text and never interpreted."""
 
 import html
+import io
 import os
 import shutil
 import unicodedata
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lrpfx.cmap import ColorMap
+from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError
 from lrpfx.image import get_cmap
 from lrpfx.text.scores import Scores
@@ -77,7 +79,7 @@ class TextHeatmap:
 
     def save(self, path: str | Path) -> Path:
         """Write the heatmap to a file, by its suffix: .html (a whole page), .png or .txt. Returns the path."""
-        return _saved(self, Path(path))
+        return _saved(self, as_path(path))
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -260,13 +262,15 @@ def _image(heatmap: TextHeatmap, size: int, width: int, font: str | None) -> Ima
 def _saved(heatmap: TextHeatmap, path: Path) -> Path:
     suffix = path.suffix.lower()
     if suffix == ".html":
-        path.write_text(_page(heatmap), encoding="utf-8")
+        content = _page(heatmap).encode()
     elif suffix == ".txt":
-        path.write_text(_terminal(heatmap, False, 100) + "\n", encoding="utf-8")
+        content = f"{_terminal(heatmap, False, 100)}\n".encode()
     elif suffix == ".png":
-        _image(heatmap, 18, 900, None).save(path)
+        picture = io.BytesIO()
+        _image(heatmap, 18, 900, None).save(picture, format="png")
+        content = picture.getvalue()
     else:
         raise InputError(
             f"a text heatmap is written as .html, .png or .txt, not as {path.suffix or 'a file without a suffix'!r}"
         )
-    return path
+    return written(path, content)

@@ -32,6 +32,9 @@ def test_pictures_and_a_table(folder):
     (folder / "categories.txt").write_text("ant\nbee\ncat\ndog\neel\n")
     (folder / "images" / "deeper").mkdir()
     shutil.copy("images/0.png", "images/deeper/0.png")
+    (folder / "images" / ".checkpoints").mkdir()
+    shutil.copy("images/0.png", "images/.checkpoints/0.png")
+    (folder / "images" / "._1.png").write_bytes(b"not an image, but what a system notes about one")
     status, printed = explained("images", "--raw", *SIZE, "--categories", "categories.txt", "--top", "2")
     assert status == 0 and "4 of 4 explained: out/" in printed and "rules: GammaByDepth(" in printed
     pictures = {str(path.relative_to("out")) for path in Path("out").rglob("*.png")}

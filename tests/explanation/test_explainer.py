@@ -1,5 +1,6 @@
 """A model and photographs in, explanations out: the relevance is that of `attribute`, on the photograph's own pixels."""
 
+import io
 import pickle
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.explanation.explanation import Explanation, Explanations, Scores
+from lrpfx.explanation.explanation import Explanation, Explanations, Scores, unique_names
 
 from torchvision import transforms  # isort: skip
 
@@ -203,6 +204,30 @@ def test_preprocessing_that_cannot_be_undone(model, photographs):
     assert explanation.geometry is None and explanation.photograph.size == (28, 28) and explanation.sheet().width > 500
 
 
+def test_relevance_on_padding(model, photographs):
+    padded = transforms.Compose([transforms.Resize((20, 28)), transforms.Pad((0, 4)), transforms.ToTensor()])
+    explanation = lrpfx.explain(model, photographs[0], preprocess=padded)
+    expected = explanation.input_relevance[:, [*range(4), *range(24, 28)]].sum(dtype=np.float64)
+    assert explanation.geometry.box == (0, 0, 60, 40) and explanation.padding_relevance == pytest.approx(expected, rel=1e-6)
+    assert explanation.relevance.sum() + expected == pytest.approx(explanation.balance.inputs, rel=1e-6)
+    whole = lrpfx.explain(model, photographs[0], preprocess=PREPROCESS)
+    assert whole.padding_relevance == pytest.approx(0, abs=1e-9)
+
+
+def test_random_preprocessing_shows_what_the_model_saw(model, photographs):
+    flipped = transforms.Compose([transforms.RandomHorizontalFlip(0.5), PREPROCESS])
+    explanation = lrpfx.explain(model, photographs[0], preprocess=flipped)
+    assert explanation.geometry is None and explanation.photograph.size == (28, 28)
+
+
+def test_each_photograph_standardized_by_itself(model, photographs):
+    def standardized(image):
+        values = PREPROCESS(image)
+        return (values - values.mean()) / values.std()
+
+    assert lrpfx.explain(model, photographs[0], preprocess=standardized).rules == "GammaByDepth()"
+
+
 def test_half_precision(model, photographs):
     exact = lrpfx.explain(model, photographs[0], 1, preprocess=PREPROCESS, composite=EpsilonPlus())
     half = lrpfx.explain(Net().eval().bfloat16(), photographs[0], 1, preprocess=PREPROCESS, composite=EpsilonPlus())
@@ -250,6 +275,44 @@ def test_pictures_and_files(explanation, tmp_path):
         explanation.save(tmp_path / "file" / "a.png")
     assert "data:image/jpeg;base64," in explanation._repr_html_() and "fish" in explanation._repr_html_()
     assert not list(Path(tmp_path).glob(".lrpfx*"))
+
+
+@pytest.mark.parametrize("suffix", [".xbm", ".h5", ".grib", ".bufr", ".wmf", ".msp", ".mpg"])
+def test_formats_that_pillow_cannot_write(explanation, tmp_path, suffix):
+    with pytest.raises(InputError, match="a picture is saved as"):
+        explanation.save(tmp_path / f"a{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_paths_of_pictures(explanation, tmp_path, monkeypatch):
+    for path in (None, 3, io.BytesIO()):
+        with pytest.raises(InputTypeError, match="a path is a str or a Path"):
+            explanation.save(path)
+    with pytest.raises(lrpfx.LrpfxError, match="not the name of a file"):
+        explanation.save(f"{tmp_path}/a\0b.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert explanation.save("~/a.png") == tmp_path / "a.png" and (tmp_path / "a.png").is_file()
+    assert Explanations([explanation]).save("~/sheets") == [tmp_path / "sheets" / "image_1.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a.jpg", "a.png", "a_2.png"], ["a", "a_3", "a_2"]),
+        (["a_2.png", "a.jpg", "a.png", "a.gif"], ["a_2", "a", "a_3", "a_4"]),
+        (["a.png", "A.png", "sub/a.png", "sub_a.png"], ["a", "A_2", "sub_a", "sub_a_2"]),
+        (["a", "a_2", "a", "a_2", "a_2_2"], ["a", "a_2", "a_3", "a_2_3", "a_2_2"]),
+    ],
+)
+def test_names_of_files_are_unique(names, expected):
+    assert list(unique_names([Path(name).with_suffix("") for name in names])) == expected
+
+
+def test_a_generator_of_photographs(explainer, photographs, capsys):
+    found = explainer((one for one in photographs), [1, 2, 3])
+    assert isinstance(found, Explanations) and [one.target.index for one in found] == [1, 2, 3]
+    shown = lrpfx.Explainer(explainer.model, preprocess=PREPROCESS, progress=True)
+    assert len(shown(one for one in photographs)) == 3 and "explaining" in capsys.readouterr().err
 
 
 def test_the_model_is_unchanged(model, explainer, photographs):

@@ -11,10 +11,12 @@ def naive(axis, values):
     found = np.zeros(axis.length)
     for number, value in enumerate(values):
         low, high = sorted(axis.edges[number : number + 2])
+        if not 0 <= (low + high) / 2 <= axis.length:
+            continue  # padding
         inside = min(high, axis.length) - max(low, 0)
         for pixel in range(axis.length):
             overlap = min(high, pixel + 1) - max(low, pixel)
-            if overlap > 0 and inside > 0:
+            if overlap > 0:
                 found[pixel] += value * overlap / inside
     return found
 
@@ -27,16 +29,29 @@ def naive(axis, values):
         Axis(2.0, 1.0, 5, 9),
         Axis(17.0, -1.7, 9, 20),  # mirrored
         Axis(-3.0, 1.5, 10, 9),  # padding on both sides
-        Axis(-0.4, 1.3, 7, 8),  # a pixel is partly outside
+        Axis(-0.4, 1.3, 7, 8),  # pixels are partly outside: one by less than a half, one by more
+        Axis(-3.001, 1.5, 9, 9),  # padding, measured with an error
     ],
 )
 def test_spread(axis):
     values = np.random.default_rng(0).normal(size=(3, axis.pixels))
     found = axis.spread(values)
     np.testing.assert_allclose(found, [naive(axis, row) for row in values], atol=1e-13)
-    edges = np.sort(np.stack([axis.edges[:-1], axis.edges[1:]]), 0)
-    inside = (edges[1] > 0) & (edges[0] < axis.length)
+    centres = (axis.edges[:-1] + axis.edges[1:]) / 2
+    inside = (centres > 0) & (centres < axis.length)
     np.testing.assert_allclose(found.sum(1), values[:, inside].sum(1), atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(20, 15), (80, 30)])
+def test_other_sizes_and_parts(size):
+    geometry = Geometry(Axis(4.0, 2.0, 3, 12), Axis(9.0, -3.0, 2, 10))
+    relevance = np.random.default_rng(0).normal(size=(3, 2))
+    resized = geometry.resized(*size)
+    assert resized.undo(relevance).shape == size[::-1] and resized.undo(relevance).sum() == pytest.approx(relevance.sum())
+    np.testing.assert_allclose(np.array(resized.box) / (2 * size), np.array(geometry.box) / (10, 12, 10, 12))
+    left, top, right, bottom = resized.pixel_box
+    part = resized.cropped(left, top, right, bottom).undo(relevance)
+    np.testing.assert_allclose(part, resized.undo(relevance)[top:bottom, left:right], atol=1e-12)
 
 
 def test_both_axes_and_the_box():

@@ -1,6 +1,9 @@
 """Photographs in all forms that users have become the same picture in RGB."""
 
+import collections
+import io
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ import torch
 from PIL import Image
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.photographs import as_photographs, image_files, is_several, photographs
+from lrpfx.explanation.photographs import as_photographs, count_of, image_files, is_several, photographs
 
 
 @pytest.fixture
@@ -63,12 +66,99 @@ def test_folders_and_lists(pixels, tmp_path):
     assert not is_several(pixels) and not is_several(tmp_path / "b.png") and not is_several("https://example.org/a.png")
 
 
+def test_open_files(pixels, tmp_path):
+    path = tmp_path / "photo.png"
+    Image.fromarray(pixels).save(path)
+    content = path.read_bytes()
+    assert (one(io.BytesIO(content)) == pixels).all()
+    with path.open("rb") as file:
+        assert not is_several(file) and [found.name for found in photographs(file)] == ["photo.png"]
+    with pytest.raises(InputError, match="the BytesIO is not an image"):
+        one(io.BytesIO(content[5:]))
+    with pytest.raises(InputError, match="the BytesIO cannot be opened"):
+        one(io.BytesIO(content[:-40]))
+
+
+def test_iterables_of_photographs(pixels, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    for path in paths:
+        Image.fromarray(pixels).save(path)
+    objects = np.empty(2, dtype=object)
+    objects[:] = [Path(paths[0]), Image.fromarray(pixels)]
+    for make in (
+        lambda: (path for path in paths),
+        lambda: map(Image.open, paths),
+        lambda: iter([pixels, pixels]),
+        lambda: sorted(tmp_path.glob("*.png")),
+        lambda: pandas.Series(paths),
+        lambda: np.array(paths),
+        lambda: objects,
+        lambda: dict(enumerate(paths)).values(),
+        lambda: collections.deque(paths),
+    ):
+        assert is_several(make())
+        found = list(photographs(make()))
+        assert len(found) == 2 and all((np.asarray(one.image) == pixels).all() for one in found)
+        assert count_of(make()) in (2, None)
+    assert count_of(iter(paths)) is None and count_of(np.array(paths)) == 2
+    with pytest.raises(InputError, match="the generator of images is empty"):
+        list(photographs(one for one in ()))
+
+
+def test_home_folders(pixels, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "inner").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "inner" / "a.png")
+    assert (one("~/inner/a.png") == pixels).all() and is_several("~/inner") and (one(Path("~/inner")) == pixels).all()
+
+
+def test_hidden_files_are_left_out(pixels, tmp_path):
+    for name in (".ipynb_checkpoints/a.png", "._a.jpg", "inner/.b.png", "inner/.git/c.png", "inner/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / name)
+    assert [found.name for found in photographs(tmp_path)] == ["inner/d.png"]
+    hidden = tmp_path / ".ipynb_checkpoints"
+    assert [found.name for found in photographs(hidden)] == ["a.png"]  # it was asked for
+
+
+def test_errors_name_the_file_of_a_folder(pixels, tmp_path):
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    for content, message in ((b"", "not an image"), (b"junk", "not an image")):
+        (tmp_path / "b.jpg").write_bytes(content)
+        with pytest.raises(InputError, match=f"b.jpg is {message}"):
+            list(photographs(tmp_path))
+    (tmp_path / "b.jpg").unlink()
+    Image.fromarray(pixels[..., 0].astype(np.uint16)).save(tmp_path / "c.tif")
+    with pytest.raises(InputError, match=r"c\.tif: .* nearly black"):
+        list(photographs(tmp_path))
+
+
+def test_three_axes_are_one_photograph(pixels):
+    grey = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
+    assert len(list(photographs(grey[:3]))) == 1 and len(list(photographs(list(grey)))) == 4
+    assert len(list(photographs(grey[:, None]))) == 4
+    for stack in (grey, torch.tensor(grey), grey / 255):
+        with pytest.raises(InputTypeError, match=r"four photographs in grey, .*: pass list\(array\)"):
+            list(photographs(stack))
+
+
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
         ("https://example.org/cat.jpg", InputError, "is an address; download"),
+        ("data:image/png;base64,AAAA", InputError, "is an address"),
         ("missing.png", InputError, "there is no file"),
-        (3, InputTypeError, "uint8, uint16 or floating point, not of int64"),
+        ("", InputError, "the path of the image is empty; for the current folder, pass '.'"),
+        (["a sentence " * 400], InputError, "cannot be opened"),
+        ("a\0b.png", InputError, "cannot be opened"),
+        ("~nobody_of_this_name/a.png", InputError, "home"),
+        (None, InputTypeError, "not None"),
+        (b"abc", InputTypeError, r"not bytes; for the content of a file, pass io.BytesIO\(content\)"),
+        ({"a": 1}, InputTypeError, r"which a dict does not give .* list\(images.values\(\)\)"),
+        ({"a.png"}, InputTypeError, "which a set does not give"),
+        ([[0.1, 0.2], [0.3, 0.4]], InputTypeError, "not float"),
+        (3, InputTypeError, "uint8, uint16 or floating point, .* not int"),
         ([], InputError, "empty"),
         (np.zeros((0, 3, 4, 4)), InputError, "empty"),
         (np.zeros((5, 6, 7)), InputTypeError, "1, 3 or 4 channels"),

@@ -124,7 +124,7 @@ def test_the_photograph_shows_where_nothing_is_relevant():
     values[60:80, 60:80] = 1.0
     expected = (grey_of(photograph_of(CHINA)) * 255).round()
     picture = pixels(overlay(CHINA, values))
-    assert np.array_equal(picture[130:], expected[130:])
+    assert np.abs(picture[130:] - expected[130:]).max() <= 1  # halves are rounded up or down
     assert (chroma(picture)[65:75, 65:75] > 120).all()
     assert np.array_equal(pixels(overlay(CHINA, np.zeros((224, 224)), grey=False)), np.asarray(CHINA))
 
@@ -167,7 +167,7 @@ def test_relevance_is_enlarged_to_its_place():
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "CMYK", "I;16"])
 def test_photographs_of_any_mode(mode):
-    image = Image.fromarray(np.full((20, 30), 3000, np.uint16)) if mode == "I;16" else CHINA.resize((30, 20)).convert(mode)
+    image = Image.fromarray(np.full((20, 30), 30000, np.uint16)) if mode == "I;16" else CHINA.resize((30, 20)).convert(mode)
     assert image.mode == mode and overlay(image, np.ones((20, 30))).size == (30, 20)
 
 
@@ -204,6 +204,7 @@ def test_contours_enclose_relevance():
     fewer = pixels(overlay(CHINA, values, contours=[0.5]))
     assert 0 < (plain != fewer).any(-1).sum() < len(changed)
     assert np.array_equal(plain, pixels(overlay(CHINA, values, contours=[])))
+    assert np.array_equal(fewer, pixels(overlay(CHINA, values, contours=np.array([0.5]))))
 
 
 @pytest.mark.parametrize("contours", [0.5, "0.5", [1.5], [0], ["a"], None])

@@ -133,13 +133,21 @@ def test_nested_lists_are_one_map():
     assert scale_of([[1.0, 2.0], [3.0, -4.0]], 100, sigma=0) == 4.0
 
 
-@pytest.mark.parametrize("sigma", [None, 0, 1.0])
+@pytest.mark.parametrize("sigma", [None, 0, 1.0, 2.5, 4.0])
 def test_the_scale_of_few_pixels_is_theirs(sigma):
     array = np.zeros((224, 224))
     assert scale_of(array, sigma=sigma) == 0.0
     array[100, 100] = -2.0
     spot = np.abs(smoothed(array, sigma))
     assert 0.05 * spot.max() < scale_of(array, sigma=sigma) <= spot.max()
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_stack_of_maps_is_no_map_with_channels(channels):
+    maps = RANDOM.normal(size=(channels, 12, 20))
+    with pytest.raises(InputTypeError, match=r"maps or one with . channels: pass list\(maps\)"):
+        scale_of(maps)
+    assert scale_of(list(maps)) != scale_of(maps, channels="first") == scale_of(maps[None]) == scale_of(maps.sum(0))
 
 
 @pytest.mark.parametrize("percentile", [0, -1, 101, float("nan"), True, "99", None])
@@ -178,9 +186,9 @@ def test_no_relevance_is_lost_at_borders(place):
     assert (result == 0).mean() > 0.9  # far away, there is none
 
 
-def test_the_default_sigma_is_four_pixels_at_224():
+def test_the_default_sigma_is_two_pixels_at_224():
     array = RANDOM.normal(size=(224, 300))
-    assert np.array_equal(smoothed(array), smoothed(array, 4.0))
+    assert np.array_equal(smoothed(array), smoothed(array, 2.0))
     assert np.array_equal(smoothed(array, 0), array)
 
 

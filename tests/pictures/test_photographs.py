@@ -19,13 +19,19 @@ IMAGE = Image.fromarray(PIXELS)
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "RGBX", "YCbCr", "HSV", "CMYK", "P", "LA", "L", "1", "I"])
 def test_modes(mode):
-    image = IMAGE.convert(mode)
+    image = Image.fromarray(PIXELS[..., 0].astype(np.int32) * 257) if mode == "I" else IMAGE.convert(mode)
     result = photograph_of(image)
     assert result.shape == (6, 9, 3) and result.dtype == np.float64
     if mode == "I":
         np.testing.assert_allclose(result[..., 0], np.asarray(image) / 65535)
     else:
         np.testing.assert_allclose(result, np.asarray(image.convert("RGB")) / 255)
+
+
+def test_integers_that_came_from_bytes():
+    for dtype in (np.int16, np.int32, np.int64, np.uint32):
+        np.testing.assert_array_equal(photograph_of(PIXELS.astype(dtype)), PIXELS / 255)
+    assert not photograph_of(np.zeros((4, 5), dtype=np.uint16)).any()
 
 
 def test_what_is_transparent_is_white():
@@ -76,7 +82,12 @@ def test_arrays_of_one_channel():
 WRONG = [
     (PIXELS.astype(float), InputError, r"between 0 and \d+, not between 0 and 1: undo the normalization"),
     (PIXELS / 127.5 - 1, InputError, r"between -1 and \S+, not between 0 and 1"),
-    (PIXELS.astype(int), InputTypeError, "not of int64"),
+    (PIXELS.astype(int) - 128, InputTypeError, "not of int64"),
+    (PIXELS.astype(int) * 2, InputTypeError, "not of int64"),
+    ((PIXELS > 3).astype(int), InputTypeError, "not of int64"),
+    (PIXELS.astype(np.uint16), InputError, r"16 bits .* none above \d+, so it would be nearly black.* array / 255.0"),
+    (PIXELS.astype(np.uint16) * 16, InputError, "nearly black.* array / 4095.0"),
+    (Image.fromarray(PIXELS[..., 0].astype(np.int32)), InputError, "nearly black"),
     (PIXELS > 3, InputTypeError, "not of bool"),
     (np.zeros((3, 8, 3)), InputTypeError, "pass channels='first' or channels='last'"),
     (np.zeros((8, 9, 5)), InputTypeError, "1, 3 or 4 channels"),

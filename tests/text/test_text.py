@@ -401,6 +401,11 @@ def test_files(tmp_path):
     assert shown.to_image(width=150).height > shown.to_image(width=900).height
     with pytest.raises(lrpfx.InputError, match=r"not as '\.svg'"):
         shown.save(tmp_path / "a.svg")
+    (tmp_path / "file").write_text("")
+    for suffix in ("html", "png", "txt"):
+        assert shown.save(tmp_path / "deep" / f"a.{suffix}").is_file()
+        with pytest.raises(lrpfx.InputError, match="cannot be written"):
+            shown.save(tmp_path / "file" / f"a.{suffix}")
 
 
 def test_nothing_to_show():
