@@ -32,6 +32,9 @@ class Backend(ABC):
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
+    def check_requirements(self) -> None:
+        """Raise `ArtefactError` if a package or program that `write` needs is missing."""
+
     @abstractmethod
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         """Write a legalized program to `path`. The content of `path` is written by `replace`, files beside it are not."""
