@@ -24,6 +24,9 @@ from lrpfx.explanation.preprocessing import preprocessing_of
 
 DEFAULT, NONE = "DEFAULT", "none"
 
+#: How long the hub of Hugging Face may take to answer.
+_SECONDS = 10
+
 
 @dataclass(frozen=True)
 class NamedModel:
@@ -216,6 +219,12 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
         raise InputError(
             f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG"
         )
+    if weights == DEFAULT:
+        known = None if ":" in name else timm.get_pretrained_cfg(name)
+        repository = name.partition(":")[2] or getattr(known, "hf_hub_id", None)
+        problem = None if not repository or _is_cached(repository) else _problem_of_hub()
+        if problem is not None:
+            raise _no_download(f"those of timm:{name}", problem) from problem
     try:
         model = timm.create_model(name, pretrained=weights == DEFAULT)
     except Exception as error:
@@ -251,22 +260,41 @@ def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel
             "random ones"
         )
     kind = transformers.AutoModelForImageClassification
+    problem = None if Path(name).is_dir() else _problem_of_hub()
+    local = {"local_files_only": problem is not None}
     try:
         if weights == NONE:
-            model = kind.from_config(transformers.AutoConfig.from_pretrained(name))
+            model = kind.from_config(transformers.AutoConfig.from_pretrained(name, **local))
         else:
-            model = kind.from_pretrained(name)
+            model = kind.from_pretrained(name, **local)
     except Exception as error:
         raise InputError(
             f"{name} is neither a folder with an image classifier of transformers nor one that can be downloaded: "
-            f"{first_lines(error)}"
+            f"{first_lines(problem or error)}"
         ) from error
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(name)
+        processor = transformers.AutoImageProcessor.from_pretrained(name, **local)
     except Exception as error:
         messages().print(f"{name} has no image processor: {first_lines(error)}", markup=False)
         processor = None
     return NamedModel(f"huggingface:{name}", model, processor)
+
+
+def _problem_of_hub() -> Exception | None:
+    """Why the hub of Hugging Face cannot be reached, or None. Its library would try again for a minute, for each file."""
+    hub = _library("huggingface_hub", "huggingface_hub")
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=_SECONDS)
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_cached(repository: str) -> bool:
+    """Whether files of a repository have been downloaded from the hub."""
+    hub = _library("huggingface_hub", "huggingface_hub")
+    name = hub.file_download.repo_folder_name(repo_id=repository.partition("@")[0], repo_type="model")
+    return (Path(hub.constants.HF_HUB_CACHE) / name / "snapshots").is_dir()
 
 
 _LIBRARIES: dict[str, Callable[[str, str, str | None], NamedModel]] = {
