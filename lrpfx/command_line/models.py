@@ -91,9 +91,7 @@ class NamedModel:
         return first if first in (1, 3) else 3
 
 
-def model_named(
-    name: str, weights: str | None = None, metadata: str | None = None, *, random: bool = False
-) -> NamedModel:
+def model_named(name: str, weights: str | None = None, metadata: str | None = None, *, random: bool = False) -> NamedModel:
     """The model that a name stands for, in evaluation mode. Raises `InputError` if it or its weights are missing.
 
     `random`: whether a library's model has random weights, unless `weights` names others.
@@ -294,7 +292,7 @@ def _is_cached(repository: str) -> bool:
     """Whether files of a repository have been downloaded from the hub."""
     hub = _library("huggingface_hub", "huggingface_hub")
     name = hub.file_download.repo_folder_name(repo_id=repository.partition("@")[0], repo_type="model")
-    return (Path(hub.constants.HF_HUB_CACHE) / name / "snapshots").is_dir()
+    return Path(hub.constants.HF_HUB_CACHE, name, "snapshots").is_dir()
 
 
 _LIBRARIES: dict[str, Callable[[str, str, str | None], NamedModel]] = {

@@ -68,9 +68,7 @@ class Results:
             return current and all(path.is_file() for path in self.place.pictures_of(image))
         return False
 
-    def add(
-        self, image: ImageFile, version: str, values: Sequence[Any], pictures: Sequence[Callable[[Path], object]]
-    ) -> None:
+    def add(self, image: ImageFile, version: str, values: Sequence[Any], pictures: Sequence[Callable[[Path], object]]) -> None:
         """Add the row of an image, after its pictures: functions that write to a path.
 
         What the file system refuses is a problem of the image, or an `InputError` if it would refuse other files too.

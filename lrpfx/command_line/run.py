@@ -56,15 +56,17 @@ def run(
     The file's own preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped
     run resumes.
     """
+    if categories is not None and target is None:
+        raise InputError("--categories is for a --target by name: outputs.csv has the classes by index")
     with stages(f"loading {artefact}"):
         given = model_named(str(artefact))
     runner = given.model
     if not isinstance(runner, Runner):
         raise InputError(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
     shape = _image_shape(runner)
+    found = images_in([images])
     if not images.exists():
         raise InputError(f"there is no folder {images}")
-    found = images_in([images])
     preprocessing = stored_form(given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw)))
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
@@ -77,8 +79,6 @@ def run(
     names = given.names_of_classes(categories)
     if names is not None and len(names) != classes:
         raise InputError(f"there are {len(names)} names of classes, but the output has {classes} classes")
-    if categories is not None and target is None:
-        raise InputError("--categories is for a --target by name: outputs.csv has the classes by index")
     chosen = None if target is None else class_of(target, names, classes)
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     if fixed is None and preprocessing.size is None and None in shape:
