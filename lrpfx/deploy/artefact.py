@@ -44,7 +44,7 @@ def backends_for(suffix: str) -> dict[str, Backend]:
 
 
 def check_before_work(path: str | os.PathLike[str], *, compiled: bool = False) -> None:
-    """Raise what `save`, or `package` if `compiled`, would raise for the path or for missing packages, before a program is made."""
+    """Raise what `save`, or `package` if `compiled`, would raise for the path or for missing packages, before the work."""
     backends = {kind: one for kind, one in BACKENDS.items() if not compiled or kind == "compiled"}
     given, _ = checked_path(path, tuple(dict.fromkeys(one.suffix for one in backends.values())))
     next(one for one in backends.values() if one.suffix == given.suffix).check_requirements()

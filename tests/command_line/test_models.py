@@ -142,8 +142,8 @@ from torch import nn
 def make():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5))
-    means = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
-    model.pretrained_cfg = {"input_size": (3, 12, 12), "crop_mode": "border", "crop_pct": 0.9, "interpolation": "bicubic", **means}
+    resize = {"input_size": (3, 12, 12), "crop_mode": "border", "crop_pct": 0.9, "interpolation": "bicubic"}
+    model.pretrained_cfg = {**resize, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
     return model
 """
 

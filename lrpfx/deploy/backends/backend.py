@@ -32,6 +32,7 @@ class Backend(ABC):
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
+    @abstractmethod
     def check_requirements(self) -> None:
         """Raise `ArtefactError` if a package or program that `write` needs is missing."""
 
