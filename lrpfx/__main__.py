@@ -1,17 +1,57 @@
 """`python -m lrpfx`, which is the installed command too."""
 
+import atexit
+import os
+import signal
 import sys
+from contextlib import suppress
+from typing import Any
+
+#: The exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
+
+#: The commands that keep what an interrupted run has written, and go on from there.
+_RESUMING = {"explain", "run"}
 
 
 def main() -> None:
     """Runs the command line; an interrupt is a message from the first import on."""
-    try:
-        from lrpfx.command_line.application import main as run
+    status: list[int] = []
+    atexit.register(_end, status)  # it runs last, since it is registered first
+    interrupts: list[int] = []
 
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            from lrpfx.command_line.application import main as run
+        finally:
+            if interrupts:  # also if a module that was imported took the exception for an error of its own
+                raise KeyboardInterrupt
         run()
+    except SystemExit as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        status.append(error.code if isinstance(error.code, int) else 2)
+        raise
     except KeyboardInterrupt:
-        print("interrupted. What was written stays; the same command goes on from there", file=sys.stderr)
-        sys.exit(2)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        status.append(INTERRUPTED)
+        resumes = ". What was written stays; the same command goes on from there" if set(sys.argv[1:2]) & _RESUMING else ""
+        with suppress(OSError):
+            print(f"interrupted{resumes}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _end(status: list[int]) -> None:
+    """End the process at once: Python takes seconds to free all modules, and would die of an interrupt meanwhile."""
+    if status:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # it is closed
+                stream.flush()
+        os._exit(status[0])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
-
 from lrpfx.errors import InputTypeError
 from lrpfx.ir.node import data_calls, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 

@@ -19,7 +19,7 @@ from lrpfx.command_line.explain import explain
 from lrpfx.command_line.export import export
 from lrpfx.command_line.inspect import inspect, verify
 from lrpfx.command_line.run import run
-from lrpfx.command_line.terminal import messages, output
+from lrpfx.command_line.terminal import in_options, messages, say
 from lrpfx.errors import LrpfxError, LrpfxWarning, first_lines, printable
 
 #: The environment variable that shows the traceback of an unexpected error.
@@ -37,7 +37,7 @@ for _command in (explain, check, draw, composites, export, run, inspect, verify)
 
 def _show_version(shown: bool) -> None:
     if shown:
-        output().print(f"lrpfx {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        say(f"lrpfx {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
         raise typer.Exit
 
 
@@ -63,7 +63,7 @@ def main() -> None:
             raise KeyboardInterrupt
         raise SystemExit(status or 0)
     except LrpfxError as error:
-        raise _failed(str(error)) from error
+        raise _failed(in_options(str(error))) from error
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _UsageError as error:

@@ -2,27 +2,26 @@
 
 import typer
 
-from lrpfx.command_line.models import NONE, model_named
-from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of, numbers_of
+from lrpfx.command_line.models import model_named
+from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.reports.check import check as report_on
 
 
 def check(
-    model: MODEL, composite: COMPOSITE = None, setting: SETTINGS = None, weights: WEIGHTS = NONE, shape: SHAPE = None
+    model: MODEL, composite: COMPOSITE = None, setting: SETTINGS = None, weights: WEIGHTS = None, shape: SHAPE = None
 ) -> None:
     """Report on a model before it is compiled: front ends, operators and rules. The exit status is 1 if there are problems.
 
     Rules do not depend on weights, so a library's model has random ones unless --weights names others.
     """
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights)
+        given = model_named(model, weights, random=True)
         module = given.module("check")
-        preprocessing = numbers_of(given.preprocess)
-        example = example_of(shape, preprocessing)
+        example = example_of(shape, given.preprocess)
         shown.begin("checking")
         report = report_on(
-            module, composite_or_default(composite, setting, preprocessing), *([] if example is None else [example])
+            module, composite_or_default(composite, setting, given.preprocess), *([] if example is None else [example])
         )
     say(str(report))
     if not report.ok:

@@ -2,7 +2,7 @@
 
 from inspect import Parameter, cleandoc, signature
 
-from lrpfx.command_line.terminal import output
+from lrpfx.command_line.terminal import say
 from lrpfx.composites import COMPOSITES, Composite
 
 #: Settings that a command line cannot give.
@@ -11,10 +11,9 @@ _OF_CODE = ("layer_map", "first_map", "canonizers")
 
 def composites() -> None:
     """List the composites with their settings. Without --composite, `lrpfx explain` chooses by what the model consists of."""
-    console = output()
     for name, composite in COMPOSITES.items():
-        console.print(f"[bold]{name}[/bold], {composite.__name__}({_settings(composite)})", soft_wrap=True)
-        console.print(f"    {_first_line(composite)}", markup=False, soft_wrap=True)
+        say(f"[bold]{name}[/bold], {composite.__name__}({_settings(composite)})", markup=True)
+        say(f"    {_first_line(composite)}")
 
 
 def _settings(composite: type[Composite]) -> str:

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from lrpfx.command_line.models import NONE, model_named
-from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of, numbers_of
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.models import model_named
+from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of
+from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.deploy.files import written
 from lrpfx.errors import InputError, os_errors
 from lrpfx.pipeline import transform
+from lrpfx.reports.drawing import RulePicture
 from lrpfx.reports.drawing import draw as drawing_of
 
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -24,7 +25,7 @@ def draw(
     composite: COMPOSITE = None,
     setting: SETTINGS = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Modules at this depth become one node.")] = None,
-    weights: WEIGHTS = NONE,
+    weights: WEIGHTS = None,
     shape: SHAPE = None,
 ) -> None:
     """Draw the graph of a model, every operation in the colour of its rule.
@@ -33,15 +34,17 @@ def draw(
     """
     if output.suffix.lower() not in SUFFIXES:
         raise InputError(f"{output}: a drawing is written as {', '.join(SUFFIXES)}")
+    form = output.suffix.lower().removeprefix(".")
+    RulePicture().pipe(format=form)  # an error if Graphviz is missing, before the work begins
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights)
+        given = model_named(model, weights, random=True)
         module = given.module("draw")
-        preprocessing = numbers_of(given.preprocess)
-        example = example_of(shape, preprocessing)
+        example = example_of(shape, given.preprocess)
         shown.begin("transforming")
-        explain_model = transform(module, composite_or_default(composite, setting, preprocessing), example_inputs=example)
+        chosen = composite_or_default(composite, setting, given.preprocess)
+        explain_model = transform(module, chosen, example_inputs=example)
         shown.begin("drawing")
-        picture = drawing_of(explain_model, depth=depth).pipe(format=output.suffix.lower().removeprefix("."))
+        picture = drawing_of(explain_model, depth=depth).pipe(format=form)
         with os_errors(InputError, output, "written"):
             written(output, picture)
-    say(f"{output}: {len(explain_model.unfused_graph.nodes)} nodes, {explain_model.composite}")
+    say(f"{output}: {counted(len(explain_model.unfused_graph.nodes), 'node')}, {explain_model.composite}")

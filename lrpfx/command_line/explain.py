@@ -1,15 +1,17 @@
 """`lrpfx explain`: photographs in, pictures of relevance and a table out."""
 
+import csv
 import hashlib
+import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from PIL import Image
 
-from lrpfx.command_line.image_files import HOPELESS, ImageFile, named, opened, whole_picture
+from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.options import (
     CATEGORIES,
@@ -25,15 +27,16 @@ from lrpfx.command_line.options import (
     STD,
     WEIGHTS,
     PhotographOptions,
+    class_of,
     composite_of,
     numbers_of,
 )
 from lrpfx.command_line.results import Place, Results, results_in
-from lrpfx.command_line.terminal import Stages, output, say, stages, table
+from lrpfx.command_line.terminal import Stages, say, say_table, stages
 from lrpfx.deploy.preprocessing import MOST_PIXELS
-from lrpfx.errors import InputError, os_errors
+from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import Category, Explanation, index_of
+from lrpfx.explanation.explanation import Category, Explanation
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
 COLUMNS = ("predicted", "explained", "relevance", "model", "composite")
@@ -77,8 +80,8 @@ def explain(
     with stages(f"loading {model}"):
         given = model_named(model, weights, metadata)
     preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
-    images = named(photographs, output_folder)
-    chosen = None if composite is None else composite_of(composite, setting, numbers_of(preprocess))
+    images = images_in(photographs)
+    chosen = None if composite is None else composite_of(composite, setting, preprocess)
     if composite is None and setting:
         raise InputError("--set is for the settings of a --composite")
     explainer = Explainer(
@@ -88,9 +91,12 @@ def explain(
         categories=given.names_of_classes(categories),
         batch_size=batch_size,
     )
-    targets = [_target(text, explainer.categories) for text in target or []]
-    endings = (OVERLAY, SHEET, COMPARE) if len(targets) > 1 else (OVERLAY, SHEET)
-    place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings)
+    targets = [class_of(text, explainer.categories) for text in target or []]
+    if len(set(targets)) < len(targets):
+        raise InputError(f"--target names a class twice: {', '.join(target or [])}")
+    several = len(targets) > 1
+    endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
+    place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
     settings = {
         "model": model,
         "fingerprint": given.fingerprint,
@@ -102,25 +108,14 @@ def explain(
         "top": top,
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-    with (
-        os_errors(InputError, output_folder, "written to"),
-        results_in(place, settings, images, "lrpfx explain", one_program=False) as results,
-    ):
+    with results_in(place, settings, images, "lrpfx explain", one_program=False) as results:
         work = _Work(given, explainer, targets, top, digest, results)
-        pending = [image for image in images if not results.has(image, work.version_of(image))]
-        with stages("opening photographs", len(images)) as shown:
+        pending = [image for image in results.images if not results.has(image, work.version_of(image))]
+        with stages("explaining", len(images)) as shown:
             shown.advance(len(images) - len(pending))
             work.explain(pending, shown)
-        _show(results, work, images, len(images) - len(pending))
+    _show(results, work, len(images) - len(pending))
     results.raise_problems("these photographs could not be explained")
-
-
-def _target(text: str, categories: Sequence[str] | None) -> int | str:
-    """A class by its index or by its name."""
-    if text.isdecimal():
-        return int(text)
-    index_of(text, categories, 0)  # raises an error for an unknown name, before the work begins
-    return text
 
 
 class _Work:
@@ -152,14 +147,10 @@ class _Work:
             if len(errors) == len(batch) and not self.rows:
                 raise errors[0]
             for image, one in zip(batch, found, strict=True):
-                try:
-                    if isinstance(one, InputError):
-                        raise one
+                if isinstance(one, InputError):
+                    self.results.add_problem(image, one)
+                else:
                     self._write(image, one)
-                except (InputError, OSError) as error:
-                    if isinstance(error, OSError) and error.errno in HOPELESS:
-                        raise
-                    self.results.add_problem(image, error)
             shown.advance(len(batch))
 
     def _explained(self, photographs: list[Image.Image]) -> list[Explanation | InputError]:
@@ -193,23 +184,18 @@ class _Work:
 
     def _write(self, image: ImageFile, explanation: Explanation) -> None:
         explanation.name = image.shown
-        overlay, sheet, *compared = self.results.place.pictures_of(image)
-        overlay.parent.mkdir(parents=True, exist_ok=True)
-        drawn = [(overlay, explanation.overlay()), (sheet, explanation.sheet())]
-        if compared:
-            drawn.append((compared[0], explanation.compare([answer.category.index for answer in explanation.answers])))
-        for path, picture in drawn:
-            with whole_picture(path) as temporary:
-                picture.save(temporary)
+        drawn = [explanation.overlay(), explanation.sheet()]
+        if len(self.targets) > 1:
+            drawn.append(explanation.compare([answer.category.index for answer in explanation.answers]))
         values = [
-            "; ".join(map(_class, explanation.top(self.top))),
-            "; ".join(_class(answer.category) for answer in explanation.answers),
-            "; ".join(f"{answer.balance.inputs:.6g}" for answer in explanation.answers),
+            _joined(map(_class, explanation.top(self.top))),
+            _joined(_class(answer.category) for answer in explanation.answers),
+            _joined(f"{answer.balance.inputs:.6g}" for answer in explanation.answers),
             self.given.name,
             explanation.rules,
         ]
         self.rows[image.shown] = values
-        self.results.add(image, values, self.version_of(image))
+        self.results.add(image, self.version_of(image), values, [picture.save for picture in drawn])
 
 
 def _class(category: Category) -> str:
@@ -217,14 +203,31 @@ def _class(category: Category) -> str:
     return f"{category.name} {share}"
 
 
-def _show(results: Results, work: _Work, images: Sequence[ImageFile], before: int) -> None:
+def _joined(entries: Iterable[str]) -> str:
+    """The entries of a cell, separated by semicolons. One that contains a semicolon or a quote is in quotes, as in CSV."""
+    return "; ".join(_quoted(entry) for entry in entries)
+
+
+def _quoted(entry: str) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=";", lineterminator="").writerow([entry])
+    return text.getvalue()
+
+
+def _entries(cell: str) -> list[str]:
+    """The entries that `_joined` joined."""
+    return next(csv.reader([cell], delimiter=";", skipinitialspace=True))
+
+
+def _show(results: Results, work: _Work, before: int) -> None:
     """Print the table of predictions and classes, and where the pictures are."""
-    known = {name: row[1:-2] for name, row in results.before.items()} | work.rows
+    known = {name: row[2:-2] for name, row in results.before.items()} | work.rows
     problems = {row[0] for row in results.problems}
+    images = results.images
     rows = [(image.shown, *known[image.shown]) for image in images if image.shown in known and image.shown not in problems]
     if rows:
-        cells = [(name, *(text.replace("; ", "\n") for text in values[:3])) for name, *values in rows[:_SHOWN]]
-        output().print(table(("photograph", "predicted", "explained", "relevance"), cells))
+        cells = [(name, *("\n".join(_entries(cell)) for cell in values[:3])) for name, *values in rows[:_SHOWN]]
+        say_table(("photograph", "predicted", "explained", "relevance"), cells)
         say(f"rules: {rows[-1][-1]}")
     rest = f" ({len(rows) - _SHOWN} more in explanations.csv)" if len(rows) > _SHOWN else ""
     kept = f", {before} of them from before" if before else ""

@@ -27,7 +27,7 @@ from lrpfx.command_line.options import (
     example_of,
 )
 from lrpfx.command_line.terminal import say, stages
-from lrpfx.deploy.artefact import package, save, suffixes
+from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
 from lrpfx.deploy.preprocessing import stored_form
 from lrpfx.errors import InputError, first_lines
@@ -81,11 +81,13 @@ def export(
     The file also holds the preprocessing of photographs and the names of the classes, if the model's library states them or
     options give them: `lrpfx run` and `lrpfx explain` apply them.
     """
+    check_before_work(output, compiled=compile)
     with stages(f"loading {model}"):
         given = model_named(model, weights, metadata)
     module = given.module("export")
     stated = given.preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
     preprocessing = None if stated is None else stored_form(stated)
+    names = given.names_of_classes(categories)
     chosen = composite_of(composite or "epsilon_plus_flat", setting, preprocessing)
     example = example_of(shape, preprocessing)
     if example is None:
@@ -100,7 +102,7 @@ def export(
     except (Exception, SystemExit) as error:
         wanted = ",".join(map(str, example.shape))
         raise InputError(f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}") from error
-    with stages("transforming"):
+    with stages("tracing the model"):
         explain_model = transform(module, chosen, example_inputs=example, input_range=input_range)
         program = lower(
             explain_model,
@@ -112,6 +114,6 @@ def export(
             balance=balance,
         )
         write = package if compile else save
-        path = write(program, output, preprocess=preprocessing, categories=given.names_of_classes(categories))
+        path = write(program, output, preprocess=preprocessing, categories=names)
     say(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, self-test passed")
     say(f"preprocessing: {preprocessing or 'none is stored; lrpfx run will ask for --mean and --std'}")

@@ -1,6 +1,7 @@
 """Image files that others made: only formats that Pillow decodes by itself are opened, and no larger ones than memory holds."""
 
 import errno
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -9,18 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lrpfx.deploy.preprocessing import MOST_PIXELS
-from lrpfx.errors import InputError
-
-#: Suffixes of the files that are read as images.
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-#: The formats that Pillow may read; for some others it would start programs.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+from lrpfx.errors import InputError, LrpfxError, first_lines
+from lrpfx.explanation.photographs import image_files, image_suffixes, readable_formats
 
 #: Errors of a file system that all other files would meet too.
 HOPELESS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+
+#: An address; `Path` makes one slash of the two.
+_ADDRESS = re.compile("(https?|ftp|s3|gs|file|data):/*")
+
+#: Folders with results: two files that each of them has, and the endings that are added to the names of its photographs.
+_RESULTS = (
+    (("explain.json", "explanations.csv"), (".overlay.png", ".sheet.png", ".compare.png")),
+    (("run.json", "outputs.csv"), (".png",)),
+)
+_UNFINISHED = ".unfinished.png"
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,13 @@ class ImageFile:
 
     @property
     def shown(self) -> str:
-        """The name as text, with escapes for bytes that are not UTF-8."""
-        return os.fsencode(self.name).decode("utf-8", "backslashreplace")
+        """The name as text."""
+        return _as_text(self.name)
+
+    @property
+    def source(self) -> str:
+        """The absolute path, as text."""
+        return _as_text(os.path.abspath(self.path))
 
     @property
     def version(self) -> str:
@@ -42,52 +54,62 @@ class ImageFile:
         return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
 
 
-def in_folder(folder: Path) -> list[ImageFile]:
-    """The images directly in a folder, in order of their names."""
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
-    found = [ImageFile(path, path.name) for path in sorted(folder.iterdir()) if _is_meant(path, folder)]
-    if not found:
-        raise _none_in(folder)
-    return found
+def _as_text(path: str) -> str:
+    """A path with escapes for bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def named(paths: Iterable[Path], without: Path) -> list[ImageFile]:
-    """The images that paths of files and folders stand for, those in folders at any depth, except those in `without`.
+def images_in(paths: Iterable[Path]) -> list[ImageFile]:
+    """The images that paths of files and folders stand for, those in folders at any depth. Each file is there once.
 
-    Every name is there once: a number is added to the others.
+    Pictures that lrpfx made are left out of folders. Files from several folders may have the same name.
     """
-    excluded = without.resolve()
     found: dict[str, ImageFile] = {}
     for given in paths:
-        if re.match("(https?|ftp|s3|gs|data):", str(given)):
-            raise InputError(f"{given} is an address: download the photograph, and give the path of the file")
-        for path in _files(given, excluded) if given.is_dir() else [given]:
-            name = str(path.relative_to(given)) if given.is_dir() else path.name
-            number, own = 1, name
-            while own in found:
-                number += 1
-                own = str(Path(name).with_stem(f"{Path(name).stem}-{number}"))
-            found[own] = ImageFile(path, own)
+        if _ADDRESS.match(str(given)):
+            address = _ADDRESS.sub(lambda scheme: f"{scheme[1]}://", str(given), count=1)
+            raise InputError(f"{address} is an address: download the photograph, and give the path of the file")
+        for path in _files(given) if given.is_dir() else [given]:
+            image = ImageFile(path, str(path.relative_to(given)) if given.is_dir() else path.name)
+            found.setdefault(image.source, image)
     return list(found.values())
 
 
-def _is_meant(path: Path, folder: Path) -> bool:
-    """Whether a path in a folder has the suffix of an image, and is not hidden there."""
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return not hidden and path.suffix.lower() in SUFFIXES
-
-
-def _files(folder: Path, excluded: Path) -> list[Path]:
-    paths = sorted(path for path in folder.rglob("*") if _is_meant(path, folder) and not path.is_dir())
-    mine = [path for path in paths if excluded not in path.resolve().parents]
+def _files(folder: Path) -> list[Path]:
+    paths = image_files(folder)
+    if not paths:
+        raise InputError(f"there are no images in {folder}; their suffixes are {', '.join(sorted(image_suffixes()))}")
+    endings = functools.cache(_endings_of_results)
+    mine = [path for path in paths if not any(_is_result(path.name, endings(above)) for above in path.absolute().parents)]
     if not mine:
-        raise _none_in(folder)
+        raise InputError(f"there are no images in {folder} but those that lrpfx made")
     return mine
 
 
-def _none_in(folder: Path) -> InputError:
-    return InputError(f"there are no images in {folder}; their suffixes are {', '.join(SUFFIXES)}")
+def _endings_of_results(folder: Path) -> tuple[str, ...]:
+    """The endings of pictures that lrpfx wrote into a folder."""
+    return tuple(ending for files, endings in _RESULTS if all((folder / one).exists() for one in files) for ending in endings)
+
+
+def _is_result(name: str, endings: Iterable[str]) -> bool:
+    """Whether a file has the name of an image with one of the endings."""
+    named = any(
+        name.endswith(ending) and Path(name.removesuffix(ending)).suffix.lower() in image_suffixes() for ending in endings
+    )
+    return named or name == _UNFINISHED
+
+
+def reason(error: Exception) -> str:
+    """Why an image has no results, in a sentence."""
+    if isinstance(error, LrpfxError):
+        return str(error)
+    if isinstance(error, UnidentifiedImageError):
+        return "it is not an image, or it is damaged"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"it has more than {MOST_PIXELS} pixels"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"it cannot be decoded: {first_lines(error).partition(': ')[2]}"
 
 
 def opened(path: Path) -> Image.Image:
@@ -97,7 +119,7 @@ def opened(path: Path) -> Image.Image:
     """
     if not path.is_file():
         raise InputError("it is not a file" if path.exists() else "there is no such file")
-    with Image.open(path, formats=FORMATS) as file:
+    with Image.open(path, formats=readable_formats()) as file:
         if file.width * file.height > MOST_PIXELS:
             raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}")
         if file.mode in ("F", "I"):
@@ -117,7 +139,8 @@ def whole_picture(path: Path) -> Iterator[Path]:
 
     It is one for each folder: to look for leftovers of other writers would take long in a folder with many pictures.
     """
-    temporary = path.with_name(".unfinished.png")
+    temporary = path.with_name(_UNFINISHED)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         os.replace(temporary, path)

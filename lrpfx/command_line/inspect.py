@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lrpfx.command_line.options import ARTEFACT
-from lrpfx.command_line.terminal import output, table
+from lrpfx.command_line.terminal import say_table
 from lrpfx.deploy.artefact import load
 from lrpfx.deploy.preprocessing import preprocessing_in
 from lrpfx.errors import LrpfxError
@@ -27,21 +27,16 @@ def inspect(artefact: ARTEFACT) -> None:
         "tolerance": f"{manifest['tolerance']:.0e}",
         "made with": f"lrpfx {manifest['lrpfx']}, torch {manifest['torch']}",
     }
-    console = output()
-    console.print(table(("", ""), list(facts.items()), header=False))
+    say_table(("", ""), list(facts.items()), header=False)
     shapes = [
         (role, name, "×".join("batch" if size is None else str(size) for size in one["shape"]), one["dtype"])
         for role in ("arguments", "results")
         for name, one in manifest[role].items()
     ]
-    console.print(table(("", "name", "shape", "dtype"), shapes))
+    say_table(("", "name", "shape", "dtype"), shapes)
     merged = manifest["merged"]
-    console.print(
-        table(
-            ("node", "rule", "merged"),
-            [(name, rule, ", ".join(merged.get(name, ()))) for name, rule in manifest["rules"].items()],
-        )
-    )
+    rules = [(name, rule, ", ".join(merged.get(name, ()))) for name, rule in manifest["rules"].items()]
+    say_table(("node", "rule", "merged"), rules)
 
 
 def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify.")]) -> None:
@@ -53,6 +48,6 @@ def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify
         except LrpfxError as error:
             failed = True
             rows.append((str(path), "FAILED", str(error)))
-    output().print(table(("file", "self-test", ""), rows))
+    say_table(("file", "self-test", ""), rows)
     if failed:
         raise typer.Exit(1)

@@ -1,6 +1,5 @@
 """Models as the command line names them: a library's, a function's in a module, or the program in a file."""
 
-import hashlib
 import importlib
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lrpfx.command_line.fingerprints import fingerprint_of
 from lrpfx.command_line.options import PhotographOptions, categories_in
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
@@ -23,6 +23,9 @@ from lrpfx.errors import InputError, InputTypeError, first_lines, nearest, os_er
 from lrpfx.explanation.preprocessing import preprocessing_of
 
 DEFAULT, NONE = "DEFAULT", "none"
+
+#: How long the hub of Hugging Face may take to answer.
+_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,8 @@ class NamedModel:
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs for models with other weights."""
-        if isinstance(self.model, Runner):
-            return self.origin
-        total = hashlib.sha256(repr(self.model).encode())
-        for name, value in self.model.state_dict().items():
-            total.update(name.encode())
-            if isinstance(value, torch.Tensor):
-                dense = value.detach().cpu().dequantize() if value.is_quantized else value.detach().cpu()
-                total.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return total.hexdigest()
+        """A text that changes if the model may compute something else."""
+        return self.origin if isinstance(self.model, Runner) else fingerprint_of(self.model)
 
     def module(self, command: str) -> nn.Module:
         """The model, if it is a module. Raises `InputError` for the program in a file, which the command cannot use."""
@@ -96,23 +91,31 @@ class NamedModel:
         return first if first in (1, 3) else 3
 
 
-def model_named(name: str, weights: str | None = None, metadata: str | None = None) -> NamedModel:
-    """The model that a name stands for, in evaluation mode. Raises `InputError` if it or its weights are missing."""
+def model_named(name: str, weights: str | None = None, metadata: str | None = None, *, random: bool = False) -> NamedModel:
+    """The model that a name stands for, in evaluation mode. Raises `InputError` if it or its weights are missing.
+
+    `random`: whether a library's model has random weights, unless `weights` names others.
+    """
     kind, colon, rest = name.partition(":")
     if metadata is not None and kind != "torchvision":
         raise InputError("--metadata is for models of torchvision; pass --mean, --std and --categories for others")
     if colon and kind in _LIBRARIES and rest:
-        found = _LIBRARIES[kind](rest, weights or DEFAULT, metadata)
+        found = _LIBRARIES[kind](rest, weights or (NONE if random else DEFAULT), metadata)
     elif Path(name).suffix in suffixes() and (Path(name).exists() or not colon):
-        if weights not in (None, NONE):
+        if weights is not None:
             raise InputError(f"{name} has its weights: leave out --weights")
         runner = load(name)
         with os_errors(InputError, Path(name), "read"):
             origin = hash_of_file(Path(name))
         return NamedModel(name, runner, preprocessing_in(runner.manifest), runner.manifest.get("categories"), origin)
     else:
+        if weights in (DEFAULT, NONE) and not Path(weights).exists():
+            raise InputError(
+                f"--weights {weights} is for models of libraries: {name} has the weights that its module gives it, or those of "
+                "a file"
+            )
         model = _of_module(name)
-        if weights is not None and weights != NONE:
+        if weights is not None:
             load_weights(model, Path(weights))
         found = NamedModel(name, model)
     module = found.model
@@ -214,6 +217,12 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
         raise InputError(
             f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG"
         )
+    if weights == DEFAULT:
+        known = None if ":" in name else timm.get_pretrained_cfg(name)
+        repository = name.partition(":")[2] or getattr(known, "hf_hub_id", None)
+        problem = None if not repository or _is_cached(repository) else _problem_of_hub()
+        if problem is not None:
+            raise _no_download(f"those of timm:{name}", problem) from problem
     try:
         model = timm.create_model(name, pretrained=weights == DEFAULT)
     except Exception as error:
@@ -243,21 +252,47 @@ def _categories_of_timm(model: nn.Module) -> tuple[str, ...] | None:
 
 def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel:
     transformers = _library("transformers", "transformers")
-    if weights != DEFAULT:
-        raise InputError("a model of Hugging Face has its weights in its folder or repository: leave out --weights")
+    if weights not in (DEFAULT, NONE):
+        raise InputError(
+            f"a model of Hugging Face has its weights in its folder or repository: leave out --weights, or pass {NONE} for "
+            "random ones"
+        )
+    kind = transformers.AutoModelForImageClassification
+    problem = None if Path(name).is_dir() else _problem_of_hub()
+    local = {"local_files_only": problem is not None}
     try:
-        model = transformers.AutoModelForImageClassification.from_pretrained(name)
+        if weights == NONE:
+            model = kind.from_config(transformers.AutoConfig.from_pretrained(name, **local))
+        else:
+            model = kind.from_pretrained(name, **local)
     except Exception as error:
         raise InputError(
             f"{name} is neither a folder with an image classifier of transformers nor one that can be downloaded: "
-            f"{first_lines(error)}"
+            f"{first_lines(problem or error)}"
         ) from error
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(name)
+        processor = transformers.AutoImageProcessor.from_pretrained(name, **local)
     except Exception as error:
         messages().print(f"{name} has no image processor: {first_lines(error)}", markup=False)
         processor = None
     return NamedModel(f"huggingface:{name}", model, processor)
+
+
+def _problem_of_hub() -> Exception | None:
+    """Why the hub of Hugging Face cannot be reached, or None. Its library would try again for a minute, for each file."""
+    hub = _library("huggingface_hub", "huggingface_hub")
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=_SECONDS)
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_cached(repository: str) -> bool:
+    """Whether files of a repository have been downloaded from the hub."""
+    hub = _library("huggingface_hub", "huggingface_hub")
+    name = hub.file_download.repo_folder_name(repo_id=repository.partition("@")[0], repo_type="model")
+    return Path(hub.constants.HF_HUB_CACHE, name, "snapshots").is_dir()
 
 
 _LIBRARIES: dict[str, Callable[[str, str, str | None], NamedModel]] = {
@@ -330,5 +365,8 @@ def _state_in(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
-    except Exception as error:  # torch.load raises many kinds of errors
-        raise InputError(f"{path} holds no weights: {first_lines(error)}") from error
+    except Exception as error:  # of many kinds; those of torch.load advise to run the code in the file
+        raise InputError(
+            f"{path} holds no weights that can be read without running code: a file of weights is written by "
+            "torch.save(model.state_dict(), path), or has the suffix .safetensors"
+        ) from error

@@ -1,7 +1,8 @@
 """Options that several commands have, and what their texts mean."""
 
 import ast
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import signature
@@ -10,12 +11,18 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from PIL import Image
 
 from lrpfx.composites import COMPOSITES, Composite, composite_class, composite_named
 from lrpfx.deploy.artefact import suffixes
 from lrpfx.deploy.preprocessing import StoredPreprocessing, stored_form
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
 from lrpfx.explanation.default_composite import ByContent
+from lrpfx.explanation.explanation import index_of
+from lrpfx.explanation.preprocessing import Preprocessing
+
+#: The width and height of a photograph with which a preprocessing is measured.
+_PROBE = (320, 256)
 
 
 class Interpolation(StrEnum):
@@ -122,6 +129,8 @@ class PhotographOptions:
         if resize is not None:
             values["resize"] = resize
         if self.interpolation is not None:
+            if values.get("size") is None and values.get("resize") is None:
+                raise InputError("--interpolation is for a resize: pass --size or --resize too")
             values["interpolation"] = self.interpolation.value
         return StoredPreprocessing(**values)
 
@@ -174,23 +183,51 @@ def categories_in(path: Path) -> tuple[str, ...]:
     return names
 
 
-def composite_of(name: str, settings: list[str] | None, preprocessing: StoredPreprocessing | None) -> Composite:
+def class_of(text: str, categories: Sequence[str] | None, classes: int | None = None) -> int:
+    """The index of the class that an option gives by its exact name, or else its index, or else its name in other letters.
+
+    `classes`: how many there are, if that is known. Raises `InputError` for unknown classes.
+    """
+    names = list(categories or ())
+    if names.count(text) == 1:
+        return names.index(text)
+    is_index = re.fullmatch("-?[0-9]+", text) is not None and text not in names
+    known = classes if categories is None else len(names)
+    if is_index and known is None:
+        return int(text)
+    return index_of(int(text) if is_index else text, categories, known or 0)
+
+
+def composite_of(name: str, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:
     """The composite with a name and settings. Bounds of the input that it needs are those of the preprocessing."""
-    given = dict(_setting(text) for text in settings or [])
+    given = _values_of(settings or [])
+    bounds: dict[str, torch.Tensor] = {}
+    if preprocess is not None and not signature(composite_class(name)).parameters.keys().isdisjoint(("low", "high")):
+        bounds = dict(zip(("low", "high"), range_of(preprocess), strict=True))
     try:
-        return composite_named(name, **{**_bounds(name, preprocessing), **given})
+        return composite_named(name, **{**bounds, **given})
     except LrpfxError:
         raise
     except Exception as error:
         raise InputError(f"the settings do not fit {name}: {first_lines(error)}") from error
 
 
-def _bounds(name: str, preprocessing: StoredPreprocessing | None) -> dict[str, torch.Tensor]:
-    """The settings `low` and `high` of a composite that has them, if the range of the input is known."""
-    if preprocessing is None or signature(composite_class(name)).parameters.keys().isdisjoint(("low", "high")):
-        return {}
-    low, high = preprocessing.range
-    return {"low": low, "high": high}
+def _values_of(settings: Sequence[str]) -> dict[str, Any]:
+    """The settings of a composite by name."""
+    found: dict[str, Any] = {}
+    for text in settings:
+        name, value = _setting(text)
+        if name in found:
+            raise InputError(f"--set {name} is there twice")
+        found[name] = value
+    return found
+
+
+def range_of(preprocess: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lowest and the highest value of inputs, of shape (1, channels, 1, 1), measured as `lrpfx.Explainer` does."""
+    measured = Preprocessing(preprocess).measured(_PROBE)
+    low, high = (torch.tensor(bound)[None, :, None, None] for bound in (measured.low, measured.high))
+    return low, high
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -205,13 +242,13 @@ def _setting(text: str) -> tuple[str, Any]:
         raise InputError(f"the value of {name} is a number, a list or the like, not {value!r}") from error
 
 
-def composite_or_default(name: str | None, settings: list[str] | None, preprocessing: StoredPreprocessing | None) -> Composite:
+def composite_or_default(name: str | None, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:
     """The composite with a name, or the one that `lrpfx explain` would choose for the model."""
     if name is not None:
-        return composite_of(name, settings, preprocessing)
+        return composite_of(name, settings, preprocess)
     if settings:
         raise InputError("--set is for the settings of a --composite")
-    return ByContent() if preprocessing is None else ByContent(*preprocessing.range)
+    return ByContent() if preprocess is None else ByContent(*range_of(preprocess))
 
 
 def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
@@ -222,16 +259,22 @@ def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
         return None
 
 
-def example_of(shape: str | None, preprocessing: StoredPreprocessing | None) -> torch.Tensor | None:
+def example_of(shape: str | None, preprocess: Callable[..., Any] | None) -> torch.Tensor | None:
     """An input of a shape, or else one as the preprocessing makes it; None if its size is not known."""
     if shape is not None:
         sizes = shape_of(shape)
     else:
-        made = None if preprocessing is None else preprocessing.output_size
-        if preprocessing is None or made is None:
+        made = set() if preprocess is None else _shapes_of(preprocess)
+        if len(made) != 1:
             return None
-        sizes = [1, len(preprocessing.mean), *made]
+        sizes = [1, *made.pop()]
     try:
         return torch.rand(sizes, device="cpu")
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise InputError(f"there cannot be an input of shape {shape}: {first_lines(error)}") from error
+
+
+def _shapes_of(preprocess: Callable[..., Any]) -> set[tuple[int, ...]]:
+    """The shapes of the inputs for a wide and a high photograph."""
+    function = Preprocessing(preprocess)
+    return {tuple(function(Image.new("RGB", size)).shape) for size in (_PROBE, _PROBE[::-1])}

@@ -3,41 +3,59 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from lrpfx.command_line.image_files import ImageFile
+from lrpfx.command_line.image_files import HOPELESS, ImageFile, reason, whole_picture
+from lrpfx.command_line.terminal import in_options
 from lrpfx.deploy.files import locked, whole_file
-from lrpfx.errors import InputError, first_lines, printable
+from lrpfx.errors import InputError, os_errors, printable
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder for results, with the names of its files, and of the columns between "file", and "version" and "problem"."""
+    """A folder for results, with the names of its files, and of the columns between "source" and "version"."""
 
     folder: Path
     settings: str  # a file with the settings of the last run
     table: str
     columns: tuple[str, ...]
     pictures: tuple[str, ...]  # the endings that are added to an image's name
+    others: tuple[str, ...] = ()  # the endings of pictures that only runs with other settings make
 
     @property
     def all_columns(self) -> list[str]:
-        return ["file", *self.columns, "version", "problem"]
+        return ["file", "source", *self.columns, "version", "problem"]
 
     def pictures_of(self, image: ImageFile) -> list[Path]:
         """The paths of an image's pictures."""
         return [self.folder / f"{image.name}{ending}" for ending in self.pictures]
 
+    def remove(self, image: ImageFile, endings: Iterable[str]) -> None:
+        """Remove pictures of an image that are no longer valid."""
+        for ending in endings:
+            with suppress(OSError):
+                (self.folder / f"{image.name}{ending}").unlink(missing_ok=True)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """A context in which errors of the file system are said to be of the folder."""
+        return os_errors(InputError, self.folder, "written to")
+
 
 @dataclass
 class Results:
-    """Rows are appended to the table as they come. The last row of an image is valid; `results_in` drops others in the end."""
+    """Rows are appended to the table as they come. The last row of an image is valid; `results_in` drops others in the end.
+
+    `images`: those to explain, with names that differ.
+    """
 
     place: Place
+    images: list[ImageFile]
     before: dict[str, list[str]]  # rows of earlier runs, by the image's name
     file: TextIO
     problems: list[list[Any]] = field(default_factory=list)
@@ -46,23 +64,40 @@ class Results:
         """Whether the image was explained already, and this is the version of the image and the settings."""
         with suppress(OSError):
             row = self.before.get(image.shown)
-            return row is not None and row[-2] == version and all(path.is_file() for path in self.place.pictures_of(image))
+            current = row is not None and row[1] == image.source and row[-2] == version
+            return current and all(path.is_file() for path in self.place.pictures_of(image))
         return False
 
-    def add(self, image: ImageFile, values: Sequence[Any], version: str, problem: str = "") -> None:
-        """Add the row of an image."""
-        row = [image.shown, *values, version, problem]
-        if problem:
-            self.problems.append(row)
-        csv.writer(self.file).writerow(row)
-        self.file.flush()
+    def add(self, image: ImageFile, version: str, values: Sequence[Any], pictures: Sequence[Callable[[Path], object]]) -> None:
+        """Add the row of an image, after its pictures: functions that write to a path.
+
+        What the file system refuses is a problem of the image, or an `InputError` if it would refuse other files too.
+        """
+        try:
+            for path, write in zip(self.place.pictures_of(image), pictures, strict=True):
+                with whole_picture(path) as temporary:
+                    write(temporary)
+        except OSError as error:
+            if error.errno in HOPELESS:
+                with self.place.writing():
+                    raise
+            self.add_problem(image, error)
+        else:
+            self.place.remove(image, self.place.others)
+            self._append([image.shown, image.source, *values, version, ""])
 
     def add_problem(self, image: ImageFile, error: Exception) -> None:
         """Record why an image has no pictures, and remove those of a former version of the file."""
-        for path in self.place.pictures_of(image):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-        self.add(image, [""] * len(self.place.columns), "", printable(first_lines(error)))
+        self.place.remove(image, (*self.place.pictures, *self.place.others))
+        empty = [""] * (len(self.place.columns) + 1)
+        row = [image.shown, image.source, *empty, printable(in_options(reason(error)))]
+        self.problems.append(row)
+        self._append(row)
+
+    def _append(self, row: Sequence[Any]) -> None:
+        with self.place.writing():
+            csv.writer(self.file).writerow(row)
+            self.file.flush()
 
     def raise_problems(self, what: str) -> None:
         """Raise `InputError` with the problems, if there are any."""
@@ -80,30 +115,65 @@ def results_in(
 
     `one_program`: whether all results of the folder must have the same settings.
     """
-    place.folder.mkdir(parents=True, exist_ok=True)
     path, table = place.folder / place.settings, place.folder / place.table
     text = json.dumps(settings).encode()
-    with open(path, "a+b") as file:
-        if locked(file.fileno()) is False:
-            raise InputError(f"another run writes to {place.folder}")
-        file.seek(0)
-        before = file.read()
-        if not before and table.exists():
-            raise InputError(f"{place.folder} has an {place.table} that is not from {command}: choose another folder")
-        if before and before != text and one_program:
-            raise InputError(f"{place.folder} has the results of another program, or of other settings: choose another folder")
-        rows = {name: row for name, row in _rows(table, place).items() if not row[-1]}
-        if before != text:
-            file.truncate(0)
-            file.write(text)
-            file.flush()
-        _write_rows(table, [place.all_columns, *rows.values()])
-        with open(table, "a", newline="", encoding="utf-8") as output:
-            yield Results(place, rows, output)
-        rows = _rows(table, place)
-        names = [image.shown for image in images if image.shown in rows]
-        ordered = dict.fromkeys([*names, *rows])  # those of removed images last
-        _write_rows(table, [place.all_columns, *(rows[name] for name in ordered)])
+    with ExitStack() as opened:
+        with place.writing():
+            place.folder.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context(open(path, "a+b"))
+            if locked(file.fileno()) is False:
+                raise InputError(f"another run writes to {place.folder}")
+            file.seek(0)
+            before = file.read()
+            if not before and table.exists():
+                raise InputError(f"{place.folder} has an {place.table} that is not from {command}: choose another folder")
+            if before and before != text and one_program:
+                raise InputError(
+                    f"{place.folder} has the results of another program, or of other settings: choose another folder"
+                )
+            rows = {name: row for name, row in _rows(table, place).items() if not row[-1]}
+            if before != text:
+                file.truncate(0)
+                file.write(text)
+                file.flush()
+            _write_rows(table, [place.all_columns, *rows.values()])
+            output = opened.enter_context(open(table, "a", newline="", encoding="utf-8"))
+        results = Results(place, _with_names(images, rows), rows, output)
+        yield results
+        with place.writing():
+            rows = _rows(table, place)
+            names = [image.shown for image in results.images if image.shown in rows]
+            ordered = dict.fromkeys([*names, *rows])  # those of removed images last
+            _write_rows(table, [place.all_columns, *(rows[name] for name in ordered)])
+
+
+def _with_names(images: Iterable[ImageFile], rows: dict[str, list[str]]) -> list[ImageFile]:
+    """The images with names that differ: a number is added to a name that a file of another folder has.
+
+    An image keeps the name that it has in `rows`. The name of a file that is gone is free.
+    """
+    sources = {name: row[1] for name, row in rows.items()}
+    found = []
+    for image in images:
+        free: ImageFile | None = None
+        for number in count(1):
+            own = image if number == 1 else ImageFile(image.path, _numbered(image.name, number))
+            source = sources.get(own.shown)
+            if source == image.source:
+                break
+            if free is None and (source is None or not os.path.lexists(source)):
+                free = own
+            if source is None:
+                own = free or own
+                break
+        sources[own.shown] = image.source
+        found.append(own)
+    return found
+
+
+def _numbered(name: str, number: int) -> str:
+    path = Path(name)
+    return str(path.with_stem(f"{path.stem}-{number}"))
 
 
 def _rows(table: Path, place: Place) -> dict[str, list[str]]:

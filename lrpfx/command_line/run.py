@@ -1,6 +1,7 @@
 """`lrpfx run`: explain a folder of images with the program in a file."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from lrpfx.command_line.image_files import HOPELESS, ImageFile, in_folder, opened, whole_picture
+from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import (
     ARTEFACT,
@@ -20,14 +21,14 @@ from lrpfx.command_line.options import (
     SIZE,
     STD,
     PhotographOptions,
+    class_of,
 )
 from lrpfx.command_line.results import Place, Results, results_in
-from lrpfx.command_line.terminal import Stages, say, stages
+from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.preprocessing import StoredPreprocessing, check_photographs, image_shape, stored_form
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, first_lines, nearest, os_errors
-from lrpfx.explanation.explanation import index_of
+from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.image import CMAPS, get_cmap, imsave
 
 Array = NDArray[Any]
@@ -35,7 +36,7 @@ Array = NDArray[Any]
 
 def run(
     artefact: ARTEFACT,
-    images: Annotated[Path, typer.Argument(help="A folder of images.")],
+    images: Annotated[Path, typer.Argument(help="A folder with images in it, at any depth, or one image.")],
     output: Annotated[Path, typer.Argument(help="The folder for heatmaps and outputs.csv.")],
     target: Annotated[
         str | None, typer.Option(help="The class to explain, by name or index; by default the largest output.")
@@ -50,18 +51,22 @@ def run(
     cmap: Annotated[str, typer.Option(help="Colour map of the heatmaps.")] = "bwr",
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images per batch.")] = 8,
 ) -> None:
-    """Explain a folder of images with an exported program: a heatmap for each, and a CSV file of the outputs.
+    """Explain the images of a folder with an exported program: a heatmap for each, and a CSV file of the outputs.
 
     The file's own preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped
     run resumes.
     """
+    if categories is not None and target is None:
+        raise InputError("--categories is for a --target by name: outputs.csv has the classes by index")
     with stages(f"loading {artefact}"):
         given = model_named(str(artefact))
     runner = given.model
     if not isinstance(runner, Runner):
         raise InputError(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
     shape = _image_shape(runner)
-    found = in_folder(images)
+    found = images_in([images])
+    if not images.exists():
+        raise InputError(f"there is no folder {images}")
     preprocessing = stored_form(given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw)))
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
@@ -74,24 +79,21 @@ def run(
     names = given.names_of_classes(categories)
     if names is not None and len(names) != classes:
         raise InputError(f"there are {len(names)} names of classes, but the output has {classes} classes")
-    chosen = None if target is None else index_of(int(target) if target.lstrip("-").isdecimal() else target, names, classes)
+    chosen = None if target is None else class_of(target, names, classes)
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     if fixed is None and preprocessing.size is None and None in shape:
         batch_size = 1  # each image has its own size
     settings = {"program": given.origin, "target": chosen, "preprocessing": preprocessing.to_dict(), "cmap": cmap}
     columns = ("largest", "explained", "relevance", *(f"output_{number}" for number in range(classes)))
     place = Place(output, "run.json", "outputs.csv", columns, (".png",))
-    with (
-        os_errors(InputError, output, "written to"),
-        results_in(place, settings, found, "lrpfx run", one_program=True) as results,
-    ):
-        pending = [image for image in found if not results.has(image, _version_of(image))]
+    with results_in(place, settings, found, "lrpfx run", one_program=True) as results:
+        pending = [image for image in results.images if not results.has(image, _version_of(image))]
         with stages("explaining", len(found)) as shown:
             shown.advance(len(found) - len(pending))
             _explain_all(runner, pending, preprocessing, results, chosen, cmap, fixed or batch_size, fixed, shown)
     before = f", {len(found) - len(pending)} of them from before," if len(pending) < len(found) else ""
     done = len(found) - len(results.problems)
-    say(f"{done} heatmaps{before} and outputs.csv in {output}/")
+    say(f"{counted(done, 'heatmap')}{before} and outputs.csv in {output}/")
     results.raise_problems("these images cannot be read")
 
 
@@ -114,15 +116,7 @@ def _explain_all(
             except Exception as error:  # decoders raise errors of all kinds
                 results.add_problem(image, error)
         for image, row, heatmap in _explained(runner, batch, target, fixed) if batch else ():
-            try:
-                with whole_picture(results.place.pictures_of(image)[0]) as temporary:
-                    imsave(temporary, heatmap, cmap=cmap, symmetric=True)
-            except OSError as error:
-                if error.errno in HOPELESS:
-                    raise
-                results.add_problem(image, error)
-            else:
-                results.add(image, row, _version_of(image))
+            results.add(image, _version_of(image), row, [partial(imsave, obj=heatmap, cmap=cmap, symmetric=True)])
         shown.advance(len(images[first : first + batch_size]))
 
 

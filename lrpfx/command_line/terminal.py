@@ -1,48 +1,98 @@
 """What the commands print: tables, messages, and the stages of their work."""
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lrpfx.errors import printable
+from lrpfx.errors import InputError, os_errors, printable
 
 #: Seconds after which a stage leaves a line.
 _LONG = 1.0
 
+#: The width of tables in a file or a pipe: nothing in them is cut.
+_WIDE = 100_000
+
+#: The compiler's stages in plain words.
+STAGES = {
+    "capture": "tracing the model",
+    "normalize": "bringing operations into standard form",
+    "canonize": "merging layers",
+    "assign": "choosing rules",
+    "validate": "checking rules",
+    "analyze": "finding signs and zeros",
+    "rewrite": "writing rules into the graph",
+    "fold": "computing what is constant",
+    "fuse": "joining the operations of attention",
+    "lower": "writing the backward pass",
+    "legalize": "choosing operators of the file's format",
+}
+
+#: Arguments of Python that are options of the command line, where their names differ by more than dashes.
+_OPTIONS = {"targets": "--target", "preprocess": "--mean and --std", "example_inputs": "--shape"}
+_ARGUMENTS = "categories|composite|target|targets|record|reduce|batch_size|preprocess|example_inputs|input_range"
+
+
+def in_options(message: str) -> str:
+    """The message of an error with options of the command line in place of the arguments of Python that it speaks of."""
+    message = re.sub(r"lrpfx\.lower\(\.\.\., (\w+=[^)]*)\)", r"lrpfx export \1", message)
+    message = re.sub("pass example_inputs( to lrpfx.transform)?", "pass example_inputs=", message)
+    return re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, message)
+
+
+def _option(found: re.Match[str]) -> str:
+    name, value = found[1], re.sub(r"[][',]", "", found[2] or "")
+    return f"{_OPTIONS.get(name) or '--' + name.replace('_', '-')} {value}".strip()
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things, in the singular for one."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
 
 def output() -> Console:
     """The terminal for results."""
-    return Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=_WIDE)
 
 
 def messages() -> Console:
     """The terminal for progress and errors."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
-    """Print a line of results."""
-    output().print(printable(text), markup=False, soft_wrap=True)
+def say(text: str, markup: bool = False) -> None:
+    """Print a line of results. `markup`: whether the text has styles of rich, and no foreign parts."""
+    with _on_stdout():
+        output().print(text if markup else printable(text), markup=markup, soft_wrap=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True) -> Table:
-    """A table without lines. Cells are plain text."""
-    drawn = Table(*columns, show_header=header, box=None, pad_edge=False)
+def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True) -> None:
+    """Print a table of results without lines. Cells are plain text; words that are too long for the terminal are folded."""
+    drawn = Table(show_header=header, box=None, pad_edge=False)
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
     for row in rows:
         drawn.add_row(*(escape(printable(text)) for text in row))
-    return drawn
+    with _on_stdout():
+        output().print(drawn)
+
+
+def _on_stdout() -> AbstractContextManager[None]:
+    return os_errors(InputError, Path("the standard output"), "written to")
 
 
 class Stages(logging.Handler):
     """Shows the current stage of the work, and leaves a line for each stage that took a second or more.
 
-    As a handler of logs it begins a stage with each message.
+    As a handler of logs it begins a stage with each message, except with those that report something else.
     """
 
     def __init__(self, progress: Progress, first: str, total: int | None) -> None:
@@ -52,7 +102,9 @@ class Stages(logging.Handler):
         self.name_of_stage, self.began = first, time.monotonic()
 
     def begin(self, stage: str) -> None:
-        """End the current stage, and begin another."""
+        """End the current stage, and begin another, unless it is the same."""
+        if stage == self.name_of_stage:
+            return
         self.end()
         self.name_of_stage, self.began = printable(stage), time.monotonic()
         self.progress.update(self.task, description=escape(self.name_of_stage))
@@ -69,7 +121,11 @@ class Stages(logging.Handler):
         self.progress.advance(self.task, count)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.begin(record.getMessage())
+        if record.name == "lrpfx.passes.driver":  # a pass, of which a stage has several
+            stage = record.getMessage().partition(" ")[0].lower()
+            self.begin(STAGES.get(stage, stage))
+        elif record.name != "lrpfx.frontends.capture":  # why a front end failed
+            self.begin(record.getMessage())
 
 
 @contextmanager

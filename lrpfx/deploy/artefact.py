@@ -43,6 +43,13 @@ def backends_for(suffix: str) -> dict[str, Backend]:
     return {kind: backend for kind, backend in BACKENDS.items() if backend.suffix == known}
 
 
+def check_before_work(path: str | os.PathLike[str], *, compiled: bool = False) -> None:
+    """Raise what `save`, or `package` if `compiled`, would raise for the path or for missing packages, before the work."""
+    backends = {kind: one for kind, one in BACKENDS.items() if not compiled or kind == "compiled"}
+    given, _ = checked_path(path, tuple(dict.fromkeys(one.suffix for one in backends.values())))
+    next(one for one in backends.values() if one.suffix == given.suffix).check_requirements()
+
+
 @undisturbed()
 def save(
     program: ExportedProgram,

@@ -115,10 +115,15 @@ class StoredPreprocessing:
 
         Raises `InputError` if it makes others.
         """
-        if len(shape) != 3 or shape[0] != len(self.mean) or self.output_size not in (None, shape[1:]):
-            wanted = "×".join(map(str, shape))
+        wanted = "×".join(map(str, shape))
+        if len(shape) != 3 or shape[0] != len(self.mean):
             raise InputError(f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)} channels: {self}")
-        return self if self.output_size is not None else replace(self, size=(shape[1], shape[2]))
+        size = self.output_size
+        if size is not None and size != shape[1:]:
+            raise InputError(
+                f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)}×{size[0]}×{size[1]}: {self}"
+            )
+        return self if size is not None else replace(self, size=(shape[1], shape[2]))
 
     def to_dict(self) -> dict[str, Any]:
         """The preprocessing as the manifest of a file has it."""

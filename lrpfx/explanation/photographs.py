@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.pictures import photograph_of
@@ -122,12 +122,11 @@ def image_files(folder: Path) -> list[Path]:
 
     Hidden files and folders, whose names start with a dot, are left out.
     """
-    known, formats = Image.registered_extensions(), _formats()
-    readable = {suffix for suffix, form in known.items() if form in formats}
+    suffixes = image_suffixes()
 
     def is_meant(path: Path) -> bool:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        return not hidden and path.suffix.lower() in readable and path.is_file()
+        return not hidden and path.suffix.lower() in suffixes and not path.is_dir()
 
     return sorted(filter(is_meant, folder.rglob("*")))
 
@@ -157,7 +156,9 @@ def _opened(image: Any) -> Image.Image:
     if isinstance(image, Path) or hasattr(image, "read"):
         shown = image if isinstance(image, Path) else getattr(image, "name", None) or f"the {type(image).__name__}"
         try:
-            with Image.open(image, formats=_formats()) as file:
+            if isinstance(image, Path) and image.exists() and not image.is_file():  # a pipe would wait for its writer
+                raise InputError("it is not a file")
+            with Image.open(image, formats=readable_formats()) as file:
                 return _in_rgb(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
             raise InputError(f"there is no file {shown}") from error
@@ -172,10 +173,20 @@ def _opened(image: Any) -> Image.Image:
     return _in_rgb(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
 
 
-def _formats() -> list[str]:
-    """The formats that Pillow decodes by itself: for EPS it would start Ghostscript, whatever the name of the file."""
+def readable_formats() -> list[str]:
+    """The formats that Pillow decodes by itself.
+
+    For EPS it would start Ghostscript, whatever the name of the file. Some others, such as HDF5, it only recognizes.
+    """
     Image.init()
-    return [name for name in Image.OPEN if name != "EPS"]
+    decoders = {name: opening[0] for name, opening in Image.OPEN.items() if name not in ("EPS", "MPEG")}
+    return [name for name, one in decoders.items() if not (isinstance(one, type) and issubclass(one, ImageFile.StubImageFile))]
+
+
+def image_suffixes() -> frozenset[str]:
+    """The suffixes of the formats that can be read."""
+    formats = readable_formats()
+    return frozenset(suffix for suffix, form in Image.registered_extensions().items() if form in formats)
 
 
 def _in_rgb(image: Any) -> Image.Image:

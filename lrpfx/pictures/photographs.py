@@ -53,7 +53,7 @@ def pixels_of(photograph: Any) -> NDArray[Any]:
 
 def grey_of(photograph: NDArray[Any]) -> NDArray[Any]:
     """The photograph without colours, with three equal channels."""
-    return np.repeat((photograph @ _LUMINANCE.astype(photograph.dtype))[..., None], 3, axis=-1)
+    return np.repeat(np.einsum("yxc,c->yx", photograph, _LUMINANCE.astype(photograph.dtype))[..., None], 3, axis=-1)
 
 
 def _is_deep(image: Image.Image) -> bool:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
+from lrpfx.ir.written_names import check_names
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.rule_table import rule_table
@@ -72,6 +73,7 @@ class TreeGraphModule(fx.GraphModule):
 
     def __init__(self, tree: nn.Module, graph: fx.Graph, title: str) -> None:
         empty = fx.Graph()
+        check_names(graph, title)
         super().__init__(nn.Module(), empty, class_name=title)
         self.title = title
         share_tables(tree, self)

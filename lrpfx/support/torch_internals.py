@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
-from lrpfx.errors import LrpfxError
+from lrpfx.errors import LrpfxError, first_lines
 
 __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "disable_current_modes", "make_fx", "pytree"]
 
@@ -124,6 +124,17 @@ def load_archive(file: Any) -> Any:
 def compile_program(program: Any, path: str, configs: dict[str, Any]) -> None:
     """Compile a program with AOTInductor into the file `path`."""
     torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+
+
+def problem_of_cpp_compiler() -> str | None:
+    """Why AOTInductor would find no C++ compiler, or None."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        return first_lines(error)
+    return None
 
 
 def load_compiled(path: str) -> Callable[..., Any]:

@@ -3,13 +3,13 @@
 A softmax saturates: near p = 1, the probability of a class barely depends on its lead over the other classes.
 """
 
-from lrpfx.passes.program import GraphPass, PassResult, Program
-from lrpfx.passes.properties import CANONICAL, LIVE
 from torch import fx
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info, nodes_in, update_info
 from lrpfx.ir.operator import Probability
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, LIVE
 
 
 class ExplainLogits(GraphPass):

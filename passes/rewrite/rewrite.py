@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
-from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule

@@ -1,5 +1,6 @@
 """How commands end: results of files, messages for mistakes, interrupts."""
 
+import contextlib
 import importlib
 import logging
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import torch
@@ -17,9 +19,12 @@ from typer.testing import CliRunner
 
 import lrpfx
 from lrpfx.command_line import application, export, options, terminal
+from lrpfx.command_line import draw as draw_command
+from lrpfx.command_line import explain as explain_command
 from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_class
 from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
 from lrpfx.deploy.preprocessing import INTERPOLATIONS
+from lrpfx.passes.stages import STAGES
 
 
 def test_inspect_and_verify(folder):
@@ -151,6 +156,115 @@ def test_mistakes_are_short_messages(folder):
         assert "Traceback" not in printed and len(printed.splitlines()) < 12, printed
 
 
+def test_messages_speak_of_options(folder):
+    exported_before()
+    (folder / "two.txt").write_text("cat\ndog\n")
+    raw = ["--raw", "--size", "8"]
+    exported("largest.pt2", "--target", "max")
+    for arguments, message in [
+        (["explain", "small_model:make", "images", *raw, "--target", "cat"], "pass --categories"),
+        (["explain", "small_model:make", "images", *raw, "--categories", "two.txt"], "--categories has 2 names"),
+        (["explain", "model.pt2", "images", *raw, "--composite", "epsilon_plus"], "--composite is for a model"),
+        (["explain", "largest.pt2", "images", *raw, "--target", "1"], "export it with lrpfx export --target index"),
+        (["explain", "model.pt2", "images", "--size", "9"], "makes 3×9×9"),
+        (["run", "model.pt2", "images", "results", "--size", "9"], "makes 3×9×9"),
+        (["run", "model.pt2", "images", "results", "--categories", "two.txt"], "--categories is for a --target"),
+        (["explain", "small_model:make", "https://a.b/c.jpg", *raw], "https://a.b/c.jpg is an address"),
+        (["run", "model.pt2", "s3://a/b", "results"], "s3://a/b is an address"),
+        (["explain", "small_model:make", "images", "--weights", "DEFAULT"], "--weights DEFAULT is for models of libraries"),
+        (["explain", "small_model:make", "images", "--weights", "none"], "--weights none is for models of libraries"),
+        (["check", "small_model:make", "--weights", "none"], "--weights none is for models of libraries"),
+        (["run", "model.pt2", "images", "results", "--interpolation", "box", "--raw"], ""),
+        (["explain", "small_model:make", "images", "--raw", "--interpolation", "box"], "--interpolation is for a resize"),
+        (["explain", "small_model:make", "images", *raw, "--target", "1", "--target", "1"], "names a class twice: 1, 1"),
+        (
+            ["check", "small_model:make", "--composite", "epsilon_plus", "--set", "epsilon=1", "--set", "epsilon=2"],
+            "is there twice",
+        ),
+    ]:
+        status, printed = run_program(*arguments)
+        assert message in " ".join(printed.split()) and (status == 2) == bool(message), (arguments, printed)
+        assert not re.search(r"\w+=(?!=)|Error:", printed.partition("error")[2]), printed
+
+
+def test_a_file_of_weights_is_never_run(folder):
+    """Nor does a message advise to do so."""
+    torch.save({"0.weight": Mistake()}, "pickled.pt")
+    (folder / "empty.pt").write_bytes(b"")
+    for path in ("pickled.pt", "empty.pt", "small_model.py", "images/0.png", "images/notes.txt", "notes.safetensors"):
+        (folder / "notes.safetensors").write_text("notes")
+        status, printed = run_program("check", "small_model:make", "--weights", path)
+        assert status == 2 and f"{path} holds no weights that can be read without running code" in printed
+        assert "weights_only" not in printed and "\\x1b" not in printed
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is full")
+@pytest.mark.parametrize(
+    "command", [["composites"], ["--version"], ["explain", "small_model:make", "images", "--raw", "--size", "8"]]
+)
+def test_an_output_that_cannot_be_written(folder, command, monkeypatch, capfd):
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # closing it fails
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "argv", ["lrpfx", *command])
+        with pytest.raises(SystemExit) as caught, warnings.catch_warnings():
+            application.main()
+    assert caught.value.code == 2
+    assert "error: the standard output cannot be written to: No space left on device" in capfd.readouterr().err
+
+
+def test_tables_in_a_pipe_are_whole(folder, monkeypatch):
+    name = "a very long name of a photograph " * 5 + ":cat:.png"
+    (folder / "images" / name).write_bytes((folder / "images" / "0.png").read_bytes())
+    _, printed = run("explain", "small_model:make", f"images/{name}", "--raw", "--size", "8")
+    assert name in printed and "…" not in printed
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    (folder / "images" / ("x" * 90 + ".png")).write_bytes((folder / "images" / "0.png").read_bytes())
+    _, printed = run("explain", "small_model:make", f"images/{'x' * 90}.png", "--raw", "--size", "8")
+    assert "x" * 20 in printed and "x…" not in printed and printed.count("x") - printed.count("ex") >= 90
+
+
+def test_numbers_of_things(folder):
+    exported_before()
+    status, printed = run("run", "model.pt2", "images/0.png", "results")
+    assert status == 0 and printed.startswith("1 heatmap and outputs.csv")
+
+
+def test_stages_have_plain_names(folder, caplog, monkeypatch):
+    begun = []
+    monkeypatch.setattr(terminal.Stages, "begin", lambda self, stage: begun.append(stage))
+    run("explain", "small_model:make", "images", "--raw", "--size", "8")
+    exported("model.onnx")
+    run("explain", "model.onnx", "images")
+    assert "tracing the model" in begun and not any(re.match("[A-Z]+ ", stage) for stage in begun)
+    assert set(terminal.STAGES) == {"capture", *STAGES}
+    titles = []
+    monkeypatch.setattr(explain_command, "stages", lambda title, *_: titles.append(title) or terminal.stages(title))
+    run("explain", "model.onnx", "images", "--output", "others")
+    assert titles == ["loading model.onnx", "explaining"]
+
+
+def test_missing_packages_are_found_first(folder, monkeypatch):
+    loaded = []
+    for command in (export, draw_command):
+        monkeypatch.setattr(command, "model_named", lambda *arguments, **_: loaded.append(arguments))
+    for name in ("onnxscript", "pygraphviz"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("lrpfx.reports.drawing.shutil.which", lambda name: None)
+    monkeypatch.setattr("lrpfx.deploy.backends.compiled.problem_of_cpp_compiler", lambda: "there is none")
+    for arguments, message in (
+        (["export", "small_model:make", "m.onnx"], "onnxscript"),
+        (["export", "small_model:make", "m.pt2", "--compile"], "needs a C\\+\\+ compiler: there is none"),
+        (["export", "small_model:make", "m.onnx", "--compile"], "suffix must be .pt2"),
+        (["export", "small_model:make", "absent/m.pt2"], "there is no folder"),
+        (["draw", "small_model:make"], "needs Graphviz"),
+    ):
+        with pytest.raises(lrpfx.LrpfxError, match=message):
+            run(*arguments)
+    assert not loaded
+
+
 @pytest.mark.parametrize("delay", [0.05, 0.3, 1.0, 2.0])
 def test_interrupts_are_messages(delay, folder):
     process = subprocess.Popen(
@@ -159,9 +273,69 @@ def test_interrupts_are_messages(delay, folder):
     time.sleep(delay)
     process.send_signal(signal.SIGINT)
     printed = "".join(process.communicate(timeout=60))
-    started = ("lrpfx/__main__.py", "lrpfx/command_line/application.py")
-    before_main = not any(name in printed for name in started)  # Python is importing the package
-    assert ("Traceback" not in printed or before_main) and process.returncode in (2, 1, -2), printed
+    if "lrpfx/__main__.py" not in printed and "Traceback" in printed:
+        return  # Python was not yet in main
+    assert "Traceback" not in printed and process.returncode in (130, 2), printed
+
+
+#: A program that replaces the command line, since the interrupt is to come at a certain moment.
+INTERRUPTED = """
+import atexit, os, signal, sys, types
+import lrpfx.__main__
+interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+application = sys.modules["lrpfx.command_line.application"] = types.ModuleType("application")
+sys.modules["lrpfx.command_line"] = types.ModuleType("command_line")
+sys.modules["lrpfx.command_line"].__path__ = []
+sys.argv = ["lrpfx", *sys.argv[2:]]
+%s
+lrpfx.__main__.main()
+"""
+AT_IMPORT = """
+def swallowed(name):
+    try:
+        interrupt()
+    except KeyboardInterrupt:
+        return lambda: print("went on")
+del sys.modules["lrpfx.command_line.application"]
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "lrpfx.command_line.application":
+            from importlib.machinery import ModuleSpec
+            return ModuleSpec(name, Finder)
+    create_module = lambda spec: None
+    def exec_module(module):
+        module.main = swallowed("main")
+sys.meta_path.insert(0, Finder)
+"""
+AT_WORK = """
+application.main = interrupt
+"""
+AT_EXIT = """
+class Slow:
+    def __del__(self, interrupt=interrupt):
+        interrupt()
+sys.slow = Slow()
+def main():
+    atexit.register(interrupt)
+    print("done", flush=True)
+    sys.exit(0)
+application.main = main
+"""
+
+
+@pytest.mark.parametrize(
+    "moment, command, status, printed",
+    [
+        (AT_IMPORT, "explain", 130, "interrupted. What was written stays; the same command goes on from there\n"),
+        (AT_WORK, "run", 130, "interrupted. What was written stays; the same command goes on from there\n"),
+        (AT_WORK, "export", 130, "interrupted\n"),
+        (AT_EXIT, "export", 0, "done\n"),
+    ],
+)
+def test_an_interrupt_at_any_moment_ends_in_order(moment, command, status, printed):
+    program = [sys.executable, "-c", INTERRUPTED % moment, "lrpfx", command]
+    process = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout + process.stderr) == (status, printed)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ import csv
 import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line.commands import run
+from command_line.commands import exported_before, run
 from PIL import Image
 
 import lrpfx
 from lrpfx.command_line import explain as explain_command
+from lrpfx.command_line import fingerprints, options
+from lrpfx.command_line.image_files import images_in
 from lrpfx.deploy.preprocessing import StoredPreprocessing
+from lrpfx.explanation.photographs import image_files
 
 SIZE = ("--size", "8")
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
@@ -104,7 +108,8 @@ def test_a_photograph_that_cannot_be_read_costs_its_own_row(folder):
     (folder / "images" / "cut.png").write_bytes((folder / "images" / "0.png").read_bytes()[:100])
     os.mkfifo("images/pipe.png")
     with pytest.raises(
-        lrpfx.InputError, match=r"(?s)broken\.png: Unid.*cut\.png: .*pipe\.png: InputError: it is not a file.*no\.png"
+        lrpfx.InputError,
+        match=r"(?s)broken\.png: it is not an image.*cut\.png: it cannot be decoded: .*pipe\.png: it is not a file.*no\.png",
     ):
         explained("images", "no.png", "--raw", *SIZE)
     rows = rows_of()
@@ -149,13 +154,163 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
 def test_names_of_files_in_several_folders_stay_apart(folder):
     shutil.copytree("images", "others")
     explained("images", "others", "images/0.png", "--raw", *SIZE)
-    assert set(rows_of()) == {f"{number}{twice}.png" for number in range(3) for twice in ("", "-2")} | {"0-3.png"}
+    rows = rows_of()
+    assert set(rows) == {f"{number}{twice}.png" for number in range(3) for twice in ("", "-2")}
+    assert rows["0.png"]["source"] == str(folder / "images" / "0.png")
+    assert rows["0-2.png"]["source"] == str(folder / "others" / "0.png")
+
+
+def test_a_photograph_keeps_its_name_and_takes_no_other(folder):
+    """Runs with photographs of the same name in different folders overwrite nothing."""
+    os.mkdir("others")
+    shutil.copy("images/1.png", "others/0.png")
+    explained("images/0.png", "--raw", *SIZE)
+    first = Path("out/0.png.overlay.png").read_bytes()
+    for _ in range(2):
+        status, printed = explained("others/0.png", "--raw", *SIZE)
+        assert status == 0 and "0-2.png" in printed and Path("out/0.png.overlay.png").read_bytes() == first
+        assert {name: Path(row["source"]).parent.name for name, row in rows_of().items()} == {
+            "0.png": "images",
+            "0-2.png": "others",
+        }
+    explained("others", "images", "--raw", *SIZE)
+    assert [row["source"].split("/")[-2:] for row in rows_of().values()] == [
+        ["others", "0.png"],
+        ["images", "0.png"],
+        ["images", "1.png"],
+        ["images", "2.png"],
+    ]
+    shutil.move("images/0.png", "0.png")
+    explained("0.png", "--raw", *SIZE)
+    assert rows_of()["0.png"]["source"] == str(folder / "0.png"), "the name of a file that is gone is free"
 
 
 def test_own_pictures_are_not_explained(folder):
     for _ in range(2):
         run("explain", "small_model:make", "images", "--raw", *SIZE, "--output", "images/out")
         assert set(rows_of("images/out")) == {"0.png", "1.png", "2.png"}
+
+
+def test_photographs_in_the_folder_of_results_are_explained(folder):
+    """Pictures of results are not, in whatever folder above or below they are."""
+    for name in ("x.overlay.png", "deeper.jpg"):
+        Image.open("images/0.png").convert("RGB").save(f"images/{name}")
+    photographs = {"0.png", "1.png", "2.png", "x.overlay.png", "deeper.jpg"}
+    for _ in range(2):
+        for output in ("images", "images/own"):
+            status, printed = run("explain", "small_model:make", "images", "--raw", *SIZE, "--output", output)
+            assert status == 0 and "5 of 5 explained" in printed and set(rows_of(output)) == photographs
+    with pytest.raises(lrpfx.InputError, match="no images in images/own but those that lrpfx made"):
+        explained("images/own", "--raw", *SIZE)
+    exported_before()
+    for _ in range(2):
+        assert run("run", "model.pt2", "images", "images/heat")[0] == 0
+        with open("images/heat/outputs.csv", newline="") as file:
+            assert {row["file"] for row in csv.DictReader(file)} == photographs
+
+
+def test_pictures_of_other_settings_do_not_stay(folder):
+    explained("images/0.png", "--raw", *SIZE, "--target", "1", "--target", "3")
+    explained("images/0.png", "--raw", *SIZE)
+    assert not os.path.exists("out/0.png.compare.png") and os.path.exists("out/0.png.overlay.png")
+    explained("images/0.png", "--raw", *SIZE, "--target", "1", "--target", "3")
+    (folder / "images" / "0.png").write_bytes(b"no image")
+    with pytest.raises(lrpfx.InputError):
+        explained("images/0.png", "--raw", *SIZE)
+    assert not list(Path("out").glob("*.png"))
+
+
+def test_the_suffixes_are_those_of_python(folder):
+    os.mkdir("all")
+    for suffix in Image.registered_extensions():
+        (folder / "all" / f"image{suffix}").touch()
+    Image.open("images/0.png").convert("RGB").save("all/photo.jfif")
+    found = {image.path for image in images_in([Path("all")])}
+    assert found == set(image_files(Path("all"))) and {Path("all/photo.jfif"), Path("all/image.avif")} <= found
+    assert explained("all/photo.jfif", "--raw", *SIZE)[0] == 0
+
+
+def test_a_name_of_a_class_wins_over_an_index(folder):
+    (folder / "numbers.txt").write_text("1\n2\n3\n4\n7\n")
+    named = ("--categories", "numbers.txt")
+    for target, expected in (("2", "2"), ("0", "1"), ("7", "7")):
+        explained("images/0.png", "--raw", *SIZE, *named, "--target", target)
+        assert rows_of()["0.png"]["explained"].split()[0] == expected
+    exported_before()
+    for target, expected in (("2", "1"), ("0", "0"), ("7", "4")):
+        run("run", "model.pt2", "images", f"heat{target}", *named, "--target", target)
+        with open(f"heat{target}/outputs.csv", newline="") as file:
+            assert {row["explained"] for row in csv.DictReader(file)} == {expected}
+    (folder / "letters.txt").write_text("cat\nCat\n2\n2\nbee\n")
+    assert [options.class_of(text, ["cat", "Cat", "2", "2"]) for text in ("cat", "Cat", "3")] == [0, 1, 3]
+    for text in ("CAT", "2"):
+        with pytest.raises(lrpfx.InputError, match="give an index"):
+            options.class_of(text, ["cat", "Cat", "2", "2"])
+    for command in (("explain", "small_model:make", "images"), ("run", "model.pt2", "images", "other")):
+        with pytest.raises(lrpfx.InputError, match="class -1 is out of range"):
+            run(*command, "--raw", *named, "--target", "-1")
+
+
+def test_entries_of_a_cell_can_be_told_apart(folder):
+    names = ["crane; the bird", 'so-called "crane"', "dog", "eel", "a, b"]
+    (folder / "categories.txt").write_text("\n".join(names))
+    _, printed = explained("images/0.png", "--raw", *SIZE, "--categories", "categories.txt", "--top", "5")
+    (cells,) = csv.reader([rows_of()["0.png"]["predicted"]], delimiter=";", skipinitialspace=True)
+    assert {cell.rpartition(" ")[0] for cell in cells} == set(names)
+    assert all(any(line.strip().startswith(cell) or f" {cell}" in line for line in printed.splitlines()) for cell in cells)
+
+
+CHANGING = """
+import torch
+from torch import nn
+from helper import activation
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 5))
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)
+        self.settings = {"bias": [0.0]}
+
+    def forward(self, x):
+        return self.layers[2](self.layers[1](activation(self.layers[0](x)))) * self.factor + self.settings["bias"][0]
+
+make = Model
+"""
+
+
+def test_a_changed_model_is_explained_anew(folder, monkeypatch):
+    """Its own code, code that it calls, buffers that its state_dict lacks, and attributes."""
+
+    def calls():
+        for name in ("changing", "helper"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        count.clear()
+        explained("images/0.png", "--raw", *SIZE, model="changing:make")
+        return len(count)
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    opened, count = explain_command.opened, []
+    monkeypatch.setattr(explain_command, "opened", lambda path: count.append(path) or opened(path))
+    (folder / "helper.py").write_text("import torch\nactivation = torch.relu\n")
+    (folder / "changing.py").write_text(CHANGING)
+    assert calls() == 1 and calls() == 0
+    for before, after in (
+        ("Flatten(), nn", "Flatten(),  nn"),
+        ("torch.tensor(1.0)", "torch.tensor(float(open('value').read()))"),
+        ("[0.0]", "[float(open('value').read())]"),
+    ):
+        (folder / "value").write_text("2.0")
+        (folder / "changing.py").write_text(CHANGING.replace(before, after))
+        assert calls() == 1 and calls() == 0
+        (folder / "value").write_text("3.0")
+        assert calls() == (1 if "value" in after else 0)
+    (folder / "helper.py").write_text("import torch\nactivation = torch.tanh\n")
+    assert calls() == 1 and calls() == 0
+    monkeypatch.setattr(fingerprints, "__version__", "0.0.0")
+    assert calls() == 1
 
 
 def test_a_program_needs_no_options(folder):
@@ -208,7 +363,7 @@ def test_a_program_without_preprocessing_asks_for_it(folder):
             run(*command)
     assert not os.path.exists("heat")
     assert explained("images", "--raw", model="plain.pt2")[0] == 0
-    with pytest.raises(lrpfx.InputError, match="the preprocessing makes 3 channels: cover 9×9"):
+    with pytest.raises(lrpfx.InputError, match="has shape 3×8×8, but the preprocessing makes 3×9×9: cover 9×9"):
         explained("images", "--raw", "--size", "9", model="plain.pt2")
 
 

@@ -1,6 +1,11 @@
 """How the command line finds models, their weights, preprocessing and categories."""
 
+import csv
+import importlib
+import os
+import time
 import urllib.error
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +17,9 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import lrpfx
+from lrpfx.command_line import options
 from lrpfx.command_line.models import model_named
+from lrpfx.deploy.preprocessing import stored_form
 
 WEIGHTS = torchvision.models.SqueezeNet1_1_Weights.DEFAULT
 
@@ -68,7 +75,7 @@ def test_weights_that_cannot_be_downloaded(squeezenet, monkeypatch):
         ("timm:resnet10x", None, None, "Did you mean 'resnet10t'"),
         ("timm:resnet10t", "absent.pth", None, "timm:resnet10t.TAG"),
         ("huggingface:./absent", None, None, "neither a folder with an image classifier"),
-        ("huggingface:x", "none", None, "leave out --weights"),
+        ("huggingface:x", "mine.pth", None, "leave out --weights"),
         ("resnet50", None, None, "a model is given as torchvision:NAME"),
         ("absent.pt2", None, None, "absent.pt2 cannot be read"),
     ],
@@ -103,6 +110,77 @@ def test_a_folder_of_hugging_face(tmp_path, monkeypatch):
     status, printed = run("export", "huggingface:./vit", "vit.pt2", "--composite", "AttnLRP")
     assert status == 0 and "resize to 16×16 (bilinear), mean 0.5, 0.5, 0.5" in printed
     assert lrpfx.load("vit.pt2").manifest["categories"] == ["cat", "dog"]
+    trained = model_named("huggingface:./vit").fingerprint
+    assert model_named("huggingface:./vit", "none").fingerprint != trained == model_named("huggingface:./vit").fingerprint
+    os.unlink("vit/model.safetensors")
+    status, printed = run("check", "huggingface:./vit")
+    assert status == 0 and "ready" in printed
+    assert run("draw", "huggingface:./vit", "--depth", "1")[0] == 0 and os.path.exists("graph.svg")
+
+
+@pytest.mark.parametrize("name", ["huggingface:nobody/vit", "timm:resnet10t", "timm:hf-hub:nobody/resnet10t"])
+def test_without_a_network_there_are_no_retries(name, tmp_path, monkeypatch):
+    hub = importlib.import_module("huggingface_hub")
+    asked = []
+
+    def head(address, timeout):
+        asked.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setattr(hub, "get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it tries again"))
+    with pytest.raises(lrpfx.InputError, match=r"downloaded.*no network"):
+        model_named(name)
+    assert len(asked) == 1
+
+
+BORDERED = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5))
+    resize = {"input_size": (3, 12, 12), "crop_mode": "border", "crop_pct": 0.9, "interpolation": "bicubic"}
+    model.pretrained_cfg = {**resize, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+    return model
+"""
+
+
+def test_bounds_are_measured_if_the_preprocessing_cannot_be_stored(tmp_path, monkeypatch):
+    """All commands give the composite the same range."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bordered.py").write_text(BORDERED)
+    given = model_named("bordered:make")
+    with pytest.raises(lrpfx.InputError, match="cannot be stored"):
+        stored_form(given.preprocess)
+    low, high = options.range_of(given.preprocess)
+    mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
+    torch.testing.assert_close(low.flatten(), -mean / std)
+    torch.testing.assert_close(high.flatten(), (1 - mean) / std)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)).save("photo.png")
+    relevance = []
+    for command in (
+        (),
+        ("--composite", "gamma_by_depth"),
+        ("--composite", "gamma_by_depth", "--set", "low=None", "--set", "high=None"),
+    ):
+        run("explain", "bordered:make", "photo.png", "--output", "out", *command)
+        with open("out/explanations.csv", newline="") as file:
+            relevance.append(float(next(csv.DictReader(file))["relevance"]))
+    assert relevance[0] == relevance[1] != relevance[2]
+    used = []
+    for name in ("composite_named", "ByContent"):
+        real = getattr(options, name)
+        monkeypatch.setattr(options, name, lambda *a, _real=real, **k: used.append([*a, *k.values()][-2:]) or _real(*a, **k))
+    for command in ("check", "draw"):
+        for name in ((), ("--composite", "gamma_by_depth")):
+            status, printed = run(command, "bordered:make", *name)
+            assert status == 0 and ("GammaByDepth(" in printed or command == "check")
+    assert options.example_of(None, given.preprocess).shape == (1, 3, 12, 12) and len(used) == 4
+    for bounds in used:
+        torch.testing.assert_close(torch.stack(bounds), torch.stack([low, high]), rtol=0, atol=0)
 
 
 def test_weights_in_safetensors(squeezenet):

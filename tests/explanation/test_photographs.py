@@ -204,3 +204,11 @@ def test_no_program_is_started_for_a_photograph(tmp_path, monkeypatch):
         with pytest.raises(InputError, match="not an image that Pillow can read"):
             list(photographs(tmp_path / name))
     assert not (tmp_path / "started").exists() and [path.name for path in image_files(tmp_path)] == ["page.png"]
+
+
+def test_formats_that_are_only_recognized_are_not_read(tmp_path):
+    for name in ("weights.h5", "film.mpg", "field.grib", "drawing.eps"):
+        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n")
+    assert image_files(tmp_path) == []
+    Image.new("RGB", (4, 4)).save(tmp_path / "photo.jfif", format="JPEG")
+    assert [path.name for path in image_files(tmp_path)] == ["photo.jfif"]

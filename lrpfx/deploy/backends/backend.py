@@ -33,6 +33,10 @@ class Backend(ABC):
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
     @abstractmethod
+    def check_requirements(self) -> None:
+        """Raise `ArtefactError` if a package or program that `write` needs is missing."""
+
+    @abstractmethod
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         """Write a legalized program to `path`. The content of `path` is written by `replace`, files beside it are not."""
 

@@ -13,7 +13,7 @@ from lrpfx.deploy.backends.backend import Replace, Stored
 from lrpfx.deploy.backends.exported import Exported
 from lrpfx.deploy.runner import Function
 from lrpfx.errors import ArtefactError
-from lrpfx.support.torch_internals import compile_program, load_compiled
+from lrpfx.support.torch_internals import compile_program, load_compiled, problem_of_cpp_compiler
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,11 @@ class Compiled(Exported):
     """Native code for machines like this one, in an archive with the form of an exported program's."""
 
     kind = "compiled"
+
+    def check_requirements(self) -> None:
+        problem = problem_of_cpp_compiler()
+        if problem is not None:
+            raise ArtefactError(f"AOTInductor needs a C++ compiler: {problem}")
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())

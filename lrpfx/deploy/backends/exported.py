@@ -48,6 +48,9 @@ class Exported(Backend):
     kind = "exported"
     suffix = ".pt2"
 
+    def check_requirements(self) -> None:
+        """Nothing but torch writes these files."""
+
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         plain = copy.copy(program)
         plain._example_inputs = None  # they would be pickled

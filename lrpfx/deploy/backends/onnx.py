@@ -48,7 +48,15 @@ class Onnx(Backend):
     suffix = ".onnx"
     legalize = (LegalizeForOnnx,)
 
+    def check_requirements(self) -> None:
+        try:
+            import onnxruntime  # noqa: F401  loads the model
+            import onnxscript  # noqa: F401  torch.onnx needs it
+        except ImportError as error:
+            raise _missing(error) from error
+
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
+        self.check_requirements()
         logger.info("translating into operators of ONNX")
         model = onnx_model(program, list(manifest["arguments"]), list(manifest["results"]))
         replaced, written = _data_of(path), None
@@ -74,7 +82,7 @@ class Onnx(Backend):
 
             manifest, self_test = _read(content)
         except ImportError as error:
-            raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
+            raise _missing(error) from error
         return Stored(manifest, self_test, content)
 
     def load(self, path: Path, stored: Stored) -> Function:
@@ -101,6 +109,10 @@ class Onnx(Backend):
         return run
 
 
+def _missing(error: ImportError) -> ArtefactError:
+    return ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})")
+
+
 # --- translation -----------------------------------------------------------------------------------------------------------
 
 
@@ -109,10 +121,6 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
 
     Errors: `LoweringError`, which names operators that ONNX lacks with the nodes and rules that they come from.
     """
-    try:
-        import onnxscript  # noqa: F401  torch.onnx needs it
-    except ImportError as error:
-        raise ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})") from error
     try:
         exported = torch.onnx.export(
             _in_onnx_operators(program),
