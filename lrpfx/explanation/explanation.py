@@ -209,6 +209,12 @@ class Explanation(Explained):
         """Relevance of those pixels of the input that show no part of the photograph, such as padding around it."""
         return float(self.input_relevance.sum(dtype=np.float64) - self.relevance.sum())
 
+    def _account(self) -> str:
+        """The balance, with what fell on padding."""
+        padding = self.padding_relevance
+        falls = abs(padding) > 1e-6 * abs(self.balance.inputs)
+        return f"{self.balance}; {padding:.4g} of the inputs' fell on padding" if falls else str(self.balance)
+
     def _relevance_of(self, answer: Answer) -> Array:
         summed = _summed(answer)
         return summed if self.geometry is None else self.geometry.undo(summed)
@@ -326,7 +332,7 @@ class Explanation(Explained):
         ]
         columns = ("class", "output", "probability")
         return "".join(
-            [image_html(self.sheet(), repr(self)), html_table(columns, rows, columns[1:]), element("p", str(self.balance))]
+            [image_html(self.sheet(), repr(self)), html_table(columns, rows, columns[1:]), element("p", self._account())]
         )
 
 

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 Step = TypeVar("Step")
 
 
-def optional_package(name: str, purpose: str) -> Any:
-    """The package. `InputError` if it is not installed, which says what needs it."""
+def optional_package(name: str, purpose: str, extra: str | None = None) -> Any:
+    """The package. `InputError` if it is not installed, which says what needs it, and which `extra` of lrpfx brings it."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise InputError(f"{purpose} needs {name}: pip install {name}") from error
+        install = name if extra is None else f"'lrpfx[{extra}]'"
+        raise InputError(f"{purpose} needs {name}: pip install {install}") from error
 
 
 def progress_bar(

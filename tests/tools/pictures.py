@@ -12,7 +12,7 @@ from lrpfx.pictures import heatmap, overlay, sheet, strip
 
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
 SHOWN = ("chelsea", "rocket", "china", "flower")
-LAYERS = ["_conv_stem", "_blocks.2.add", "_blocks.4.add", "_blocks.10.add", "_conv_head"]
+LAYERS = ["_blocks.2.add", "_blocks.4.add", "_blocks.10.add"]
 
 
 def main() -> None:
@@ -42,7 +42,8 @@ def main() -> None:
     titles = ("scaled by the largest magnitude", "by a percentile, not smoothed", "by a percentile and smoothed")
     sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000).save(IMAGES / "smoothing.jpg", quality=88)
 
-    attribution = lrpfx.attribute(boxed, inputs["chelsea"], record=LAYERS)
+    part = photographs.load("china").crop((60, 0, 487, 427))
+    attribution = lrpfx.attribute(boxed, network.preprocess_whole(part)[None], record=LAYERS)
     strip({"input": attribution.relevance, **{name: attribution.layers[name] for name in LAYERS}}).save(
         IMAGES / "layers.png", optimize=True
     )
