@@ -1,0 +1,110 @@
+"""What carried relevance: the share of each channel, feature, token or head of a recorded layer."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from lrpfx.attribution.compute import Attribution
+from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.errors import InputError, InputTypeError, nearest
+from lrpfx.support.format_table import format_table
+from lrpfx.support.html import Html, html_table
+from lrpfx.support.optional_packages import data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_SHOWN = 20  # rows of the table as text
+
+
+@dataclass(frozen=True)
+class Share:
+    """The relevance of one channel, feature, token or head, summed over positions.
+
+    `share`: its part of the sum of magnitudes over all of them, with its sign (Achtibat et al. 2023, equation 9).
+    """
+
+    index: int
+    relevance: float
+    share: float
+
+
+class Shares(Sequence[Share]):
+    """The shares of all channels, the largest magnitude first."""
+
+    def __init__(self, layer: str, kind: str, rows: Sequence[Share]) -> None:
+        self.layer = layer
+        self.kind = kind
+        self.rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Share: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Share, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Share | tuple[Share, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def indices(self) -> list[int]:
+        """The indices, in the order of the table."""
+        return [row.index for row in self.rows]
+
+    def to_pandas(self) -> "DataFrame":
+        """The rows as a DataFrame with the columns index, relevance and share. `InputError` without pandas."""
+        return data_frame([asdict(row) for row in self.rows], {"index": "int64", "relevance": "float64", "share": "float64"})
+
+    def __str__(self) -> str:
+        columns = (self.kind, "relevance", "share")
+        more = "" if len(self) <= _SHOWN else f"\n... and {len(self) - _SHOWN} more"
+        return f"{self.layer}\n" + format_table(columns, self._cells(), columns) + more
+
+    def _repr_html_(self) -> Html:
+        columns = (self.kind, "relevance", "share")
+        return html_table(columns, self._cells(), columns)
+
+    def _cells(self) -> list[tuple[str, str, str]]:
+        return [(str(row.index), f"{row.relevance:.4g}", f"{row.share:.1%}") for row in self.rows[:_SHOWN]]
+
+
+def relevances(
+    attribution: Attribution[Any], layer: str, *, of: type[Index] | None = None, sample: int | None = None
+) -> Shares:
+    """The relevance of each channel of a recorded layer, with its share, the largest magnitude first.
+
+    `of`: `Channel`, `Feature`, `Token` or `Head`; by default channels of values (batch, channels, height, width) and features
+    of values (batch, features). `sample`: one of the batch; by default, relevance is summed over the batch. The attribution is
+    that of one target and no condition: `InputError` otherwise, and for a layer that was not recorded.
+    """
+    if not isinstance(attribution, Attribution):
+        raise InputTypeError(f"relevances takes what lrpfx.attribute returns, not {type(attribution).__name__}")
+    if attribution.targets is not None or attribution.conditions is not None:
+        raise InputError("the attribution has several targets or conditions; the table is that of one target")
+    if layer not in attribution.layers:
+        raise InputError(f"{layer!r} was not recorded: pass record={layer!r}.{nearest(layer, attribution.layers)}")
+    values = attribution.layers[layer].detach().double()
+    if of is None:
+        kinds: dict[int, type[Index]] = {2: Feature, 4: Channel, 5: Channel}
+        if values.ndim not in kinds:
+            raise InputError(
+                f"the value of {layer} has the shape {tuple(values.shape)}: say what is meant, of=Token or of=Feature"
+            )
+        of = kinds[values.ndim]
+    if of not in (Channel, Feature, Token, Head):
+        name = "Channel, since neurons are not summed over positions" if of is Neuron else "Channel, Feature, Token or Head"
+        raise InputTypeError(f"of= is {name}")
+    if not -values.ndim <= of.dimension < values.ndim or of.dimension % values.ndim == 0:
+        raise InputError(f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s")
+    if sample is not None:
+        if not -len(values) <= sample < len(values):
+            raise InputError(f"sample {sample} is out of range: the batch is {len(values)}")
+        values = values[sample : sample + 1] if sample != -1 else values[-1:]
+    totals = values.movedim(of.dimension, 0).flatten(1).sum(1)
+    whole = float(totals.abs().sum()) or 1.0
+    order = totals.abs().argsort(descending=True, stable=True).tolist()
+    rows = [Share(index, float(totals[index]), float(totals[index]) / whole) for index in order]
+    return Shares(layer, of.__name__.lower(), rows)
