@@ -58,7 +58,7 @@ test-torch:
 architecture: $(VENV)/linked
 	$(BIN)/python tests/tools/architecture.py
 
-# Draw the pictures of docs/visualizing.md.
+# Draw the pictures of docs/visualizing.md and docs/concepts.md.
 pictures: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt scikit-image
 	$(BIN)/python tests/tools/pictures.py

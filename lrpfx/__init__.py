@@ -5,7 +5,21 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrpfx import attribution, canonizers, cmap, composites, core, image, layer, pictures, rules, text, torchvision, types
+    from lrpfx import (
+        attribution,
+        canonizers,
+        cmap,
+        composites,
+        concepts,
+        core,
+        image,
+        layer,
+        pictures,
+        rules,
+        text,
+        torchvision,
+        types,
+    )
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.deploy.artefact import load, package, save
     from lrpfx.deploy.lowering import lower
@@ -107,6 +121,7 @@ __all__ = [
     "check",
     "cmap",
     "composites",
+    "concepts",
     "core",
     "draw",
     "explain",

@@ -39,7 +39,7 @@ from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.ir.node import is_floating, node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable
-from lrpfx.runtime.multipliers import relevance_from
+from lrpfx.runtime.multipliers import multiplier_from, relevance_from
 from lrpfx.runtime.plain_calls import Called, with_plain_calls
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.optional_packages import progress_bar
@@ -64,6 +64,7 @@ class Attribution(Generic[Relevance]):
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # in the shapes of the constants
     targets: int | None = None  # how many, if each relevance has a leading dimension for them
     conditions: int | None = None  # how many, if each relevance has a leading dimension for them, before that for targets
+    multipliers: dict[str, torch.Tensor] = field(default_factory=dict)  # of layers by name: relevance / value
 
     def _repr_html_(self) -> str:
         """Shapes and sums, and heatmaps of images, for notebooks."""
@@ -80,6 +81,7 @@ def attribute(
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
+    record_multipliers: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
@@ -95,6 +97,7 @@ def attribute(
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
+    record_multipliers: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
@@ -110,6 +113,7 @@ def attribute(
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
+    record_multipliers: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
@@ -124,6 +128,7 @@ def attribute(
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
+    record_multipliers: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
@@ -140,11 +145,12 @@ def attribute(
     negative position counts from the end, and the token may be None or a dict as well. Numbers and arrays of NumPy are targets
     like Python's and tensors. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`.
     The path of a module means what the module returns in its last call, and a pattern with `*`, `?` or `[...]` all matching
-    nodes, and the matching modules without such a node. `output`: the output to explain if the model has several: its index,
-    its key or attribute, or a function of all outputs; by default the one called "logits", or else "last_hidden_state".
-    `constants`: also return the relevance that parameters and embeddings of positions or token types take where they are added
-    to the signal, by name; tokens of models with and without them then compare. Constants that depend on integer inputs, such
-    as a mask plus a bias, are in the ledger alone.
+    nodes, and the matching modules without such a node. `record_multipliers`: the same for `multipliers`, relevance divided by
+    the value; where rules have the form without division, nothing is divided, and a value of 0 has a multiplier too. `output`:
+    the output to explain if the model has several: its index, its key or attribute, or a function of all outputs; by default
+    the one called "logits", or else "last_hidden_state". `constants`: also return the relevance that parameters and embeddings
+    of positions or token types take where they are added to the signal, by name; tokens of models with and without them then
+    compare. Constants that depend on integer inputs, such as a mask plus a bias, are in the ledger alone.
 
     `targets` instead of `target`: several for each sample, explained with one forward pass, as a list of such targets or a
     tensor with a dimension for them in front; all relevances then have a leading dimension for the targets. `chunk_size` limits
@@ -173,6 +179,7 @@ def attribute(
         conditions=conditions,
         start=start,
         record=record,
+        record_multipliers=record_multipliers,
         output=output,
         chunk_size=chunk_size,
         constants=constants,
@@ -193,6 +200,7 @@ def find_attribution(
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
+    record_multipliers: str | Sequence[str] = (),
     output: OutputSelector = None,
     chunk_size: int | None = None,
     constants: bool = False,
@@ -213,7 +221,9 @@ def find_attribution(
         record = recorded_names(module.unfused_graph, record)
         first = None if start is None else start_of(module.unfused_graph, start)
         embeddings = embeddings_of(module, arguments)
-        names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found)]))
+        multiplied = recorded_names(module.unfused_graph, record_multipliers)
+        names = tuple(dict.fromkeys([*record, *(name for found in embeddings.values() for name in found), *multiplied]))
+        again = [names.index(name) for name in multiplied]  # recorded without conversion to relevance
         places = () if conditions is None else places_of(module.unfused_graph, conditions)
         recording = Recording(names, bool(embeddings), constants, places, start)
         is_compiled = explain_model is not module
@@ -229,7 +239,7 @@ def find_attribution(
             with misfits(module, arguments):
                 result = arguments.call(runner, further)
             chosen, recorded = (result[0], list(result[1:])) if recording else (result, [])
-            factors = [*(None for _ in arguments.leaves), *factors_of(recorder, recorded)]
+            factors = [*(None for _ in arguments.leaves), *factors_of(recorder, recorded), *(None for _ in again)]
             return _Forward(select_output(chosen, output), recorded, factors)
 
         several = targets is not None or len(masks.conditions) > 1
@@ -250,7 +260,8 @@ def find_attribution(
                 forward = run(runner, traced, given | masking)
             if node_info(first).carries_multiplier:
                 seeds = [multiplier_of_start(forward.output, seed, start) for seed in seeds]
-        wanted = [*arguments.leaves, *(probes or forward.layers)]
+        recorded_at = probes or forward.layers
+        wanted = [*arguments.leaves, *recorded_at, *(recorded_at[place] for place in again)]
         if not forward.output.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             what = "the output" if start is None else start
             raise InputError(f"{what} does not depend on the inputs through any operation that carries relevance")
@@ -259,8 +270,7 @@ def find_attribution(
         if several and is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
             parts = []
             for place, (number, seed) in enumerate(progress_bar(tasks, progress, unit="target")):
-                again = masks.compiled(number, given)
-                forward = run(runner, traced, given | again) if place else forward
+                forward = run(runner, traced, given | masks.compiled(number, given)) if place else forward
                 parts.append(relevances_of(forward.output, wanted, seed, forward.factors))
             found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
         elif several:
@@ -277,7 +287,8 @@ def find_attribution(
     count = len(arguments.leaves) + len(names)
     recorded = dict(zip(names, found[len(arguments.leaves) : count], strict=True))
     of_constants: dict[str, torch.Tensor] = {}
-    for node, relevance in zip(recorded_by(traced)[len(names) :] if constants else [], found[count:], strict=True):
+    last = len(found) - len(again)
+    for node, relevance in zip(recorded_by(traced)[len(names) :] if constants else [], found[count:last], strict=True):
         name = node_info(node).name
         of_constants[name] = of_constants[name] + relevance if name in of_constants else relevance
 
@@ -285,8 +296,9 @@ def find_attribution(
         recorder = recorder_of(module, recording) if recording else module
         watched = Watch(recorder)
         with torch.inference_mode(False), torch.enable_grad():
-            again = run(watched.run_with, recorder, masks.holders())
-            relevances_of(again.output, [*arguments.leaves, *again.layers], seeds[number], again.factors)
+            second = run(watched.run_with, recorder, masks.holders())
+            tensors = [*arguments.leaves, *second.layers, *(second.layers[place] for place in again)]
+            relevances_of(second.output, tensors, seeds[number], second.factors)
         return watched
 
     def objection() -> str | None:
@@ -301,9 +313,16 @@ def find_attribution(
     of_integers = {place: [(name, recorded[name]) for name in names] for place, names in embeddings.items()}
     of_inputs = arguments.in_form(found[: len(arguments.leaves)], of_integers)
     of_layers = {name: recorded[name] for name in record}
+    multipliers: dict[str, torch.Tensor] = {}
+    for name, place, gradient in zip(multiplied, again, found[last:], strict=True):
+        carries = node_info(recorded_by(traced)[place]).carries_multiplier
+        multipliers[name] = gradient if carries else multiplier_from(forward.layers[place].detach(), gradient)
     of_each = None if targets is None else len(seeds)
     of_conditions = None if conditions is None else len(conditions)
-    return Attribution(explained.detach(), of_inputs, of_layers, of_constants, of_each, of_conditions), objection
+    found_all = Attribution(
+        explained.detach(), of_inputs, of_layers, of_constants, of_each, of_conditions, multipliers=multipliers
+    )
+    return found_all, objection
 
 
 @dataclass

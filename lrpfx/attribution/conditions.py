@@ -15,6 +15,7 @@ from torch import fx
 from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
+from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import apply
 from lrpfx.types import Activation, Convolution, Linear, Softmax
@@ -383,4 +384,4 @@ def multiplier_of_start(value: torch.Tensor, relevance: torch.Tensor, name: str 
             f"relevance starts where {name} is 0, which rules without division cannot carry: "
             "lrpfx.transform(..., optimize=False)"
         )
-    return torch.where(value == 0, torch.zeros_like(relevance), relevance / value)
+    return multiplier_from(value, relevance)

@@ -4,6 +4,19 @@ Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `
 """
 
 from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.shares import Share, Shares, relevances
 
-__all__ = ["Channel", "Feature", "Head", "Index", "Neuron", "Share", "Shares", "Token", "relevances"]
+__all__ = [
+    "Channel",
+    "Feature",
+    "Head",
+    "Index",
+    "Neuron",
+    "Share",
+    "Shares",
+    "Token",
+    "patching_effects",
+    "relevances",
+    "values_of",
+]

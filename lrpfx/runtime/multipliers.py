@@ -180,6 +180,11 @@ class _WithShares(torch.autograd.Function):
         return None, *(multiplier * share for multiplier, share in zip(multipliers, ctx.shares, strict=True))
 
 
+def multiplier_from(value: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """The multiplier of a value with this relevance, 0 where the value is 0."""
+    return torch.where(value == 0, torch.zeros_like(relevance), relevance / value)
+
+
 class _Conversion(torch.autograd.Function):
     """Forward: the value, which is saved."""
 
@@ -198,7 +203,7 @@ class _CarryMultiplier(_Conversion):
     @staticmethod
     def backward(ctx: Any, relevance: torch.Tensor) -> Any:
         (value,) = ctx.saved_tensors
-        return torch.where(value == 0, torch.zeros_like(relevance), relevance / value)
+        return multiplier_from(value, relevance)
 
 
 class _CarryRelevance(_Conversion):

@@ -1,11 +1,12 @@
-"""The pictures of docs/visualizing.md, from a network with ImageNet's weights. `make pictures` writes them anew."""
+"""The pictures of docs/visualizing.md and docs/concepts.md, from a network with ImageNet's weights: `make pictures`."""
 
 from pathlib import Path
 
 from PIL import Image, ImageOps
 
 import lrpfx
-from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat
+from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat, GammaByDepth
+from lrpfx.concepts import relevances
 from lrpfx.demo import photographs
 from lrpfx.image import imgify
 from lrpfx.pictures import heatmap, overlay, sheet, strip
@@ -47,6 +48,23 @@ def main() -> None:
     strip({"input": attribution.relevance, **{name: attribution.layers[name] for name in LAYERS}}).save(
         IMAGES / "layers.png", optimize=True
     )
+    draw_concepts(network)
+
+
+def draw_concepts(network: photographs.Classifier) -> None:
+    """What four channels saw in the cat."""
+    x = network.preprocess(photographs.load("chelsea"))[None]
+    values = (x[0] - photographs.LOW) / (photographs.HIGH - photographs.LOW)
+    photograph = Image.fromarray((values.clamp(0, 1).movedim(0, -1) * 255).byte().numpy()).resize((448, 448))
+    composite = GammaByDepth(low=photographs.LOW, high=photographs.HIGH)
+    explain_model = lrpfx.transform(network.model, composite, example_inputs=x)
+    cat, layer = network.categories.index("tiger cat"), LAYERS[-1]
+    whole = lrpfx.attribute(explain_model, x, cat, record=layer)
+    channels = relevances(whole, layer).indices[:4]
+    parts = lrpfx.attribute(explain_model, x, cat, conditions=[{layer: [channel]} for channel in channels]).relevance
+    maps = [("all channels", whole.relevance), *((f"channel {one}", part) for one, part in zip(channels, parts, strict=True))]
+    drawn = [("input", photograph), *((title, overlay(photograph, relevance)) for title, relevance in maps)]
+    sheet(drawn).save(IMAGES / "concepts.png", optimize=True)
 
 
 if __name__ == "__main__":

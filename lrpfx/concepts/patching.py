@@ -1,0 +1,60 @@
+"""Patching: what replacing an activation by that of another input does to the output, estimated for all nodes at once.
+
+The effect of replacing a value t by t' is estimated as the sum of (t' - t) m, where m is the multiplier of t: relevance per
+unit of the value (relevance patching). One forward and one backward pass estimate it for all nodes; a forward pass for each
+node would measure it. With plain gradients in place of multipliers, the same is attribution patching.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrpfx.attribution.arguments import Arguments, Inputs
+from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.names import recorded_names
+from lrpfx.attribution.recorders import Recording, recorder_of
+from lrpfx.attribution.targets import OutputSelector, Target
+from lrpfx.errors import InputError
+from lrpfx.runtime.explain_module import explainable
+
+
+def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[str]) -> dict[str, torch.Tensor]:
+    """The values of nodes for an input, by name. Names, patterns and errors as for `record=` of `lrpfx.attribute`."""
+    module = explainable(explain_model, "values_of")
+    wanted = recorded_names(module.unfused_graph, names)
+    if not wanted:
+        raise InputError("no node is named")
+    arguments = Arguments(inputs)
+    arguments.admit(module)
+    with torch.no_grad():
+        _, *values = arguments.call(recorder_of(module, Recording(wanted)))
+    return dict(zip(wanted, values, strict=True))
+
+
+def patching_effects(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    others: Inputs,
+    target: Target = None,
+    *,
+    names: str | Sequence[str],
+    output: OutputSelector = None,
+) -> dict[str, torch.Tensor]:
+    """The estimated change of the explained output if one node at a time has its value for the other inputs.
+
+    `inputs` and `others`: as for `lrpfx.attribute`, of the same shapes. `names`: nodes, as for `record=`. Each result has the
+    shape of the node's value, with the estimated effect of each entry: sum over the entries that are replaced together. The
+    estimate is exact where all that follows is linear. Errors: those of `lrpfx.attribute`, and `InputError` for values of other
+    shapes.
+    """
+    found: Mapping[str, Any] = attribute(explain_model, inputs, target, record_multipliers=names, output=output).multipliers
+    before, after = (values_of(explain_model, given, list(found)) for given in (inputs, others))
+    effects = {}
+    for name, multiplier in found.items():
+        if before[name].shape != after[name].shape:
+            shapes = f"{tuple(before[name].shape)} and {tuple(after[name].shape)}"
+            raise InputError(f"{name} has the shapes {shapes} for the two inputs, which cannot take each other's place")
+        effects[name] = (after[name] - before[name]) * multiplier
+    return effects
