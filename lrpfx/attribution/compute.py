@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -25,7 +26,6 @@ from lrpfx.attribution.plausibility import Watch, advice, advice_on_sign, is_inv
 from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
 from lrpfx.attribution.summary import summary_of
 from lrpfx.attribution.targets import (
-    Index,
     OutputSelector,
     Target,
     Targets,
@@ -158,14 +158,15 @@ def attribute(
     there. `progress` shows a bar of the targets that are done (needs tqdm).
 
     `conditions`: a list of dicts from nodes to indices, for each of which relevance is propagated anew; it is kept on these
-    entries of the nodes alone (Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8). A key is a name as
-    for `record`, or an edge: a pair of names, of the node whose value flows and of the one that reads it. An index is a
-    channel, the feature of a dense layer, a head of attention weights or a token, by the kind of the node; `Channel`,
-    `Feature`, `Head`, `Token` and `Neuron` of `lrpfx.concepts` say which is meant, an empty list keeps nothing, and a mask is
-    any tensor that is broadcast to the value. Relevances have a leading dimension for the conditions, before that for targets.
-    `start`: the node where relevance starts in place of the output; the network runs up to there. The target is then an index
-    as in conditions, which starts with the activation as relevance, a tensor of relevance, a function of the value, or None for
-    the whole value.
+    entries of the nodes alone (Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8). A key is the name of
+    a node, the path of a module, or an edge: a pair of names, of the node whose value flows and of the one that reads it. An
+    index is a channel, the feature of a dense layer, a head of attention weights or a token, by the kind of the node;
+    `Channel`, `Feature`, `Head`, `Token` and `Neuron` of `lrpfx.concepts` say which is meant, an empty list keeps nothing, and
+    a mask is a tensor of truth values or floating-point numbers that is broadcast to the value. Relevances have a leading
+    dimension for the conditions, before that for targets. `start`: the node where relevance starts in place of the output; the
+    network runs up to there. The target is then an index as in conditions, which starts with the activation as relevance, a
+    tensor of relevance, a function of the value, or None for the whole value. Modules that torch.compile compiled start only
+    where relevance is that of positive values.
 
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
     issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
@@ -213,7 +214,9 @@ def find_attribution(
     if start is not None and output is not None:
         raise InputError("start= explains a node and output= an output; pass one of them")
     wanted_targets = [without_arrays(target)] if targets is None else listed(targets)
-    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, Index) or chunk_size < 1):
+    if chunk_size is not None and (
+        isinstance(chunk_size, bool) or not isinstance(chunk_size, (int, np.integer)) or chunk_size < 1
+    ):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs)
@@ -275,7 +278,7 @@ def find_attribution(
             found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
         elif several:
             alone = _has_code(module) or (chunk_size is None and explained.device.type == "cpu")
-            size = 1 if alone else chunk_size or len(tasks)
+            size = 1 if alone else int(chunk_size or len(tasks))
             found = _relevances_in_chunks(forward, wanted, tasks, masks, size, progress)
         else:
             with masks.set_to(0):

@@ -6,6 +6,7 @@ https://www.nature.com/articles/s42256-023-00711-8).
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,20 @@ from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import apply
-from lrpfx.types import Activation, Convolution, Linear, Softmax
+from lrpfx.types import (
+    Activation,
+    AvgPool,
+    BatchNorm,
+    Convolution,
+    Interpolation,
+    Kind,
+    Linear,
+    MatMul,
+    MaxPool,
+    Product,
+    Softmax,
+    Sum,
+)
 
 #: A node by name, or an edge as the names of the node whose value flows and of the node that reads it.
 Place = str | tuple[str, str]
@@ -168,7 +182,10 @@ def places_of(graph: fx.Graph, conditions: Sequence[Condition]) -> tuple[Place, 
             edge = isinstance(place, tuple) and len(place) == 2 and all(isinstance(name, str) for name in place)
             if not isinstance(place, str) and not edge:
                 raise InputTypeError(f"a condition is at a node, or at an edge as a pair of names, not at {place!r}")
-            ends_of(graph, place)
+            source, _ = ends_of(graph, place)
+            dtype = node_info(source).dtype
+            if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):
+                raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep")
             found[place] = None
     return tuple(found)
 
@@ -190,11 +207,11 @@ def insert_masks(graph: fx.Graph, places: Sequence[Place]) -> None:
     ends = sorted(enumerate(ends_of(graph, place) for place in places), key=lambda one: one[1][1] is None)
     for number, (source, reader) in ends:  # edges first: what they read is replaced by nodes' masks
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            given = graph.placeholder(mask_name(number))
+            given = graph.placeholder(mask_name(number), default_value=None)  # it may follow inputs that have defaults
         set_info(given, NodeInfo(given.name, role=Role.CONSTANT))
         with graph.inserting_after(source if source.op != "placeholder" else given):
             made = graph.call_function(keep_relevance, (source, given))
-        set_info(made, node_info(source))
+        set_info(made, replace(node_info(source), operator=None, unlisted=None, rule=None, form=None))
         if reader is None:
             for user in [user for user in source.users if user is not made]:
                 user.replace_input_with(source, made)
@@ -216,6 +233,8 @@ def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch
         return _given_mask(wanted, name, value)
     several = wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted
     several = list(several) if isinstance(several, (list, tuple, range)) else [several]
+    if isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.uint8 or len(set(several)) < len(several)):
+        raise InputTypeError(f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point")
     if not several:
         return value.new_zeros((1,) * value.ndim, device="cpu")
     indices = [one if isinstance(one, Index) else meaning_of(node, value.ndim)(_checked_index(name, one)) for one in several]
@@ -240,28 +259,42 @@ def _given_mask(mask: torch.Tensor, name: str, value: torch.Tensor) -> torch.Ten
 
 
 def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
-    """What a plain index means at a node: a channel, the feature of a dense layer, a head, or a token."""
-    source = _source_of(node)
-    kind = node_info(source).kind
+    """What a plain index means at a node: a channel, the feature of a dense layer, a head, or a token.
+
+    Activations have the channels of their input, and sums those of their terms. `InputError` for images whose channels may be
+    first or last.
+    """
+    kind, mixes = _maker_of(node)
     if kind is not None and issubclass(kind, Softmax):
         return Head if dimensions >= 4 else Feature
-    row = node_info(source).operator
-    dense = kind is not None and issubclass(kind, Linear) and not issubclass(kind, Convolution)
-    if dimensions == 2 or (dense and row is not None):
+    convolves = kind is not None and issubclass(kind, Convolution)
+    dense = kind is not None and issubclass(kind, Linear) and not convolves
+    if dimensions == 2 or (dense and not (mixes and dimensions == 3)):
         return Feature
-    if dimensions == 3 and not (kind is not None and issubclass(kind, Convolution)):
+    if dimensions == 3 and not convolves:
         return Token
+    if dimensions == 4 and kind is not None and not (convolves or issubclass(kind, _BY_CHANNEL)):
+        raise InputError(f"{node_info(node).name} may have its channels first or last: say Channel(...) or Feature(...)")
     return Channel
 
 
-def _source_of(node: fx.Node) -> fx.Node:
-    """The node whose channels or features a value has: before activations."""
-    while node_info(node).kind is not None and issubclass(node_info(node).kind or object, Activation):
-        source = node.args[0]
-        if not isinstance(source, fx.Node) or node_info(source).role is not Role.DATA:
-            break
-        node = source
-    return node
+#: Layers that have their channels in dimension 1, as convolutions have.
+_BY_CHANNEL = (BatchNorm, AvgPool, MaxPool, Interpolation, MatMul, Product)
+
+
+def _maker_of(node: fx.Node) -> tuple[type[Kind] | None, bool]:
+    """The kind of layer that made the channels of a value, and whether sums came after it; None if an input has them."""
+    mixes = False
+    while True:
+        kind = node_info(node).kind
+        adds = kind is not None and issubclass(kind, Sum)
+        if kind is None or not (adds or issubclass(kind, Activation)):
+            return kind, mixes
+        mixes |= adds
+        sources = [value for value in node.all_input_nodes if node_info(value).role is Role.DATA]
+        if not sources:
+            return None, mixes
+        node = sources[-1]
 
 
 class Masks:
@@ -343,8 +376,17 @@ def empty_condition(conditions: Sequence[Condition], relevances: Sequence[torch.
     """Which condition leaves no relevance, or None. `relevances` have a leading dimension for the conditions."""
     for number, condition in enumerate(conditions):
         if not any(bool(relevance[number].any()) for relevance in relevances):
-            return f"conditions[{number}], {condition!r}, leaves no relevance of the inputs"
+            return f"conditions[{number}], {_described(condition)}, leaves no relevance of the inputs"
     return None
+
+
+def _described(condition: Condition) -> str:
+    """A condition as text, with masks as their shapes."""
+    shown = {
+        place: f"mask of shape {tuple(wanted.shape)}" if isinstance(wanted, (torch.Tensor, np.ndarray)) else repr(wanted)
+        for place, wanted in condition.items()
+    }
+    return "{" + ", ".join(f"{place!r}: {text}" for place, text in shown.items()) + "}"
 
 
 # --- start -------------------------------------------------------------------------------------------------------------------

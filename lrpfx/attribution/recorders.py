@@ -159,7 +159,7 @@ def _probe(graph: fx.Graph, number: int) -> fx.Node:
     """A placeholder for a probe."""
     name = f"{PROBE}{number}"
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-        probe = graph.placeholder(name)
+        probe = graph.placeholder(name, default_value=None)  # it may follow inputs that have defaults
     set_info(probe, NodeInfo(name, role=Role.CONSTANT))
     return probe
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
 from lrpfx.attribution.compute import Attribution
 from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
 from lrpfx.errors import InputError, InputTypeError, nearest
@@ -100,6 +102,8 @@ def relevances(
     if not -values.ndim <= of.dimension < values.ndim or of.dimension % values.ndim == 0:
         raise InputError(f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s")
     if sample is not None:
+        if isinstance(sample, bool) or not isinstance(sample, (int, np.integer)):
+            raise InputTypeError(f"sample is the place of one of the batch, not {sample!r}")
         if not -len(values) <= sample < len(values):
             raise InputError(f"sample {sample} is out of range: the batch is {len(values)}")
         values = values[sample : sample + 1] if sample != -1 else values[-1:]

@@ -1,7 +1,7 @@
 """The front door: a model and photographs in, explanations out."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -19,10 +19,8 @@ from lrpfx.explanation.explanation import Explanation, Explanations, Scores, lis
 from lrpfx.explanation.geometry import Geometry
 from lrpfx.explanation.photographs import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
-from lrpfx.explanation.running import Class, Compiled, CompiledModel, CompiledProgram, Wanted, placed_for
+from lrpfx.explanation.running import Class, Compiled, CompiledModel, CompiledProgram, Wanted, placed_for, scores_of_logits
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
-from lrpfx.ir.node import node_info
-from lrpfx.ir.operator import Probability
 from lrpfx.pipeline import transform
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.optional_packages import progress_bar
@@ -33,8 +31,8 @@ logger = logging.getLogger(__name__)
 class Explainer:
     """Explains what a model says about photographs or sentences.
 
-    It compiles the model at its first call, and again after changes of its modules, its mode or its tensors, except through
-    `.data`. Explanations keep the compiled model that made them.
+    It compiles the model at its first call, and again after changes of its modules, their attributes and hooks, or its tensors,
+    except in place through `.data`. Explanations keep the compiled model that made them.
 
     `model`: a module in evaluation mode, the result of `lrpfx.transform` (also compiled by torch.compile), or a runner that
     `lrpfx.load` returns, whose file may hold the preprocessing and the categories. `composite`: the rules; by default they are
@@ -74,6 +72,8 @@ class Explainer:
         self.preprocess = preprocessing_of(model) if preprocess is None else Preprocessing(preprocess)
         self.categories = _names(model, categories)
         self.tokenizer = tokenizer
+        if tokenizer is not None and not callable(tokenizer):
+            raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}")
         if preprocess is not None and tokenizer is not None:
             raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them")
         self.record = (record,) if isinstance(record, str) else tuple(listed("record=", record))
@@ -84,6 +84,7 @@ class Explainer:
         self.progress = progress
         self._compiled: Compiled | None = None
         self._state: State = []
+        self._bounds: Any = None
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet")
 
@@ -94,8 +95,10 @@ class Explainer:
         for each photograph. `targets`: several classes that are explained for each photograph.
         """
         wanted = Wanted(target, targets)
-        if isinstance(images, (list, tuple)):
-            wanted.check_number(len(images))
+        if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
+            count = len(images) if self.tokenizer is not None else count_of(images)
+            if count is not None:
+                wanted.check_number(count)
         if self.tokenizer is not None:
             return self._of_texts(images, wanted)
         several = is_several(images)
@@ -106,14 +109,18 @@ class Explainer:
     def _of_texts(self, texts: Any, wanted: Wanted) -> TextExplanation | TextExplanations:
         if isinstance(self.model, Runner):
             raise InputError("programs of text models take tokens: call the runner itself")
-        several = isinstance(texts, (list, tuple))
+        several = not isinstance(texts, str) and isinstance(texts, Iterable)
+        texts = list(texts) if several else [texts]
+        if not texts:
+            raise InputError("the list of texts is empty")
 
         def compiled_for(inputs: Any) -> CompiledModel:
             compiled = self._compiled_for(inputs)
             assert isinstance(compiled, CompiledModel)
             return compiled
 
-        found = explain_sentences(compiled_for, self.tokenizer, texts if several else [texts], wanted, self.progress)
+        found = explain_sentences(compiled_for, self.tokenizer, texts, wanted, self.progress)
+        wanted.check_number(len(found))
         return TextExplanations(found) if several else found[0]
 
     @property
@@ -178,14 +185,20 @@ class Explainer:
     def _compiled_for(self, inputs: Any) -> Compiled:
         """The compiled model: made at the first use, and again if the model has changed since."""
         compiled = self._compiled
-        if compiled is None or (isinstance(self.model, nn.Module) and not _are_same(self._state, _state_of(self.model))):
+        changed = isinstance(self.model, nn.Module) and not _are_same(self._state, _state_of(self.model))
+        if compiled is None or changed or self._bounds != self._range():
             compiled = self._compiled = self._compile(inputs)
         return compiled
+
+    def _range(self) -> Any:
+        """The range of the values that photographs have after the preprocessing, as far as it is known by now."""
+        is_own = isinstance(self.model, nn.Module) and _has_no_rules(self.model)
+        return self.preprocess.range if is_own and self.composite is None and self.preprocess is not None else None
 
     def _compile(self, inputs: Any) -> Compiled:
         if isinstance(self.model, Runner):
             return CompiledProgram(self.model, self.categories, self.record)
-        self._state = _state_of(self.model)
+        self._state, self._bounds = _state_of(self.model), self._range()
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
             return CompiledModel(self.model, self.categories, self.record, self.output)
         examples = inputs if self.example_inputs is None else self.example_inputs
@@ -193,11 +206,12 @@ class Explainer:
             examples = placed_for(self.model, examples)
         logger.info("transforming %s", type(self.model).__name__)
         composite = self.composite or self._default(inputs)
-        made, scores = transform(self.model, composite, example_inputs=examples), None
-        final = final_probabilities_of(made.graph, self.output)
+        made = transform(self.model, composite, example_inputs=examples)
+        several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
+        scores = Scores.BINARY if several else None
+        final = None if callable(self.output) else final_probabilities_of(made.graph, self.output)
         if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
-            row = node_info(final).operator
-            scores = Scores.LOGITS if row is not None and row.probability is Probability.OF_ALL_LOGITS else Scores.BINARY
+            scores = scores_of_logits(final, made)
             made = transform(self.model, composite, example_inputs=examples, explain="logits")
         logger.info("explaining with %s", made.composite)
         return CompiledModel(made, self.categories, self.record, self.output, scores)
@@ -255,11 +269,23 @@ def _has_no_rules(model: nn.Module | Runner) -> bool:
 
 def _state_of(model: nn.Module) -> State:
     """The modules and tensors of a model, with what a change of them changes."""
-    state: State = [(module, module.training) for module in model.modules()]
+    state: State = [(module, _settings_of(module)) for module in model.modules()]
     tensors = [*model.parameters(), *model.buffers()]
     return state + [
-        (tensor, (tensor.dtype, tensor.device, None if tensor.is_inference() else tensor._version)) for tensor in tensors
+        (tensor, (tensor.dtype, tensor.device, tensor.data_ptr(), None if tensor.is_inference() else tensor._version))
+        for tensor in tensors
     ]
+
+
+_SIMPLE = (bool, int, float, str, tuple, type(None))
+
+
+def _settings_of(module: nn.Module) -> Any:
+    """A module's own attributes and hooks: what is no number or text counts as another if it is another object."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return [*map(id, hooks)], {
+        name: value if isinstance(value, _SIMPLE) else id(value) for name, value in vars(module).items() if name[0] != "_"
+    }
 
 
 def _are_same(before: State, now: State) -> bool:

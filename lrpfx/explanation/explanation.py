@@ -72,6 +72,7 @@ class Scores(Enum):
     LOGITS = "logits of classes of which one is right"
     BINARY = "a logit for each class"
     PROBABILITIES = "probabilities, or their logarithms"
+    OTHER = "numbers of another kind"
     UNKNOWN = "not known: probabilities if they look like it, and logits unless all of them lie between 0 and 1"
 
     def probabilities(self, output: Array) -> Array | None:
@@ -83,7 +84,7 @@ class Scores(Enum):
         if self is Scores.BINARY:
             sigmoid: Array = 0.5 * (1.0 + np.tanh(0.5 * scores))
             return sigmoid
-        if len(scores) < 2:
+        if self is Scores.OTHER or len(scores) < 2:
             return None
         if self is Scores.UNKNOWN and between:
             return scores if abs(scores.sum() - 1.0) < 1e-3 else None
@@ -146,6 +147,11 @@ class Explained:
         """How much of the output's relevance reached the input."""
         return self.answers[0].balance
 
+    @property
+    def recorded(self) -> dict[str, Array]:
+        """Relevance of the recorded layers by name, without the batch."""
+        return self.answers[0].layers
+
     def to_numpy(self) -> Array:
         """`relevance`, as an array."""
         return self.relevance
@@ -193,11 +199,6 @@ class Explanation(Explained):
         to have been undone rightly, it is the relevance of the model's input.
         """
         return self._relevance_of(self.answers[0])
-
-    @property
-    def recorded(self) -> dict[str, Array]:
-        """Relevance of the recorded layers by name, without the batch."""
-        return self.answers[0].layers
 
     @property
     def ledger(self) -> Any:

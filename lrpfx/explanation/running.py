@@ -1,23 +1,24 @@
 """A model that was compiled for explanations, or a program that was exported, and what it answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, relevance_of_class
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of, index_of, listed
-from lrpfx.ir.node import bottlenecks, node_info
+from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.types import Linear
 
 #: A class by index or by name, or None for the class with the largest output.
 Class = int | str | None
@@ -35,6 +36,11 @@ class Wanted:
         if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
             target = target.item()
         one = target is None or isinstance(target, (str, int, float, np.generic))  # some of them are refused later
+        if isinstance(target, Mapping) or callable(target):
+            raise InputTypeError(
+                f"a class is given by its index or its name, not by {type(target).__name__}; lrpfx.attribute takes contrasts "
+                "and functions of the output"
+            )
         self.each = None if one else _classes("target=", target)
         self.target = target if one else None
 
@@ -100,7 +106,9 @@ class Compiled(ABC):
 
     def answers(self, explanation: Explanation, classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
         """The relevance for further classes of a photograph that was explained, or of further layers."""
-        return self.run(explanation.input[None], [list(classes)], record).answers[0]
+        run = self.run(explanation.input[None], [list(classes)], record)
+        _check_same(run.outputs[0], explanation.output)
+        return run.answers[0]
 
 
 class CompiledModel(Compiled):
@@ -138,7 +146,9 @@ class CompiledModel(Compiled):
 
     def ledger(self, explanation: Explanation) -> Ledger:
         placed = placed_for(self.module, explanation.input[None])
-        return ledger(self.explain_model, placed, explanation.target.index, output=self.output)
+        found = ledger(self.explain_model, placed, explanation.target.index, output=self.output)
+        _check_same(np.array(found.seed), np.array(explanation.target.score))
+        return found
 
     def spatial_layers(self) -> list[str]:
         last: dict[tuple[int, ...], str] = {}
@@ -149,13 +159,45 @@ class CompiledModel(Compiled):
         return list(last.values())
 
 
+def _check_same(output: Array, before: Array) -> None:
+    """Raise `InputError` unless a model still has the output that was explained."""
+    if not np.allclose(output, before, rtol=1e-2, atol=1e-3 * float(np.abs(before).max())):
+        raise InputError("the model has changed since this explanation was made; explain the photograph again")
+
+
 def _scores_of(module: ExplainModule, output: OutputSelector) -> Scores:
     """What the graph says of the numbers in the output."""
+    if callable(output):  # it may make anything of them
+        return Scores.UNKNOWN
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
-    if row is None or row.probability is Probability.OF_ALL_LOGITS:  # a softmax of logarithms gives the probabilities
-        return Scores.UNKNOWN
-    return Scores.PROBABILITIES
+    if row is not None and row.probability is Probability.OF_ONE_LOGIT:
+        return Scores.PROBABILITIES
+    if row is None and _ends_in_layer(module):
+        return Scores.LOGITS
+    return Scores.UNKNOWN  # a softmax of logarithms gives the probabilities, too
+
+
+def _ends_in_layer(module: ExplainModule) -> bool:
+    """Whether the one output is that of a dense layer or convolution."""
+    outputs = output_node(module.graph).all_input_nodes
+    node = outputs[0] if len(outputs) == 1 else None
+    while node is not None and node_info(node).neutral:
+        read = [value for value in node.all_input_nodes if node_info(value).role is Role.DATA]
+        node = read[0] if len(read) == 1 else None
+    kind = None if node is None else node_info(node).kind
+    return kind is not None and issubclass(kind, Linear)
+
+
+def scores_of_logits(final: fx.Node, module: ExplainModule) -> Scores:
+    """What the inputs of the softmax or sigmoid are that computed the output of a module."""
+    row = node_info(final).operator
+    if row is not None and row.probability is Probability.OF_ONE_LOGIT:
+        return Scores.BINARY
+    dimension = final.kwargs.get("dim", final.args[1] if len(final.args) > 1 else None)
+    of_classes = node_info(final).shape is not None and len(node_info(final).shape or ()) == 2 and dimension in (1, -1, None)
+    is_output = final in output_node(module.graph).all_input_nodes or dimension is None
+    return Scores.LOGITS if of_classes and is_output else Scores.OTHER
 
 
 class CompiledProgram(Compiled):

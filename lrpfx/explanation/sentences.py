@@ -172,6 +172,8 @@ class _Seed:
             ids = self.tokenizer(self.target, add_special_tokens=False)["input_ids"]
             if len(ids) != 1:
                 raise InputError(f"{self.target!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank")
+            if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
+                raise InputError(f"the tokenizer does not know {self.target!r}")
             return int(ids[0])
         return index_of(self.target, self.names, classes)
 

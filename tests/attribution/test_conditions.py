@@ -245,3 +245,81 @@ def test_a_condition_that_cuts_everything_is_said(x):
         warnings.simplefilter("error", LrpfxWarning)
         lrpfx.attribute(explain_model, x, 1, conditions=[{"add": [0, 1, 2, 3]}])
     assert lrpfx.attribute(explain_model, x, 1).relevance.any(), "a mask is gone after the call"
+
+
+class Looked(nn.Module):
+    """An embedding with a skip connection around a layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb, self.m, self.fc = nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, ids):
+        x = self.emb(ids)
+        return self.fc((x + self.m(x)).relu().mean(1))
+
+
+def test_conditions_at_embeddings():
+    ids = torch.tensor([[1, 2, 3, 4]])
+    explain_model = lrpfx.transform(Looked().eval(), EpsilonPlus(), example_inputs=ids)
+    whole = lrpfx.attribute(explain_model, ids, 0).relevance
+    conditions = [
+        {"emb": Feature(*range(6))},
+        {"emb": Feature(2)},
+        {("emb", "m"): torch.tensor(1.0)},
+        {"relu": Token(0, 1, 2, 3)},
+    ]
+    found = lrpfx.attribute(explain_model, ids, 0, conditions=conditions).relevance
+    for number in (0, 2, 3):
+        assert torch.allclose(found[number], whole, atol=1e-12)
+    assert torch.allclose(found[1][..., 2], whole[..., 2], atol=1e-12) and found[1][..., [0, 1, 3, 4, 5]].abs().max() == 0.0
+    compiled = lrpfx.attribute(torch.compile(explain_model, backend="eager"), ids, 0, conditions=conditions).relevance
+    assert torch.allclose(compiled, found, atol=1e-12)
+    with pytest.raises(InputError, match="ids carries no relevance"):
+        lrpfx.attribute(explain_model, ids, 0, conditions=[{"ids": [1]}])
+
+
+def test_optional_arguments_beside_masks():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, m=None):
+            return self.fc((x * m).relu())
+
+    x, m = torch.randn(2, 4), torch.rand(2, 4)
+    explain_model = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=(x, m))
+    whole = lrpfx.attribute(explain_model, (x, m), 0, record="relu")
+    found = lrpfx.attribute(explain_model, (x, m), 0, conditions=every("relu", 4))
+    assert torch.allclose(found.relevance[0].sum(0), whole.relevance[0], atol=1e-12)
+    compiled = lrpfx.attribute(torch.compile(explain_model, backend="eager"), (x, m), 0, record="relu")
+    assert torch.allclose(compiled.layers["relu"], whole.layers["relu"], atol=1e-12)
+
+
+def test_integers_are_no_masks(x):
+    explain_model = attribution_model()
+    for wanted in (torch.ones(4, dtype=torch.uint8), torch.tensor([1, 1, 0, 1])):
+        with pytest.raises(InputTypeError, match="masks are boolean or floating point"):
+            lrpfx.attribute(explain_model, x, 0, conditions=[{"first": wanted}])
+    assert lrpfx.attribute(explain_model, x, targets=[0, 1], chunk_size=np.int64(2)).targets == 2
+
+
+def test_channels_that_may_be_last_are_named():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.fc = nn.Linear(5, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            x = x.permute(0, 2, 3, 1)
+            return self.fc((x + self.dense(x)).mean((1, 2)))
+
+    x = torch.randn(1, 5, 4, 4)
+    explain_model = lrpfx.transform(Last().eval(), EpsilonPlus(), example_inputs=x)
+    whole = lrpfx.attribute(explain_model, x, 0).relevance
+    parts = lrpfx.attribute(explain_model, x, 0, conditions=every("add", 5)).relevance
+    assert torch.allclose(parts.sum(0), whole, atol=1e-12), "features of a dense layer"
+    with pytest.raises(InputError, match="channels first or last"):
+        lrpfx.attribute(explain_model, x, 0, conditions=[{"permute": [1]}])

@@ -507,3 +507,70 @@ def test_forms_of_questions(model, explainer, explanation, photographs):
 def test_an_exact_name_wins(photographs):
     explainer = lrpfx.Explainer(ending(nn.Identity()), preprocess=PREPROCESS, categories=["a", "A", "b", "B"])
     assert [explainer(photographs[0], name).target.index for name in "aAbB"] == [0, 1, 2, 3]
+
+
+def test_a_function_of_the_output_gets_the_output(photographs):
+    def both(q):
+        return torch.cat([1 - q, q], 1)
+
+    settings = {"preprocess": PREPROCESS, "categories": ["no", "yes"], "output": both}
+    explained = lrpfx.explain(ending(torch.sigmoid, 1), photographs[0], **settings)
+    yes = float(ending(nn.Identity(), 1)(PREPROCESS(photographs[0])[None]).sigmoid())
+    np.testing.assert_allclose(explained.output, [1 - yes, yes], rtol=1e-6)
+    assert explained.target.name == ("yes" if yes > 0.5 else "no")
+    assert explained.target.probability == pytest.approx(max(yes, 1 - yes))
+
+
+def test_probabilities_are_not_guessed(photographs):
+    grouped = lrpfx.explain(ending(lambda z: z.view(-1, 2, 2).softmax(-1).flatten(1)), photographs[0], preprocess=PREPROCESS)
+    assert grouped.scores is Scores.OTHER and grouped.target.probability is None
+    small = Ending(nn.Identity()).eval()  # all logits between 0 and 1 are logits nevertheless
+    with torch.no_grad():
+        small.classes.weight.zero_()
+        small.classes.bias.copy_(torch.tensor([0.2, 0.3, 0.4, 0.1]))
+    explained = lrpfx.explain(small, photographs[0], preprocess=PREPROCESS, composite=EpsilonPlus())
+    assert explained.target.probability == pytest.approx(float(small.classes.bias.softmax(0)[2]))
+    labels = ending(nn.Identity())
+    labels.config = type("Config", (), {"problem_type": "multi_label_classification"})()
+    explained = lrpfx.explain(labels, photographs[0], 1, preprocess=PREPROCESS)
+    assert explained.target.probability == pytest.approx(float(torch.tensor(explained.output[1]).sigmoid()))
+
+
+def test_changes_that_have_no_version_are_noticed(photographs):
+    model = ending(lambda z: z * 1.0)
+    explainer = lrpfx.Explainer(model, preprocess=PREPROCESS)
+    explainer(photographs[0])
+
+    def assert_follows():
+        expected = model(PREPROCESS(photographs[0])[None].to(model.classes.weight))[0].detach()
+        np.testing.assert_allclose(explainer(photographs[0]).output, expected, rtol=1e-5)
+
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 1.5, model.parameters())
+    assert_follows()
+    model.first.stride = (2, 2)
+    assert_follows()
+    model.end = torch.tanh
+    assert_follows()
+
+
+def test_explanations_of_a_module_that_changed_say_so(photographs):
+    input = PREPROCESS(photographs[0])[None]
+    explain_model = lrpfx.transform(ending(nn.Identity()), EpsilonPlus(), example_inputs=input)
+    explained = lrpfx.Explainer(explain_model, preprocess=PREPROCESS)(photographs[0], 1)
+    assert explained.compare([0, 1]) and explained.ledger
+    with torch.no_grad():
+        next(explain_model.parameters()).mul_(3.0)
+    for question in (lambda: explained.compare([2]), lambda: explained.ledger):
+        with pytest.raises(InputError, match="the model has changed since"):
+            question()
+
+
+def test_one_target_for_each_photograph_of_folders(explainer, photographs, tmp_path):
+    for number, photograph in enumerate(photographs):
+        photograph.save(tmp_path / f"{number}.png")
+    found = explainer([tmp_path, photographs[0]], [0, 1, 2, 3])
+    assert [one.target.index for one in found] == [0, 1, 2, 3]
+    for target in ({0: 1.0}, lambda output: output):
+        with pytest.raises(InputTypeError, match=r"lrpfx\.attribute takes contrasts and functions"):
+            explainer(photographs[0], target)
