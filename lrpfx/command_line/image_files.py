@@ -15,6 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from lrpfx.deploy.preprocessing import MOST_PIXELS
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.explanation.photographs import image_files, image_suffixes, readable_formats
+from lrpfx.pictures.photographs import of_16_bits
 
 #: Errors of a file system that all other files would meet too.
 HOPELESS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
@@ -126,7 +127,7 @@ def opened(path: Path) -> Image.Image:
             raise InputError("its values have 32 bits, and their range is unknown: convert it to 8 or 16 bits")
         upright = ImageOps.exif_transpose(file)
         if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
-            return Image.fromarray(np.asarray(upright, dtype=np.float32) / 257.0)
+            return Image.fromarray((of_16_bits(np.asarray(upright)) * 255.0).astype(np.float32))
         if upright.has_transparency_data:
             front = upright.convert("RGBA")
             return Image.alpha_composite(Image.new("RGBA", front.size, "white"), front).convert("RGB")

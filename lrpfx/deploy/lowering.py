@@ -7,6 +7,7 @@ rules that save values for the backward pass. `make_fx` can, and torch.export th
 import copy
 import itertools
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,12 +25,21 @@ from lrpfx.attribution.arguments import Arguments, embeddings_of
 from lrpfx.attribution.compute import find_attribution, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
+from lrpfx.attribution.plausibility import advice, saturates
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
-from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_class, relevance_of_output, select_output
+from lrpfx.attribution.targets import (
+    OutputSelector,
+    Target,
+    final_probabilities_of,
+    relevance_of_class,
+    relevance_of_output,
+    select_output,
+)
 from lrpfx.deploy.program import checked
-from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
+from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, LrpfxWarning, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
+from lrpfx.ir.operator import Probability
 from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.lower.out_of_place import is_in_place
@@ -157,6 +167,11 @@ def _lowered(
     placed = embeddings_of(module, Arguments({**inputs, **constants}))
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
     job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output)
+    final = final_probabilities_of(module.graph, output)
+    row = None if final is None else node_info(final).operator
+    of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "max")
+    if final is not None and of_classes and saturates(final):
+        warnings.warn(advice(final), LrpfxWarning, stacklevel=5)
     opened = _open_sizes(module, inputs) if dynamic_batch else []
     variants = (
         [_with_sizes(inputs, opened, number) for number in range(_VARIANTS)] if dynamic_batch else [list(inputs.values())]

@@ -33,7 +33,7 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     if array.dtype == np.uint8:
         return _of_array(array / 255.0, channels)
     if array.dtype == np.uint16:
-        return _of_array(_of_16_bits(array), channels)
+        return _of_array(of_16_bits(array), channels)
     if np.issubdtype(array.dtype, np.integer) and array.size and array.min() >= 0 and 1 < array.max() <= 255:
         return _of_array(array / 255.0, channels)  # arithmetic on bytes made wider integers of them
     if not np.issubdtype(array.dtype, np.floating):
@@ -65,12 +65,12 @@ def _of_image(image: Image.Image) -> Floats:
     if _is_deep(image):
         values = np.asarray(image).astype(np.float64)
         if image.mode != "F":
-            values = _of_16_bits(values)  # Pillow opens files of 16 bits as I;16, or as I
+            values = of_16_bits(values)  # Pillow opens files of 16 bits as I;16, or as I
         return _of_array(values, None)
     return np.asarray(on_white(image)) / 255.0
 
 
-def _of_16_bits(values: NDArray[Any]) -> Floats:
+def of_16_bits(values: NDArray[Any]) -> Floats:
     """Numbers of 16 bits as shares of the largest. `InputError` if they seem to have fewer bits."""
     largest = int(values.max(initial=0))
     if 0 < largest <= _TWELVE_BITS:

@@ -389,3 +389,10 @@ def test_grey_models(folder):
     )
     assert explained("images", "--mean", "0.5", "--std", "0.5", *SIZE, model="grey:make")[0] == 0
     assert len(rows_of()) == 3
+
+
+def test_dark_photographs_of_16_bits_are_refused(folder):
+    """As in Python: 12 bits in 16 would be nearly black."""
+    Image.fromarray(np.full((9, 9), 4000, dtype=np.uint16)).save("images/dark.png")
+    status, printed = explained("images/dark.png", "--raw", *SIZE)
+    assert status == 2 and "none above 4000" in printed

@@ -3,6 +3,7 @@
 import collections
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
+from lrpfx.errors import LrpfxWarning
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
 from lrpfx.passes.program import Program
 from lrpfx.rules import Hook
@@ -477,3 +479,14 @@ def test_sizes_that_a_program_was_not_lowered_for():
         assert module(torch.rand(5, 3, 4), torch.zeros(5, dtype=torch.int64))["relevance"].shape == (5, 3, 4)
     with pytest.raises(lrpfx.InputError, match="dimension 0 was fixed at 2"):
         one_batch.module()(torch.rand(3, 3, 4), torch.tensor([0, 1, 2]))
+
+
+def test_a_softmax_at_the_end_is_said():
+    example = torch.randn(2, 4)
+    for end, warns in ((nn.Softmax(1), True), (nn.Sigmoid(), False), (nn.Identity(), False)):
+        explain_model = lrpfx.transform(nn.Sequential(nn.Linear(4, 3), end).eval(), EpsilonPlus())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", LrpfxWarning)
+            lrpfx.lower(explain_model, example)
+        said = [str(one.message) for one in caught if issubclass(one.category, LrpfxWarning)]
+        assert bool(said) == warns and all("explain the logits" in text for text in said)
