@@ -17,6 +17,7 @@ from lrpfx.command_line import explain as explain_command
 from lrpfx.command_line import fingerprints, options
 from lrpfx.command_line.image_files import images_in
 from lrpfx.deploy.preprocessing import StoredPreprocessing
+from lrpfx.errors import InputError
 from lrpfx.explanation.photographs import image_files
 
 SIZE = ("--size", "8")
@@ -394,5 +395,5 @@ def test_grey_models(folder):
 def test_dark_photographs_of_16_bits_are_refused(folder):
     """As in Python: 12 bits in 16 would be nearly black."""
     Image.fromarray(np.full((9, 9), 4000, dtype=np.uint16)).save("images/dark.png")
-    status, printed = explained("images/dark.png", "--raw", *SIZE)
-    assert status == 2 and "none above 4000" in printed
+    with pytest.raises(InputError, match="none above 4000"):
+        explained("images/dark.png", "--raw", *SIZE)
