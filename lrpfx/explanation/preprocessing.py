@@ -252,7 +252,8 @@ def _fitted(positions: Any, extent: int, length: int) -> Axis | None:
     count = positions.shape[1]
     axis = Axis(first + 0.5 - step / 2, step, count, length)
     ends = np.sort(axis.edges[[0, -1]])
-    if np.abs(ends - (0, length)).max() < length / _PRECISION:
+    exact = max(length / _PRECISION, extent / 255)  # as exact as the ramp is
+    if np.abs(ends - (0, length)).max() < exact:
         return Axis(0.0, length / count, count, length) if step > 0 else Axis(length, -length / count, count, length)
     return axis
 

@@ -258,3 +258,9 @@ def test_networks_of_timm_for_other_than_three_channels_state_no_preprocessing()
     timm = pytest.importorskip("timm")
     assert preprocessing_of(timm.create_model("resnet10t", num_classes=2)) is not None
     assert preprocessing_of(timm.create_model("resnet10t", num_classes=2, in_chans=1)) is None
+
+
+@pytest.mark.parametrize("size", [(640, 427), (300, 200), (451, 300), (97, 640)])
+def test_a_whole_photograph_reaches_its_borders(size):
+    resized = Preprocessing(transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()]))
+    assert resized.measured(size).geometry.box == (0.0, 0.0, *size)
