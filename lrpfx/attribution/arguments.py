@@ -1,6 +1,5 @@
 """The inputs of one call, and errors for inputs that a model cannot take."""
 
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.attribution.infinite_masks import hiding, input_node, other_reader
+from lrpfx.attribution.infinite_masks import hiding, input_node, items_at, other_reader
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, is_floating, node_info
@@ -180,19 +179,16 @@ def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
 def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
     """The embeddings that look up an integer input, or one of its items."""
     found: list[fx.Node] = []
-    pending: list[tuple[fx.Node, Sequence[Any]]] = [(node, keys)]
+    pending = items_at(node, keys)
     seen: set[fx.Node] = set()
     while pending:
-        node, keys = pending.pop()
+        node = pending.pop()
         for user in node.users:
-            if keys:
-                if user.target is operator.getitem and user.args[1] == keys[0]:
-                    pending.append((user, keys[1:]))
-            elif node_info(user).kind is Embedding and user.args[0] is node:
+            if node_info(user).kind is Embedding and user.args[0] is node:
                 found.append(user)
             elif user.op == "call_function" and node_info(user).role is not Role.METADATA and user not in seen:
                 seen.add(user)
-                pending.append((user, ()))
+                pending.append(user)
     return found
 
 

@@ -22,6 +22,14 @@ def input_node(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
     return in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
 
 
+def items_at(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
+    """The nodes that hold an item of a node's value."""
+    found = [node]
+    for key in keys:
+        found = [user for one in found for user in one.users if user.target is operator.getitem and user.args[1] == key]
+    return found
+
+
 def hiding(mask: torch.Tensor) -> torch.Tensor:
     """The mask, with entries of -inf that take no relevance: a share of infinity is not a number."""
     return torch.where(mask == -torch.inf, mask.detach(), mask)
@@ -36,15 +44,10 @@ def other_reader(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
     start = input_node(graph, place)
     if start is None or node_info(start).role is Role.CONSTANT:
         return None
-    pending: list[tuple[fx.Node, Sequence[Any]]] = [(start, place[1:])]
+    pending = items_at(start, place[1:])
     seen: set[fx.Node] = set()
     while pending:
-        node, keys = pending.pop()
-        for user in node.users:
-            if keys:
-                if user.target is operator.getitem and user.args[1] == keys[0]:
-                    pending.append((user, keys[1:]))
-                continue
+        for user in pending.pop().users:
             info = node_info(user) if user.op != "output" else None
             if info is not None and info.role is not Role.DATA:
                 continue
@@ -56,5 +59,5 @@ def other_reader(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
             if not (row.moves or row.selects or row.converts or row.name in ("add", *_BIASES)):
                 return user
             seen.add(user)
-            pending.append((user, ()))
+            pending.append(user)
     return None

@@ -1,6 +1,7 @@
 """What an explanation holds, and the pictures that it draws. It needs neither the model nor the explainer."""
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -107,7 +108,7 @@ class Source(Protocol):
 
 
 @dataclass(eq=False)
-class Explained:
+class Explained(ABC):
     """What explanations of photographs and of texts have in common.
 
     `answers` has one entry for each explained class, the first being the one that pictures show unless they are asked for
@@ -138,9 +139,9 @@ class Explained:
         return self.answers[0].category
 
     @property
+    @abstractmethod
     def relevance(self) -> Array:
         """Relevance of what was explained."""
-        raise NotImplementedError
 
     @property
     def balance(self) -> Balance:
@@ -156,16 +157,17 @@ class Explained:
         """`relevance`, as an array."""
         return self.relevance
 
+    @abstractmethod
     def sheet(self) -> Image.Image:
         """The explanation as a picture."""
-        raise NotImplementedError
 
     def show(self) -> None:
         """Show the picture: in a notebook, or in the system's viewer."""
         show(self.sheet())
 
+    @abstractmethod
     def _repr_html_(self) -> str:
-        raise NotImplementedError
+        """The explanation, for notebooks."""
 
 
 @dataclass(eq=False, repr=False)
@@ -361,9 +363,9 @@ class Several(Sequence[Kind]):
     def __repr__(self) -> str:
         return f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>"
 
+    @abstractmethod
     def sheet(self) -> Image.Image:
         """All explanations in one picture."""
-        raise NotImplementedError
 
     def show(self) -> None:
         """Show the picture: in a notebook, or in the system's viewer."""
