@@ -32,7 +32,8 @@ def assert_close(actual, expected, tolerance=1e-9):
     assert torch.isfinite(expected).all()
     scale = expected.abs().max()
     assert scale > 0, "nothing to compare: everything that is expected is zero"
-    assert (actual - expected).abs().max() <= tolerance * scale
+    difference = (actual - expected).abs().max() / scale
+    assert difference <= tolerance, f"the largest difference is {difference:.1e}, allowed is {tolerance:.0e}"
 
 
 def same_in_a_graph(function, *tensors):

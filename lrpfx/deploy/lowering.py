@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.arguments import Arguments, embeddings_of
-from lrpfx.attribution.compute import find_attribution, relevances_of
+from lrpfx.attribution.computation import Computation, Question, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.attribution.plausibility import advice, saturates
@@ -449,13 +449,13 @@ class _Job:
         """The program's results according to `lrpfx.attribute`."""
         values = self.values(arguments)
         target = self.target_of(arguments)
-        found, _ = find_attribution(self.module, values, target, record=self.record, output=self.output)
+        found = Computation(self.module, values, Question(target, record=self.record, output=self.output))
         with torch.no_grad():
             result = self.module(**values)
         floating = [name for name, value in values.items() if is_floating(value)]
         relevances: dict[str, torch.Tensor] = {}
         for name in (*floating, *self.embeddings):
-            relevances.update(_by_name(name, found.relevance[name]))
+            relevances.update(_by_name(name, found.of_inputs[name]))
         return self.results(result, relevance_of_output(found.output, target), relevances, found.layers)
 
 

@@ -1,0 +1,366 @@
+"""One computation of `lrpfx.attribute`: a forward pass, and relevance for each condition and target."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
+from lrpfx.attribution.conditions import (
+    Condition,
+    Masks,
+    empty_condition,
+    ends_of,
+    multiplier_of_start,
+    places_of,
+    relevance_of_start,
+    start_of,
+)
+from lrpfx.attribution.names import recorded_names
+from lrpfx.attribution.plausibility import Watch, advice, advice_on_sign, is_inverted, objection_to, saturates
+from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
+from lrpfx.attribution.targets import (
+    OutputSelector,
+    Targets,
+    final_probabilities_of,
+    listed,
+    relevance_of_output,
+    select_output,
+)
+from lrpfx.errors import InputError
+from lrpfx.ir.node import is_floating, node_info
+from lrpfx.ir.operator import Probability
+from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable
+from lrpfx.runtime.multipliers import multiplier_from, relevance_from
+from lrpfx.runtime.plain_calls import Called, with_plain_calls
+from lrpfx.runtime.ruled_operation import Execution
+from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules, pytree
+
+
+@dataclass(frozen=True)
+class Question:
+    """The arguments of `lrpfx.attribute` beside the module and the inputs."""
+
+    target: Any = None
+    targets: Targets | None = None
+    conditions: Sequence[Condition] | None = None
+    start: str | None = None
+    record: str | Sequence[str] = ()
+    record_multipliers: str | Sequence[str] = ()
+    output: OutputSelector = None
+    chunk_size: int | None = None
+    constants: bool = False
+    progress: bool = False
+
+    def check(self) -> None:
+        """Raise `InputError` for arguments that exclude each other."""
+        if self.targets is not None and self.target is not None:
+            raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
+        if self.start is not None and self.output is not None:
+            raise InputError("start= explains a node and output= an output; pass one of them")
+        size = self.chunk_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
+            raise InputError(f"chunk_size is a positive number of targets, not {size!r}")
+
+
+@dataclass
+class _Forward:
+    """The result of a forward pass: the explained output, the recorded layers, and the factors of all relevances."""
+
+    output: torch.Tensor
+    layers: list[torch.Tensor]
+    factors: list[torch.Tensor | None]  # of the inputs and the layers: see `factors_of`
+
+
+class Computation:
+    """A forward pass, and the relevance of inputs and layers for each condition and target, which are *tasks*.
+
+    `output`: the explained output. `of_inputs`: relevance in the structure of the inputs. `layers`, `constants`, `multipliers`,
+    `values`: by the names of nodes; the values are those of the layers.
+    """
+
+    def __init__(self, explain_model: nn.Module, inputs: Inputs, question: Question) -> None:
+        self.module = module = explainable(explain_model, "attribute")
+        question.check()
+        self.question = question
+        self.targets = [question.target] if question.targets is None else listed(question.targets)
+        self._is_compiled = explain_model is not module
+        self._explain_model = explain_model
+        with torch.inference_mode(False), torch.enable_grad():
+            self.arguments = Arguments(inputs)
+            self.arguments.admit(module)
+            self._plan()
+            self._compute()
+
+    def _plan(self) -> None:
+        """Find the nodes that the arguments name."""
+        module, question = self.module, self.question
+        graph = module.unfused_graph
+        self.record = recorded_names(graph, question.record)
+        self._first = None if question.start is None else start_of(graph, question.start)
+        self._embeddings = embeddings_of(module, self.arguments)
+        of_embeddings = [name for found in self._embeddings.values() for name in found]
+        multiplied = recorded_names(graph, question.record_multipliers)
+        self._names = tuple(dict.fromkeys([*self.record, *of_embeddings, *multiplied]))
+        self._again = {name: self._names.index(name) for name in multiplied}  # recorded without conversion to relevance
+        conditions = question.conditions
+        places = () if conditions is None else places_of(graph, conditions)
+        masked = tuple(ends_of(graph, place)[0] for place in places)
+        self._recording = Recording(self._names, bool(self._embeddings), question.constants, places, question.start)
+        self._traced = recorder_of(module, self._recording, self._is_compiled) if self._recording else module
+        self._masks = Masks(conditions or (), places, masked)
+        self._several = question.targets is not None or len(self._masks.conditions) > 1
+
+    def _compute(self) -> None:
+        given: dict[str, Any] = {}
+        if self._recording and self._is_compiled:
+            with misfits(self.module, self.arguments):
+                given = _probes(self.module, self._recording, self.arguments, self._masks)
+        probes = [value for name, value in given.items() if name.startswith(PROBE)]
+        runner = _runner(self._explain_model, self.module, self._traced, self._several)
+        masking = self._masks.compiled(0, given) if self._is_compiled else self._masks.holders()
+        forward = self._run(runner, self._traced, given | masking)
+        if forward.output.is_meta:
+            raise InputError(NO_VALUES.format(self.module.title))
+        self.output = forward.output.detach()
+        self._seeds = self._seeds_of(forward.output)
+        if self._first is not None:
+            runner, forward = self._from_start(self._first, runner, forward, given | masking)
+
+        recorded_at = probes or forward.layers
+        wanted = [*self.arguments.leaves, *recorded_at, *(recorded_at[place] for place in self._again.values())]
+        if not forward.output.requires_grad or not any(tensor.requires_grad for tensor in wanted):
+            what = "the output" if self.question.start is None else self.question.start
+            raise InputError(f"{what} does not depend on the inputs through any operation that carries relevance")
+        self._name_all(forward, self._relevances(runner, forward, wanted, given))
+
+    def _run(self, runner: Callable[..., Any], recorder: TreeGraphModule, further: Mapping[str, Any]) -> _Forward:
+        with misfits(self.module, self.arguments):
+            result = self.arguments.call(runner, further)
+        chosen, recorded = (result[0], list(result[1:])) if self._recording else (result, [])
+        plain = [None for _ in self.arguments.leaves]
+        factors = [*plain, *factors_of(recorder, recorded), *(None for _ in self._again)]
+        return _Forward(select_output(chosen, self.question.output), recorded, factors)
+
+    def _seeds_of(self, explained: torch.Tensor) -> list[torch.Tensor]:
+        """The relevance that each target assigns to the explained output."""
+        if self._first is None:
+            return [relevance_of_output(explained, one) for one in self.targets]
+        return [relevance_of_start(explained, one, self._first) for one in self.targets]
+
+    def _from_start(
+        self, start: fx.Node, runner: Callable[..., Any], forward: _Forward, further: Mapping[str, Any]
+    ) -> tuple[Callable[..., Any], _Forward]:
+        """What runs the module and what it returned, without shortcuts where relevance starts at values that are not positive.
+
+        The seeds become multipliers if the node carries them.
+        """
+        name, info = self.question.start, node_info(start)
+        explained = forward.output
+        if info.relevant_where_positive and any(((explained <= 0) & (seed != 0)).any() for seed in self._seeds):
+            if self._is_compiled:
+                raise InputError(f"relevance starts where {name} is not positive: pass the module that is not compiled")
+            runner = executed(self._traced, Execution(several=self._several, as_written=True))
+            forward = self._run(runner, self._traced, further)
+        if info.carries_multiplier:
+            self._seeds = [multiplier_of_start(forward.output, seed, name) for seed in self._seeds]
+        return runner, forward
+
+    def _relevances(
+        self, runner: Callable[..., Any], forward: _Forward, wanted: Sequence[torch.Tensor], given: Mapping[str, Any]
+    ) -> Sequence[torch.Tensor]:
+        """Relevance of the wanted tensors, with leading dimensions for conditions and targets if there are several."""
+        question, masks = self.question, self._masks
+        tasks = [(number, seed) for number in range(max(1, len(masks.conditions))) for seed in self._seeds]
+        found: Sequence[torch.Tensor]
+        if self._several and self._is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
+            parts = []
+            for place, (number, seed) in enumerate(progress_bar(tasks, question.progress, unit="target")):
+                if place:
+                    forward = self._run(runner, self._traced, {**given, **masks.compiled(number, given)})
+                parts.append(relevances_of(forward.output, wanted, seed, forward.factors))
+            found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
+        elif self._several:
+            alone = _has_code(self.module) or (question.chunk_size is None and forward.output.device.type == "cpu")
+            size = 1 if alone else int(question.chunk_size or len(tasks))
+            found = _relevances_in_chunks(forward, wanted, tasks, masks, size, question.progress)
+        else:
+            with masks.set_to(0):
+                found = relevances_of(forward.output, wanted, self._seeds[0], forward.factors)
+        if question.conditions is not None and question.targets is not None:
+            return [one.unflatten(0, (len(question.conditions), len(self._seeds))) for one in found]
+        if question.conditions is not None and not self._several:
+            return [one[None] for one in found]
+        return found
+
+    def _name_all(self, forward: _Forward, found: Sequence[torch.Tensor]) -> None:
+        """Give the relevances of inputs, layers, constants and multiplied layers, in this order, their names."""
+        first, last = len(self.arguments.leaves), len(found) - len(self._again)
+        count = first + len(self._names)
+        recorded = dict(zip(self._names, found[first:count], strict=True))
+        self.layers = {name: recorded[name] for name in self.record}
+        self.values = {name: value.detach() for name, value in zip(self._names, forward.layers, strict=False)}
+
+        nodes = recorded_by(self._traced) if self._recording else []
+        self.constants: dict[str, torch.Tensor] = {}
+        for node, relevance in zip(nodes[len(self._names) :], found[count:last], strict=True):
+            name = node_info(node).name
+            self.constants[name] = self.constants[name] + relevance if name in self.constants else relevance
+
+        of_integers = {place: [(name, recorded[name]) for name in names] for place, names in self._embeddings.items()}
+        self.of_inputs = self.arguments.in_form(found[:first], of_integers)
+        self._signals = [*found[:first], *(recorded[name] for names in self._embeddings.values() for name in names)]
+
+        self.multipliers: dict[str, torch.Tensor] = {}
+        for (name, place), gradient in zip(self._again.items(), found[last:], strict=True):
+            carries = node_info(nodes[place]).carries_multiplier
+            self.multipliers[name] = gradient if carries else multiplier_from(self.values[name], gradient)
+
+    def objection(self) -> str | None:
+        """Why the relevance of the inputs is implausible, or None."""
+        question = self.question
+        if question.conditions is not None:
+            return empty_condition(question.conditions, self._signals)
+        if question.start is not None:
+            return None
+        final = final_probabilities_of(self.module.graph, question.output)
+        explains_class = any(not (is_floating(target) or callable(target)) for target in self.targets)
+        row = None if final is None else node_info(final).operator
+        softmax = final if row is not None and row.probability is Probability.OF_ALL_LOGITS else None
+        if softmax is not None and explains_class and saturates(softmax):
+            return advice(softmax)
+        if final is not None and softmax is None and explains_class and is_inverted(final, self._seeds):
+            return advice_on_sign(final)
+        shares = self._signals if self._several else [relevance[None] for relevance in self._signals]
+
+        def scale() -> float:
+            return float(self.output.abs().amax()) if explains_class and self.output.numel() else 0.0
+
+        return objection_to(shares, self._seeds, scale, softmax, self._watch)
+
+    def _watch(self, number: int) -> Watch:
+        """What happened at each node in another run, for the target with this number."""
+        recorder = recorder_of(self.module, self._recording) if self._recording else self.module
+        watched = Watch(recorder)
+        with torch.inference_mode(False), torch.enable_grad():
+            second = self._run(watched.run_with, recorder, self._masks.holders())
+            tensors = [*self.arguments.leaves, *second.layers, *(second.layers[place] for place in self._again.values())]
+            relevances_of(second.output, tensors, self._seeds[number], second.factors)
+        return watched
+
+
+def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool) -> Callable[..., Any]:
+    """What runs `traced`, which is `module` or a recorder of it: compiled, if `explain_model` is.
+
+    `several`: whether several relevances will be propagated.
+    """
+    cache = module.lrpfx_cache
+    compiler = None if explain_model is module else compiler_of(explain_model)
+    several = several and compiler is None
+    if traced is module and compiler is not None:
+        return explain_model
+    if (traced, several) not in cache.runners:
+        cache.runners[traced, several] = Called(traced), with_plain_calls(_for(traced, several))
+    called, runner = cache.runners[traced, several]
+    if has_hooks_for_all_modules() or called.are_observed or (traced is module and module.is_observed):
+        runner = _for(traced, several)  # made afresh: an earlier copy knows neither new modules nor new hooks
+    if compiler is None:  # not by the call of fx, which prints the place of each error
+        return partial(nn.Module.__call__, runner)
+    if (runner, compiler) not in cache.compiled:
+        cache.compiled[runner, compiler] = compiler(runner)
+    return cache.compiled[runner, compiler]
+
+
+def _for(traced: TreeGraphModule, several: bool) -> TreeGraphModule:
+    """`traced`, to propagate one relevance or several."""
+    return executed(traced, Execution(several=True)) if several else traced
+
+
+def _probes(module: ExplainModule, recording: Recording, arguments: Arguments, masks: Masks) -> dict[str, torch.Tensor]:
+    """For each recorded node a tensor of zeros, which is added to its value: its gradient is that of the value.
+
+    A compiled graph has no gradients of one output with respect to another, only with respect to inputs. The masks get to know
+    the shapes of the masked values.
+    """
+    sizes = tuple(
+        (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
+    )
+    key = (recording, sizes)
+    if key not in module.lrpfx_cache.layouts:
+        with torch.no_grad():
+            _, *layers = arguments.call(recorder_of(module, recording), masks.holders())
+        values = [torch.empty_like(layer, device="meta") for layer in layers]
+        module.lrpfx_cache.layouts[key] = values, masks.layouts()
+    device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
+    values, masked = module.lrpfx_cache.layouts[key]
+    masks.know(masked, device)
+    return {f"{PROBE}{number}": torch.zeros_like(value, device=device).requires_grad_() for number, value in enumerate(values)}
+
+
+def _relevances_in_chunks(
+    forward: _Forward,
+    wanted: Sequence[torch.Tensor],
+    tasks: Sequence[tuple[int, torch.Tensor]],
+    masks: Masks,
+    chunk_size: int,
+    progress: bool = False,
+) -> list[torch.Tensor]:
+    """Relevance of the wanted tensors for each task, a condition and a seed, with a leading dimension for the tasks."""
+    parts: list[Sequence[torch.Tensor]] = []
+    steps = progress_bar(range(0, len(tasks), chunk_size), progress, unit="target" if chunk_size == 1 else "chunk")
+    for first in steps:
+        chunk = tasks[first : first + chunk_size]
+        retain = first + chunk_size < len(tasks)
+        if len(chunk) == 1:
+            ((number, seed),) = chunk
+            with masks.set_to(number):
+                found = relevances_of(forward.output, wanted, seed, forward.factors, retain)
+            parts.append([relevance[None] for relevance in found])
+            continue
+
+        def propagate(seed: torch.Tensor, *values: torch.Tensor, retain: bool = retain) -> tuple[torch.Tensor, ...]:
+            with masks.set_to_values(values):
+                return relevances_of(forward.output, wanted, seed, forward.factors, retain)
+
+        together = torch.func.vmap(propagate)
+        parts.append(together(torch.stack([seed for _, seed in chunk]), *masks.stacked([number for number, _ in chunk])))
+    return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
+
+
+def relevances_of(
+    output: torch.Tensor,
+    wanted: Sequence[torch.Tensor],
+    seed: torch.Tensor,
+    factors: Sequence[torch.Tensor | None],
+    retain_graph: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `factors_of`."""
+    tensors = [tensor for tensor in wanted if tensor.requires_grad]
+    gradients = iter(torch.autograd.grad(output, tensors, seed, allow_unused=True, retain_graph=retain_graph))
+    found = []
+    for tensor, factor in zip(wanted, factors, strict=True):
+        gradient = next(gradients) if tensor.requires_grad else None
+        if gradient is not None and factor is not None:
+            gradient = relevance_from(factor.detach(), gradient)
+        found.append(torch.zeros_like(tensor) if gradient is None else _in_format_of(tensor, gradient))
+    return tuple(found)
+
+
+def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
+    """Relevance in the memory format of its tensor."""
+    if tensor.is_contiguous():
+        return relevance.contiguous()
+    for memory_format, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if tensor.ndim == relevance.ndim == dimensions and tensor.is_contiguous(memory_format=memory_format):
+            return relevance.contiguous(memory_format=memory_format)
+    return relevance
+
+
+def _has_code(module: nn.Module) -> bool:
+    """Whether any rule has custom code, which takes one relevance at a time."""
+    return any(isinstance(one, RuleModule) and one.ruled.rule.has_code for one in module.modules())
