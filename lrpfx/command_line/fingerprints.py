@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lrpfx import __version__
+from lrpfx.support.tensors import content_of
 
 #: How deep containers and attributes in attributes are followed.
 _DEPTH = 4
@@ -57,7 +58,7 @@ def _content(value: Any, depth: int = 0) -> Iterator[bytes]:
     """The content of a value, as far as it can be told."""
     yield type(value).__qualname__.encode()
     if isinstance(value, torch.Tensor):
-        yield from _content_of_tensor(value)
+        yield from content_of(value)
     elif isinstance(value, (str, bytes, int, float, complex)):
         yield repr(value).encode()
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -77,11 +78,3 @@ def _content(value: Any, depth: int = 0) -> Iterator[bytes]:
         yield f"{value.__module__}.{value.__qualname__}".encode()
     elif isinstance(getattr(value, "__dict__", None), dict):
         yield from _content(vars(value), depth + 1)
-
-
-def _content_of_tensor(value: torch.Tensor) -> Iterator[bytes]:
-    yield f"{value.dtype}{tuple(value.shape)}".encode()
-    if value.layout is torch.strided and value.device.type != "meta":
-        dense = value.detach().cpu()
-        dense = (dense.dequantize() if dense.is_quantized else dense).resolve_conj().resolve_neg()
-        yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -4,18 +4,24 @@ Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `
 """
 
 from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.concepts.collecting import collect
+from lrpfx.concepts.collection import Collection, Ranked, merge
 from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.shares import Share, Shares, relevances
 
 __all__ = [
     "Channel",
+    "Collection",
     "Feature",
     "Head",
     "Index",
     "Neuron",
+    "Ranked",
     "Share",
     "Shares",
     "Token",
+    "collect",
+    "merge",
     "patching_effects",
     "relevances",
     "values_of",

@@ -1,6 +1,8 @@
-"""Which tensors are dense (their values are in memory as shape and strides describe), and values that autograd saves."""
+"""Which tensors are dense (their values are in memory as shape and strides describe), their content, and values that autograd
+saves.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,3 +35,12 @@ def saved_values(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     count, saved = len(ctx.others), ctx.saved_tensors  # read once: tensors may be recomputed
     pairs = zip(saved[:count], ctx.others, strict=True)
     return tuple(other if tensor is None else tensor for tensor, other in pairs), saved[count:]
+
+
+def content_of(value: torch.Tensor) -> Iterator[bytes]:
+    """The dtype, shape and values of a tensor as bytes, on any device; without values, if it has none."""
+    yield f"{value.dtype}{tuple(value.shape)}".encode()
+    if value.layout is torch.strided and value.device.type != "meta":
+        dense = value.detach().cpu()
+        dense = (dense.dequantize() if dense.is_quantized else dense).resolve_conj().resolve_neg()
+        yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,286 @@
+"""One pass over a dataset, which ranks its samples for each channel of some layers."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lrpfx.attribution.computation import Computation, Question
+from lrpfx.attribution.conditions import Feature, Index, Token, meaning_of
+from lrpfx.attribution.names import recorded_names, resolve_names
+from lrpfx.attribution.targets import OutputSelector
+from lrpfx.concepts.collection import ALL, KINDS, QUANTITIES, TARGETS, Collection, Facts, Layer
+from lrpfx.concepts.rankings import Ranking
+from lrpfx.concepts.samples import Batch, batches, hash_of_sample, is_indexed, parts_of
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.support.optional_packages import progress_bar
+
+_TOGETHER = 256  # samples that are ranked together
+Layers = str | Sequence[str] | Mapping[str, type[Index] | None]
+TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
+
+
+def collect(
+    explain_model: nn.Module,
+    dataset: Any,
+    layers: Layers,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    target: TargetOfSamples = "predicted",
+    top: int = 40,
+    top_by_class: int = 10,
+    normalize: Sequence[str] = ("relevance",),
+    samples: Iterable[int] | None = None,
+    batch_size: int = 32,
+    workers: int = 0,
+    save_every: float = 60.0,
+    output: OutputSelector = None,
+    progress: bool = False,
+) -> Collection:
+    """The samples of a dataset with the largest activation and the largest relevance for each channel of some layers.
+
+    Each sample is scored by the maximum and by the sum over the positions of a channel, of its activation and of its relevance
+    (ActMax and RelMax, Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8), among all samples, among
+    those of its predicted and among those of its true class. `lrpfx.concepts.gallery` shows what they have in common.
+
+    `dataset`: a dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples
+    in the same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the
+    model's arguments, with or without "label"; its number in the dataset names it. `layers`: names as for `record=`; a dict
+    says what has the channels, such as `{"encoder.add": Feature}`. `target`: the relevance is that of the "predicted" class, of
+    the "true" one, of one class index, or of a function from the output to its relevance. `top`, `top_by_class`: how many
+    samples are kept for each channel; with 0, there are no rankings by class, which take a ranking for each class. `normalize`:
+    "relevance", "activation", both or none; these scores are divided by the sum of their magnitudes over the channels of the
+    sample. `samples`: the numbers of those to collect, such as a range; all by default.
+
+    `path`: a file (.npz). The collection is written there every `save_every` seconds and at the end, whole or not at all. If it
+    exists already, what is in it is not computed again. Collections of different samples are merged by `merge`. `workers`:
+    processes that load samples.
+
+    Errors: those of `lrpfx.attribute`; `InputError` for a file of another model, other settings or another dataset, for a
+    sample that cannot be loaded, and for values that are not finite; what was collected until then is in the file.
+    """
+    module = explainable(explain_model, "collect")
+    job = _Job(explain_model, module, dataset, _meanings(module, layers), target, top, top_by_class, tuple(normalize), output)
+    job.check(batch_size, workers)
+    found = None
+    if path is not None and os.path.exists(path):
+        found = Collection.load(path)
+        job.check_continued(found, path)
+    before = found
+    loaded = batches(dataset, samples, lambda number: before is not None and before.has(number), batch_size, workers)
+    saved = time.monotonic()
+    pending: list[_Scored] = []
+    try:
+        for batch in progress_bar(loaded, progress, unit="batch"):
+            computed = job.computed(batch)
+            found = job.begun(computed, batch) if found is None else found
+            pending.append(job.scored(found.facts, computed, batch))
+            is_due = path is not None and time.monotonic() - saved > save_every
+            if is_due or sum(len(one.numbers) for one in pending) >= _TOGETHER:
+                found, pending = _extended(found, pending), []
+            if path is not None and is_due:
+                found.save(path)
+                saved = time.monotonic()
+    finally:
+        if found is not None:
+            found = _extended(found, pending)
+            if path is not None:
+                found.save(path)
+    if found is None:
+        raise InputError("there are no samples")
+    return found
+
+
+def _meanings(module: ExplainModule, layers: Layers) -> dict[str, type[Index] | None]:
+    """What has the channels of each layer, by the name of its node; None where the value says it."""
+    given = dict(layers) if isinstance(layers, Mapping) else None
+    found: dict[str, type[Index] | None] = {}
+    for pattern in [*layers] if not isinstance(layers, str) else [layers]:
+        kind = None if given is None else given[pattern]
+        if kind is not None and kind not in KINDS.values():
+            raise InputTypeError(f"the channels of a layer are counted by {' or '.join(KINDS)}, not by {kind!r}")
+        names = recorded_names(module.unfused_graph, [pattern])
+        resolve_names(module.unfused_graph, names)
+        found.update(dict.fromkeys(names, kind))
+    if not found:
+        raise InputError("there are no layers to collect")
+    return found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is collected, of which dataset."""
+
+    explain_model: nn.Module
+    module: ExplainModule
+    dataset: Any
+    layers: dict[str, type[Index] | None]
+    target: TargetOfSamples
+    top: int
+    top_by_class: int
+    normalized: tuple[str, ...]
+    output: OutputSelector
+
+    def check(self, batch_size: int, workers: int) -> None:
+        """Raise `InputError` for settings that are wrong."""
+        least = {"top": (self.top, 1), "top_by_class": (self.top_by_class, 0), "batch_size": (batch_size, 1)}
+        for name, (value, low) in {**least, "workers": (workers, 0)}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+                raise InputError(f"{name} is a whole number, {low} or more, not {value!r}")
+        wrong = [one for one in self.normalized if one not in QUANTITIES]
+        if wrong:
+            raise InputError(f"normalize names {' and '.join(map(repr, QUANTITIES))}, not {wrong[0]!r}")
+        if isinstance(self.target, str) and self.target not in TARGETS:
+            raise InputError(f'target is "predicted", "true", a class index or a function of the output, not {self.target!r}')
+        if isinstance(self.dataset, DataLoader):
+            raise InputTypeError("collect loads its own batches: pass loader.dataset, batch_size= and workers=")
+        if not is_indexed(self.dataset) and (workers or not isinstance(self.dataset, Iterable)):
+            what = f"workers= need a dataset with a length and indices, which {type(self.dataset).__name__} has not"
+            raise InputTypeError(what if workers else f"a dataset has samples, but a {type(self.dataset).__name__} has none")
+
+    def check_continued(self, found: Collection, path: str | os.PathLike[str]) -> None:
+        """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""
+        facts = replace(self._facts(found.facts.layers), labels=found.facts.labels)
+        difference = facts.difference(found.facts)
+        if difference is None and list(found.facts.layers) != list(self.layers):
+            difference = f"the layers ({found.layers} and {list(self.layers)})"
+        if difference is not None:
+            raise InputError(f"{path} is a collection that differs in {difference}; give another path, or remove it")
+        if is_indexed(self.dataset) and found.probes:
+            number, text = next(iter(found.probes.items()))
+            if number >= len(self.dataset) or hash_of_sample(parts_of(self.dataset[number])[0]) != text:
+                raise InputError(
+                    f"sample {number} of the dataset is not what it was when {path} was begun: has the dataset changed, or is "
+                    "its preprocessing random?"
+                )
+
+    def _is_indexed(self) -> bool:
+        return (
+            hasattr(self.dataset, "__getitem__") and hasattr(self.dataset, "__len__") and not isinstance(self.dataset, Mapping)
+        )
+
+    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
+        function = callable(self.target)
+        target = getattr(self.target, "__qualname__", type(self.target).__name__) if function else str(self.target)
+        fingerprint = fingerprint_of_module(self.module)
+        return Facts(fingerprint, target, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
+
+    # --- scores --------------------------------------------------------------------------------------------------------------
+
+    def computed(self, batch: Batch) -> Computation:
+        """Values and relevance of the layers for a batch."""
+        if self.target == "true" and batch.labels is None:
+            raise InputError('target="true" needs labels: samples are pairs of an input and a label')
+        target = {"predicted": None, "true": batch.labels}[self.target] if isinstance(self.target, str) else self.target
+        return Computation(self.explain_model, batch.inputs, Question(target, record=tuple(self.layers), output=self.output))
+
+    def begun(self, computed: Computation, batch: Batch) -> Collection:
+        """A collection without samples, of layers whose values are like those of the batch."""
+        layers = {name: self._layer(name, kind, computed, batch) for name, kind in self.layers.items()}
+        return Collection(self._facts(layers, batch.labels is not None), {}, probes={batch.numbers[0]: batch.first})
+
+    def scored(self, facts: Facts, computed: Computation, batch: Batch) -> "_Scored":
+        """The scores of a batch."""
+        if facts.labels != (batch.labels is not None):
+            raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none")
+        classes = {"all": np.full(len(batch.numbers), ALL)}
+        if self.top_by_class and computed.output.ndim == 2:
+            classes["predicted"] = computed.output.argmax(1).cpu().numpy()
+        if self.top_by_class and batch.labels is not None:
+            classes["true"] = np.array(batch.labels)
+        scores, positions = {}, {}
+        for name, layer in facts.layers.items():
+            for quantity, values in (("activation", computed.values[name]), ("relevance", computed.layers[name])):
+                _check_values(name, layer, quantity, values, batch)
+                reduced, positions[name, quantity] = scores_of(layer, values, quantity in self.normalized)
+                scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
+        return _Scored(np.array(batch.numbers, dtype=np.int64), classes, scores, positions)
+
+    def _layer(self, name: str, kind: type[Index] | None, computed: Computation, batch: Batch) -> Layer:
+        """What the values of a layer are."""
+        value = computed.values[name]
+        if len(value) != len(batch.numbers):
+            raise InputError(
+                f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the {len(batch.numbers)} "
+                "samples of the batch in front"
+            )
+        if kind is None:
+            (node,) = resolve_names(self.module.unfused_graph, [name])
+            kind = meaning_of(node, value.ndim)
+            kind = Feature if kind is Token else kind
+        if not -value.ndim < kind.dimension < value.ndim or value.ndim < 2:
+            raise InputError(
+                f"the values of {name} have the shape {tuple(value.shape)}, without a dimension of {kind.__name__}s"
+            )
+        return Layer(kind.__name__, value.shape[kind.dimension], value.ndim - 2)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The scores of some samples."""
+
+    numbers: NDArray[np.int64]
+    classes: dict[str, NDArray[np.int64]]  # of each sample, by grouping
+    scores: dict[tuple[str, str, str], NDArray[np.float64]]  # by layer, quantity and reduction: (samples, channels)
+    positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
+
+
+def _extended(found: Collection, parts: Sequence[_Scored]) -> Collection:
+    """The collection with the samples of all parts, but those that it has: an interrupt may come before they are forgotten."""
+    parts = [one for one in parts if not found.has(int(one.numbers[0]))]
+    if not parts:
+        return found
+    numbers = np.concatenate([one.numbers for one in parts])
+    classes = {grouping: np.concatenate([one.classes[grouping] for one in parts]) for grouping in parts[0].classes}
+    positions = {key: np.concatenate([one.positions[key] for one in parts]) for key in parts[0].positions}
+    rankings = dict(found.rankings)
+    for name, quantity, reduction in parts[0].scores:
+        scores = np.concatenate([one.scores[name, quantity, reduction] for one in parts])
+        layer = found.facts.layers[name]
+        for grouping, of_samples in classes.items():
+            key = (name, quantity, reduction, grouping)
+            places = found.facts.top if grouping == "all" else found.facts.top_by_class
+            groups = dict(rankings.get(key, {}))
+            for group in np.unique(of_samples).tolist():
+                chosen = of_samples == group
+                ranking = groups.get(group) or Ranking.empty(places, layer.channels, layer.dimensions)
+                groups[group] = ranking.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
+            rankings[key] = dict(sorted(groups.items()))
+    return found.with_samples(numbers.tolist(), rankings)
+
+
+def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Batch) -> None:
+    """Raise `InputError` for values of another form than those before, and for values that are not finite."""
+    if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
+        raise InputError(
+            f"the values of {name} have the shape {tuple(values.shape)} for sample {batch.numbers[0]}, but {layer.channels} "
+            "channels for the samples before"
+        )
+    finite = torch.isfinite(values.flatten(1)).all(1)
+    if not finite.all():
+        number = batch.numbers[int((~finite).nonzero()[0])]
+        raise InputError(f"the {quantity} of {name} is not finite for sample {number}")
+
+
+def scores_of(layer: Layer, values: torch.Tensor, normalized: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int32]]:
+    """The scores by reduction, (samples, channels), and the positions of the largest entries, (.., .., dimensions)."""
+    moved = values.detach().movedim(KINDS[layer.kind].dimension, 1).double()
+    flat = moved.flatten(2) if moved.ndim > 2 else moved[:, :, None]
+    places = flat.argmax(2)
+    reduced = {"max": flat.gather(2, places[:, :, None])[:, :, 0], "sum": flat.sum(2)}
+    if normalized:
+        totals = {one: scores.abs().sum(1, keepdim=True) for one, scores in reduced.items()}
+        reduced = {one: scores / totals[one].where(totals[one] > 0, 1.0) for one, scores in reduced.items()}
+    positions = np.zeros((*places.shape, layer.dimensions), dtype=np.int32)
+    if layer.dimensions:
+        positions[:] = np.stack(np.unravel_index(places.cpu().numpy(), moved.shape[2:]), -1)
+    return {one: scores.cpu().numpy() for one, scores in reduced.items()}, positions

@@ -1,0 +1,318 @@
+"""Collections: for each channel of some layers, the samples of a dataset with the largest activation and relevance."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+
+from lrpfx.attribution.conditions import Channel, Feature, Head, Index
+from lrpfx.concepts.rankings import NONE, Ranking
+from lrpfx.deploy.archive import RefusedError, read_arrays
+from lrpfx.deploy.files import as_path, checked_path, whole_file
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
+
+QUANTITIES = ("activation", "relevance")
+REDUCTIONS = ("max", "sum")
+GROUPINGS = ("all", "predicted", "true")
+TARGETS = ("predicted", "true")
+SUFFIX = ".npz"
+FORMAT = 1
+#: What has channels of which kind; positions are the other dimensions but the batch.
+KINDS: dict[str, type[Index]] = {kind.__name__: kind for kind in (Channel, Feature, Head)}
+
+Key = tuple[str, str, str, str]  # layer, quantity, reduction, grouping
+ALL = 0  # the only group of the grouping "all"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A sample in a ranking.
+
+    `position`: where in the channel the entry is largest, as coordinates in the dimensions of the value that are neither that
+    of the batch nor that of the channels.
+    """
+
+    sample: int
+    score: float
+    position: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the values of a layer are: the kind of index that counts its channels, their number, and that of positions' axes."""
+
+    kind: str
+    channels: int
+    dimensions: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What collections must have in common to be merged, or continued."""
+
+    model: str  # fingerprint
+    target: str  # one of `TARGETS`, a class index, or the name of a function
+    top: int
+    top_by_class: int
+    normalized: tuple[str, ...]
+    layers: dict[str, Layer]
+    labels: bool  # whether the samples have labels
+
+    @property
+    def target_of_samples(self) -> str | int | None:
+        """The target of each sample; None if it was a function."""
+        if self.target in TARGETS:
+            return self.target
+        return int(self.target) if self.target.lstrip("-").isdigit() else None
+
+    def difference(self, other: "Facts") -> str | None:
+        """What differs, in words, or None."""
+        ours, theirs = asdict(self), asdict(other)
+        if self.model != other.model:
+            return "the model, its weights or its rules"
+        for name, value in ours.items():
+            if value != theirs[name]:
+                return f"{name} ({theirs[name]} and {value})"
+        return None
+
+
+@dataclass
+class Collection:
+    """The samples of a dataset with the largest activation and relevance for each channel of some layers.
+
+    `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
+    """
+
+    facts: Facts
+    rankings: dict[Key, dict[int, Ranking]]  # by the class, or `ALL`
+    samples: tuple[tuple[int, int], ...] = ()  # intervals [first, behind the last) of those that were seen
+    probes: dict[int, str] = field(default_factory=dict)  # hashes of some samples, by which a changed dataset is noticed
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers."""
+        return list(self.facts.layers)
+
+    @property
+    def count(self) -> int:
+        """How many samples were seen."""
+        return sum(last - first for first, last in self.samples)
+
+    def classes(self, grouping: str) -> list[int]:
+        """The classes that were "predicted", or the "true" classes of the samples."""
+        return sorted({group for key, groups in self.rankings.items() if key[3] == grouping for group in groups})
+
+    def top(
+        self,
+        layer: str,
+        channel: int,
+        *,
+        by: str = "relevance",
+        reduction: str = "sum",
+        predicted: int | None = None,
+        true: int | None = None,
+        count: int | None = None,
+    ) -> tuple[Ranked, ...]:
+        """The samples with the largest scores for one channel, the largest first; of equal scores, the smaller sample first.
+
+        `by`: "relevance" or "activation". `reduction`: the "sum" over positions or the "max". `predicted`, `true`: among the
+        samples of that class alone. `count`: at most so many. Errors: `InputError` for what was not collected.
+        """
+        kind = self.checked(layer, channel)
+        if predicted is not None and true is not None:
+            raise InputError("samples are ranked by predicted or by true class, not by both")
+        grouping = "predicted" if predicted is not None else "true" if true is not None else "all"
+        group = predicted if predicted is not None else true if true is not None else ALL
+        for value, known, name in ((by, QUANTITIES, "by"), (reduction, REDUCTIONS, "reduction")):
+            if value not in known:
+                raise InputError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
+        groups = self.rankings.get((layer, by, reduction, grouping), {})
+        if grouping != "all" and group not in groups:
+            raise InputError(self._without_class(grouping, group))
+        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1):
+            raise InputError(f"count is a positive number of samples, not {count!r}")
+        ranking = groups[int(group)]
+        place = int(channel) % kind.channels
+        found = [
+            Ranked(int(sample), float(score), tuple(map(int, position)))
+            for sample, score, position in zip(
+                ranking.samples[:, place], ranking.scores[:, place], ranking.positions[:, place], strict=True
+            )
+            if sample != NONE
+        ]
+        return tuple(found[:count])
+
+    def checked(self, layer: Any, channel: Any) -> Layer:
+        """What the values of a layer are. `InputError` unless it was collected and has the channel."""
+        if layer not in self.facts.layers:
+            raise InputError(f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}")
+        found = self.facts.layers[layer]
+        if isinstance(channel, bool) or not isinstance(channel, (int, np.integer)):
+            raise InputTypeError(f"a channel is an index, not {channel!r}")
+        if not -found.channels <= channel < found.channels:
+            raise InputError(f"channel {channel} is out of range: {layer} has {found.channels}")
+        return found
+
+    def _without_class(self, grouping: str, group: Any) -> str:
+        if not self.facts.top_by_class:
+            return "the samples were not ranked by class: collect them with top_by_class="
+        classes = self.classes(grouping)
+        if not classes:
+            why = "the samples have no labels" if grouping == "true" else "the output is not of shape (batch, classes)"
+            return f"the samples were not ranked by {grouping} class: {why}"
+        return f"no sample has the {grouping} class {group!r}; the classes are {classes}"
+
+    # --- samples -------------------------------------------------------------------------------------------------------------
+
+    def has(self, sample: int) -> bool:
+        """Whether a sample was seen."""
+        return any(first <= sample < last for first, last in self.samples)
+
+    def with_samples(self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]]) -> Self:
+        """The collection with these rankings, which now have these samples, too."""
+        seen = [(sample, sample + 1) for sample in samples]
+        return replace(self, rankings=dict(rankings), samples=_united([*self.samples, *seen]))
+
+    # --- files ---------------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the collection to a file (.npz), whole or not at all. Errors: `ArtefactError`."""
+        _, target = checked_path(path, (SUFFIX,))
+        facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
+        manifest: dict[str, Any] = {"format": FORMAT, "facts": facts, "samples": self.samples, "rankings": []}
+        manifest["probes"] = [[sample, text] for sample, text in self.probes.items()]
+        arrays: dict[str, np.ndarray] = {}
+        for number, (key, groups) in enumerate(self.rankings.items()):
+            manifest["rankings"].append({"key": key, "groups": list(groups)})
+            for name in _ARRAYS:
+                arrays[f"{number}.{name}"] = np.stack([getattr(one, name) for one in groups.values()])
+        text = json.dumps(manifest).encode()
+        with os_errors(ArtefactError, target, "written"), whole_file(target, SUFFIX) as temporary:
+            np.savez(temporary, allow_pickle=False, manifest=np.frombuffer(text, dtype=np.uint8), **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Collection":
+        """The collection in a file. `ArtefactError` if there is none, or if it is damaged; nothing in it is executed."""
+        path = as_path(path)
+        with os_errors(ArtefactError, path, "read"):
+            content = path.read_bytes()
+        try:
+            return _read(content)
+        except (RefusedError, BadZipFile, ValueError, KeyError, TypeError, AttributeError, EOFError, IndexError) as error:
+            raise ArtefactError(f"{path} is not a collection, or damaged: {error}") from error
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{name} ({layer.channels})" for name, layer in self.facts.layers.items())
+        return f"<collection of {self.count} samples: {layers}>"
+
+
+_ARRAYS = {"scores": np.dtype(np.float64), "samples": np.dtype(np.int64), "positions": np.dtype(np.int32)}
+
+
+def merge(parts: Iterable[Collection]) -> Collection:
+    """The collection of the samples of all parts. The order of the parts does not matter.
+
+    Errors: `InputError` for parts of different models, layers or settings, and for samples that two parts have.
+    """
+    found: Collection | None = None
+    for part in parts:
+        if not isinstance(part, Collection):
+            raise InputTypeError(f"merge takes collections, not {type(part).__name__}")
+        found = part if found is None else _merged(found, part)
+    if found is None:
+        raise InputError("there are no collections to merge")
+    return found
+
+
+def _merged(one: Collection, other: Collection) -> Collection:
+    difference = other.facts.difference(one.facts)
+    if difference is not None:
+        raise InputError(f"the collections differ in {difference}")
+    both = sum(max(0, min(last, end) - max(first, start)) for first, last in one.samples for start, end in other.samples)
+    if both:
+        raise InputError(f"the collections have {both} samples in common, which would count twice")
+    rankings: dict[Key, dict[int, Ranking]] = {}
+    for key in dict.fromkeys([*one.rankings, *other.rankings]):
+        groups = dict(one.rankings.get(key, {}))
+        for group, ranking in other.rankings.get(key, {}).items():
+            groups[group] = groups[group].merged(ranking) if group in groups else ranking
+        rankings[key] = dict(sorted(groups.items()))
+    return Collection(
+        one.facts, rankings, _united([*one.samples, *other.samples]), dict(sorted({**one.probes, **other.probes}.items()))
+    )
+
+
+def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Intervals in order, those that touch joined."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(intervals):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------------
+
+
+def _read(content: bytes) -> Collection:
+    """The collection in the content of a file, with everything checked. Raises `RefusedError` and what NumPy raises."""
+    arrays = read_arrays(content)
+    manifest = json.loads(arrays.pop("manifest").tobytes())
+    if manifest["format"] != FORMAT:
+        raise RefusedError(f"it has format {manifest['format']!r}, but this version of lrpfx reads format {FORMAT}")
+    facts = _facts_in(manifest["facts"])
+    samples = tuple((first, last) for first, last in manifest["samples"])
+    if not all(type(one) is int for one in _flat(samples)) or not all(0 <= first < last for first, last in samples):
+        raise RefusedError("its samples are not intervals")
+    probes = {sample: text for sample, text in manifest["probes"]}
+    if not all(type(sample) is int and type(text) is str for sample, text in probes.items()):
+        raise RefusedError("its hashes of samples are invalid")
+    rankings = {}
+    for number, described in enumerate(manifest["rankings"]):
+        key, groups = _key_in(described["key"], facts), described["groups"]
+        if not groups or not all(type(group) is int for group in groups) or len(set(groups)) < len(groups):
+            raise RefusedError(f"the classes of {key} are invalid")
+        columns = [arrays.pop(f"{number}.{name}") for name in _ARRAYS]
+        layer, places = facts.layers[key[0]], facts.top if key[3] == "all" else facts.top_by_class
+        form = (len(groups), places, layer.channels)
+        for array, (name, dtype) in zip(columns, _ARRAYS.items(), strict=True):
+            if array.dtype != dtype or array.shape != (form if name != "positions" else (*form, layer.dimensions)):
+                raise RefusedError(f"the {name} of {key} have another form")
+        if np.isnan(columns[0]).any() or ((columns[1] == NONE) != (columns[0] == -np.inf)).any() or (columns[2] < 0).any():
+            raise RefusedError(f"the scores of {key} are invalid")
+        rankings[key] = {group: Ranking(*parts) for group, *parts in zip(groups, *columns, strict=True)}
+    if arrays:
+        raise RefusedError(f"it holds {sorted(arrays)[0]!r}, which does not belong in it")
+    return Collection(facts, rankings, _united(samples), probes)
+
+
+def _facts_in(described: Mapping[str, Any]) -> Facts:
+    layers = {name: Layer(**layer) for name, layer in described["layers"].items()}
+    found = Facts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
+    numbers = [found.top, found.top_by_class, *(one for layer in layers.values() for one in (layer.channels, layer.dimensions))]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise RefusedError("its numbers of places, channels or dimensions are invalid")
+    texts = [found.model, found.target, *found.normalized]
+    if not all(isinstance(text, str) for text in texts) or not set(found.normalized) <= set(QUANTITIES):
+        raise RefusedError("its settings are invalid")
+    if not all(layer.kind in KINDS for layer in layers.values()) or type(found.labels) is not bool:
+        raise RefusedError("its layers are invalid")
+    return found
+
+
+def _key_in(described: Any, facts: Facts) -> Key:
+    layer, quantity, reduction, grouping = described
+    if layer not in facts.layers or quantity not in QUANTITIES or reduction not in REDUCTIONS or grouping not in GROUPINGS:
+        raise RefusedError(f"it has no ranking {described!r}")
+    return layer, quantity, reduction, grouping
+
+
+def _flat(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+    for pair in pairs:
+        yield from pair

@@ -1,0 +1,384 @@
+"""Collections against a naive ranking of all scores, in parts, interrupted, and in files."""
+
+import itertools
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import lrpfx
+from lrpfx.composites import AttnLRP, EpsilonPlusFlat
+from lrpfx.concepts import Channel, Collection, Feature, Head, Token, collect, merge
+from lrpfx.deploy.archive import read_arrays
+
+CLASSES = 4
+
+
+class Small(nn.Module):
+    """A convolutional network with a skip."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return self.head((self.second(hidden) + hidden).relu().mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def explain_model():
+    torch.manual_seed(0)
+    return lrpfx.transform(Small().double().eval(), EpsilonPlusFlat(), example_inputs=torch.randn(2, 1, 6, 6).double())
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(60, 1, 6, 6, generator=generator).double()
+    images[40:50] = images[:10]  # ties
+    return TensorDataset(images, torch.arange(60) % CLASSES)
+
+
+LAYERS = ["first", "add", "mean"]
+
+
+def expected(explain_model, dataset, layer, channel, quantity, reduction, target, normalize, members):
+    """Scores and samples in order, from the definition."""
+    images, labels = dataset.tensors
+    output = explain_model(images).detach()
+    classes = output.argmax(1) if target == "predicted" else labels
+    if quantity == "relevance":
+        value = lrpfx.attribute(explain_model, images, classes, record=layer).layers[layer]
+    else:
+        value = lrpfx.concepts.values_of(explain_model, images, layer)[layer]
+    flat = value.reshape(*value.shape[:2], -1)
+    scores = flat.amax(2) if reduction == "max" else flat.sum(2)
+    if normalize:
+        scores = scores / scores.abs().sum(1, keepdim=True)
+    chosen = {"all": range(len(images)), "predicted": (output.argmax(1) == 2).nonzero()[:, 0].tolist()}
+    chosen["true"] = (labels == 2).nonzero()[:, 0].tolist()
+    ranked = sorted((-round(float(scores[sample, channel]), 9), sample) for sample in chosen[members])
+    return [sample for _, sample in ranked], scores[:, channel], flat[:, channel], value.shape[2:]
+
+
+@pytest.mark.parametrize(("quantity", "reduction"), list(itertools.product(("activation", "relevance"), ("max", "sum"))))
+@pytest.mark.parametrize("target", ["predicted", "true"])
+@pytest.mark.parametrize("normalize", [(), ("activation", "relevance")])
+def test_rankings_are_those_of_all_scores(explain_model, dataset, quantity, reduction, target, normalize):
+    found = collect(explain_model, dataset, LAYERS, target=target, normalize=normalize, top=12, top_by_class=5, batch_size=7)
+    assert found.count == 60 and found.layers == LAYERS and found.classes("true") == [0, 1, 2, 3]
+    for layer, members in itertools.product(LAYERS, ("all", "predicted", "true")):
+        chosen = {} if members == "all" else {members: 2}
+        if members == "predicted" and 2 not in found.classes("predicted"):
+            continue
+        samples, scores, flat, shape = expected(
+            explain_model, dataset, layer, 3, quantity, reduction, target, normalize, members
+        )
+        rows = found.top(layer, 3, by=quantity, reduction=reduction, **chosen)
+        assert [row.sample for row in rows] == samples[: 12 if members == "all" else 5]
+        theirs = scores[[row.sample for row in rows]].tolist()
+        assert np.allclose([row.score for row in rows], theirs, rtol=1e-9, atol=1e-12)
+        for row in rows:
+            place = np.ravel_multi_index(row.position, tuple(shape)) if len(shape) else 0
+            assert flat[row.sample, place] == flat[row.sample].max()
+
+
+def same(one, other):
+    assert one.samples == other.samples and one.facts == other.facts
+    assert one.rankings.keys() == other.rankings.keys()
+    for key, groups in one.rankings.items():
+        assert groups.keys() == other.rankings[key].keys()
+        for group, ranking in groups.items():
+            theirs = other.rankings[key][group]
+            assert np.array_equal(ranking.samples, theirs.samples), key
+            assert np.allclose(ranking.scores, theirs.scores, rtol=1e-12, atol=0), key
+            assert np.array_equal(ranking.positions, theirs.positions)
+
+
+def test_parts_merge_in_any_order_and_grouping(explain_model, dataset):
+    whole = collect(explain_model, dataset, LAYERS, top=5, top_by_class=3)
+    bounds = [0, 3, 20, 41, 60]
+    parts = [
+        collect(explain_model, dataset, LAYERS, top=5, top_by_class=3, samples=range(first, last))
+        for first, last in itertools.pairwise(bounds)
+    ]
+    for order in itertools.permutations(parts):
+        same(merge(order), whole)
+    a, b, c, d = parts
+    same(merge([merge([d, b]), merge([a, c])]), whole)
+    same(merge([a, merge([b, merge([c, d])])]), whole)
+    with pytest.raises(lrpfx.InputError, match="17 samples in common"):
+        merge([b, whole])
+    with pytest.raises(lrpfx.InputError, match=r"differ in top \(5 and 4\)"):
+        merge([a, collect(explain_model, dataset, LAYERS, top=4, top_by_class=3, samples=[59])])
+    with pytest.raises(lrpfx.InputError, match="no collections"):
+        merge([])
+
+
+class Failing:
+    """A dataset that fails at one sample."""
+
+    def __init__(self, dataset, at, error):
+        self.dataset, self.at, self.error = dataset, at, error
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, number):
+        if number == self.at:
+            raise self.error
+        return self.dataset[number]
+
+
+@pytest.mark.parametrize("error", [OSError("damaged"), KeyboardInterrupt()])
+def test_what_was_interrupted_continues(explain_model, dataset, tmp_path, error):
+    path = tmp_path / "concepts.npz"
+    whole = collect(explain_model, dataset, LAYERS, batch_size=8)
+    for at in (13, 14, 59):
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else lrpfx.InputError
+        with pytest.raises(kind):
+            collect(explain_model, Failing(dataset, at, error), LAYERS, path, batch_size=8)
+        seen = Collection.load(path).count
+        assert 8 <= seen <= at
+    same(collect(explain_model, dataset, LAYERS, path, batch_size=8), whole)
+    same(Collection.load(path), whole)
+    same(collect(explain_model, Failing(dataset, 1, AssertionError("read again")), LAYERS, path), whole)
+
+
+def test_a_sample_that_cannot_be_loaded_is_named(explain_model, dataset):
+    with pytest.raises(lrpfx.InputError, match="sample 9 cannot be loaded: OSError: damaged"):
+        collect(explain_model, Failing(dataset, 9, OSError("damaged")), LAYERS, batch_size=4)
+
+
+def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_path):
+    path = tmp_path / "concepts.npz"
+    collect(explain_model, dataset, LAYERS, path)
+    images, labels = dataset.tensors
+    other = lrpfx.transform(Small().double().eval(), EpsilonPlusFlat(), example_inputs=images[:2])
+    ruled = lrpfx.transform(Small().double().eval(), EpsilonPlusFlat(epsilon=0.1), example_inputs=images[:2])
+    ruled.load_state_dict(explain_model.state_dict())
+    for changed, message in (
+        ({"explain_model": other}, "the model, its weights or its rules"),
+        ({"explain_model": ruled}, "the model, its weights or its rules"),
+        ({"dataset": TensorDataset(images + 1, labels)}, "sample 0 of the dataset is not what it was"),
+        ({"layers": ["first"]}, "differs in the layers"),
+        ({"target": "true"}, r"differs in target \(predicted and true\)"),
+        ({"normalize": ()}, "differs in normalized"),
+    ):
+        given = {"explain_model": explain_model, "dataset": dataset, "layers": LAYERS, "path": path, **changed}
+        with pytest.raises(lrpfx.InputError, match=message):
+            collect(**given)
+
+
+def test_datasets_of_other_kinds(explain_model, dataset):
+    whole = collect(explain_model, dataset, LAYERS)
+    pairs = [dataset[number] for number in range(60)]
+    same(collect(explain_model, iter(pairs), LAYERS), whole)
+    same(collect(explain_model, pairs, LAYERS, workers=1), whole)
+    same(merge([collect(explain_model, iter(pairs), LAYERS, samples=part) for part in (range(9), range(9, 60))]), whole)
+    named = collect(explain_model, [{"x": image, "label": int(label)} for image, label in pairs], LAYERS)
+    same(named, whole)
+    plain = collect(explain_model, dataset.tensors[0], LAYERS)
+    assert plain.top("add", 2) == whole.top("add", 2) and plain.classes("true") == []
+    with pytest.raises(lrpfx.InputError, match="not ranked by true class: the samples have no labels"):
+        plain.top("add", 2, true=1)
+    with pytest.raises(lrpfx.InputError, match="sample 70 is out of range: the dataset has 60"):
+        collect(explain_model, iter(pairs), LAYERS, samples=[1, 70])
+    with pytest.raises(lrpfx.InputError, match="some samples have labels"):
+        collect(explain_model, [pairs[0], pairs[1][0]], LAYERS)
+    with pytest.raises(lrpfx.InputTypeError, match=r"pass loader\.dataset"):
+        collect(explain_model, torch.utils.data.DataLoader(dataset), LAYERS)
+    with pytest.raises(lrpfx.InputError, match="no samples"):
+        collect(explain_model, [], LAYERS)
+
+
+class Attending(nn.Module):
+    """Tokens with attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.mix = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        heads = self.mix(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        weights = (heads @ heads.transpose(-1, -2)).softmax(-1)
+        x = x + (weights @ heads).transpose(1, 2).flatten(-2)
+        return self.head(x.mean(1))
+
+
+def test_features_and_heads_of_texts_of_any_length():
+    torch.manual_seed(0)
+    sentences = [torch.randint(20, (length,)) for length in (3, 7, 5, 9, 4)]
+    example = {"ids": torch.stack([sentences[1], sentences[1].flip(0)])}
+    explain_model = lrpfx.transform(Attending().double().eval(), AttnLRP(), example_inputs=example)
+    samples = [{"ids": sentence} for sentence in sentences]
+    with pytest.raises(lrpfx.InputError, match="samples 0 to 4 do not make a batch"):
+        collect(explain_model, samples, ["mix", "softmax"])
+    found = collect(explain_model, samples, ["mix", "softmax"], batch_size=1)
+    assert {name: (layer.kind, layer.channels) for name, layer in found.facts.layers.items()} == {
+        "mix": ("Feature", 8),
+        "softmax": ("Head", 2),
+    }
+    values = [lrpfx.concepts.values_of(explain_model, {"ids": sentence[None]}, ["mix", "softmax"]) for sentence in sentences]
+    features = [value["mix"][0, :, 5] for value in values]
+    best = found.top("mix", 5, by="activation", reduction="max", count=1)[0]
+    assert best.sample == max(range(5), key=lambda number: features[number].max())
+    assert best.position == (int(features[best.sample].argmax()),)
+    weights = [value["softmax"][0, 1] for value in values]
+    best = found.top("softmax", 1, by="activation", count=1)[0]
+    assert best.sample == max(range(5), key=lambda number: weights[number].sum())
+    assert weights[best.sample][best.position] == weights[best.sample].max()
+    assert collect(explain_model, samples, {"mix": Feature, "softmax": Head}, batch_size=1).facts == found.facts
+    with pytest.raises(lrpfx.InputTypeError, match="counted by Channel or Feature or Head"):
+        collect(explain_model, samples, {"mix": Token}, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": ["nothing"]}, "no node or module named 'nothing'"),
+        ({"layers": []}, "no layers"),
+        ({"layers": {"head": Channel, "mean": Head}}, "without a dimension of Heads"),
+        ({"top": 0}, "top is a whole number, 1 or more"),
+        ({"top_by_class": -1}, "top_by_class is a whole number, 0 or more"),
+        ({"batch_size": 0}, "batch_size is a whole number, 1 or more"),
+        ({"normalize": ["both"]}, "normalize names 'activation' and 'relevance', not 'both'"),
+        ({"target": "label"}, 'target is "predicted", "true", a class index or a function'),
+        ({"samples": [60]}, "sample 60 is out of range"),
+        ({"samples": [1, 1]}, "given twice"),
+        ({"samples": [-1]}, "numbers of samples"),
+        ({"dataset": 5}, "int has none"),
+        ({"path": "concepts.txt"}, "suffix must be .npz"),
+    ],
+)
+def test_settings_that_are_wrong(explain_model, dataset, settings, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(lrpfx.LrpfxError, match=message):
+        collect(**{"explain_model": explain_model, "dataset": dataset, "layers": LAYERS, **settings})
+    assert not list(tmp_path.iterdir())
+
+
+def test_queries_that_are_wrong(explain_model, dataset):
+    found = collect(explain_model, dataset, LAYERS, top_by_class=0)
+    for arguments, settings, message in (
+        (("firts", 0), {}, "'firts' was not collected.* Did you mean 'first'"),
+        (("first", 6), {}, "channel 6 is out of range: first has 6"),
+        (("first", True), {}, "a channel is an index"),
+        (("first", 0), {"by": "gradient"}, "by is 'activation' or 'relevance'"),
+        (("first", 0), {"reduction": "mean"}, "reduction is 'max' or 'sum'"),
+        (("first", 0), {"predicted": 1}, "collect them with top_by_class="),
+        (("first", 0), {"predicted": 1, "true": 1}, "not by both"),
+        (("first", 0), {"count": 0}, "count is a positive number"),
+    ):
+        with pytest.raises(lrpfx.InputError, match=message):
+            found.top(*arguments, **settings)
+    assert found.top("first", -1) == found.top("first", 5)
+
+
+def test_values_that_are_not_finite_are_refused(explain_model, dataset):
+    images = dataset.tensors[0].clone()
+    images[33] = 1e308
+    with pytest.raises(lrpfx.InputError, match="is not finite for sample 33"):
+        collect(explain_model, images, LAYERS)
+
+
+# --- files -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def content(explain_model, dataset, tmp_path_factory):
+    path = tmp_path_factory.mktemp("collection") / "concepts.npz"
+    collect(explain_model, dataset, ["first"], path, top=3, top_by_class=2)
+    return path.read_bytes()
+
+
+def rewritten(content, path, change):
+    """The file with changed arrays."""
+    arrays = read_arrays(content)
+    manifest = json.loads(arrays["manifest"].tobytes())
+    change(manifest, arrays)
+    arrays["manifest"] = np.frombuffer(json.dumps(manifest).encode(), dtype=np.uint8)
+    np.savez(path, **arrays)
+    return path
+
+
+def test_a_file_holds_everything(explain_model, dataset, content, tmp_path):
+    path = tmp_path / "concepts.npz"
+    path.write_bytes(content)
+    same(Collection.load(path), collect(explain_model, dataset, ["first"], top=3, top_by_class=2))
+    same(Collection.load(rewritten(content, path, lambda manifest, arrays: None)), Collection.load(path))
+
+
+@pytest.mark.parametrize("place", range(0, 100, 7))
+def test_a_damaged_file_is_refused_or_the_same(content, tmp_path, place):
+    path = tmp_path / "concepts.npz"
+    damaged = bytearray(content)
+    damaged[len(content) * place // 100] ^= 0x55
+    path.write_bytes(damaged)
+    original = tmp_path / "original.npz"
+    original.write_bytes(content)
+    try:
+        found = Collection.load(path)
+    except lrpfx.ArtefactError:
+        return
+    same(found, Collection.load(original))  # the byte meant nothing, such as a date
+
+
+def _set(*keys, value):
+    def change(manifest, arrays):
+        place = manifest
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+
+    return change
+
+
+def _array(name, value):
+    return lambda manifest, arrays: arrays.update({name: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("format", value=2),
+        _set("facts", "top", value=-1),
+        _set("facts", "top", value=10**9),
+        _set("facts", "layers", "first", "kind", value="__class__"),
+        _set("facts", "layers", value=[]),
+        _set("facts", "unknown", value=1),
+        _set("samples", value=[[5, 2]]),
+        _set("samples", value="all"),
+        _set("probes", value=[["0", 1]]),
+        _set("rankings", 0, "groups", value=[0, 0]),
+        _set("rankings", 0, "key", value=["first", "activation", "max"]),
+        _array("0.scores", np.full((1, 3, 6), np.nan)),
+        _array("0.scores", np.zeros((1, 3, 5))),
+        _array("0.samples", np.zeros((1, 3, 6), dtype=np.float64)),
+        _array("0.scores", np.array([["a"]], dtype=object)),
+        _array("stranger", np.zeros(3)),
+    ],
+)
+def test_a_crafted_file_is_refused(content, tmp_path, change):
+    path = tmp_path / "concepts.npz"
+    rewritten(content, path, change)
+    with pytest.raises(lrpfx.ArtefactError, match="is not a collection, or damaged"):
+        Collection.load(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "text.npz").write_text("no archive")
+    with zipfile.ZipFile(tmp_path / "zip.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.npy", b"0" * 100_000)
+    for name in ("text.npz", "zip.npz", "missing.npz"):
+        with pytest.raises(lrpfx.ArtefactError):
+            Collection.load(tmp_path / name)
