@@ -11,7 +11,7 @@ from torch import fx
 from lrpfx.attribution.conditions import Place, ends_of, insert_masks
 from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError
-from lrpfx.ir.node import NodeInfo, Role, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
+from lrpfx.ir.node import NodeInfo, Role, ancestors_of, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
 from lrpfx.operators.table import spelling_of
 from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, copy_graph, rule_module_of
 from lrpfx.types import Embedding, Neutral
@@ -79,12 +79,7 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
 
 def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> None:
     """Raise `InputError` for nodes that the start does not depend on."""
-    before, pending = {start}, [start]
-    while pending:
-        for read in pending.pop().all_input_nodes:
-            if read not in before:
-                before.add(read)
-                pending.append(read)
+    before = ancestors_of(start)
     for node in nodes:
         if node not in before:
             raise InputError(f"{node_info(start).name}, where relevance starts, does not depend on {node_info(node).name}")

@@ -4,12 +4,14 @@ Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `
 """
 
 from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.concepts.attribution_graphs import AttributionGraph, attribution_graph
 from lrpfx.concepts.collecting import collect
 from lrpfx.concepts.collection import Collection, Ranked, merge
 from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.shares import Share, Shares, relevances
 
 __all__ = [
+    "AttributionGraph",
     "Channel",
     "Collection",
     "Feature",
@@ -20,6 +22,7 @@ __all__ = [
     "Share",
     "Shares",
     "Token",
+    "attribution_graph",
     "collect",
     "merge",
     "patching_effects",

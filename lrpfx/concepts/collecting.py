@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Feature, Index, Token, meaning_of
-from lrpfx.attribution.names import recorded_names, resolve_names
+from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.collection import ALL, KINDS, QUANTITIES, TARGETS, Collection, Facts, Layer
+from lrpfx.concepts.channels import KINDS, Layers, by_channel, kind_of, named_layers
+from lrpfx.concepts.collection import ALL, QUANTITIES, TARGETS, Collection, Facts, Layer
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.concepts.samples import Batch, batches, hash_of_sample, is_indexed, parts_of
 from lrpfx.errors import InputError, InputTypeError
@@ -25,7 +25,6 @@ from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.support.optional_packages import progress_bar
 
 _TOGETHER = 256  # samples that are ranked together
-Layers = str | Sequence[str] | Mapping[str, type[Index] | None]
 TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -69,7 +68,9 @@ def collect(
     sample that cannot be loaded, and for values that are not finite; what was collected until then is in the file.
     """
     module = explainable(explain_model, "collect")
-    job = _Job(explain_model, module, dataset, _meanings(module, layers), target, top, top_by_class, tuple(normalize), output)
+    job = _Job(
+        explain_model, module, dataset, named_layers(module, layers), target, top, top_by_class, tuple(normalize), output
+    )
     job.check(batch_size, workers)
     found = None
     if path is not None and os.path.exists(path):
@@ -97,22 +98,6 @@ def collect(
                 found.save(path)
     if found is None:
         raise InputError("there are no samples")
-    return found
-
-
-def _meanings(module: ExplainModule, layers: Layers) -> dict[str, type[Index] | None]:
-    """What has the channels of each layer, by the name of its node; None where the value says it."""
-    given = dict(layers) if isinstance(layers, Mapping) else None
-    found: dict[str, type[Index] | None] = {}
-    for pattern in [*layers] if not isinstance(layers, str) else [layers]:
-        kind = None if given is None else given[pattern]
-        if kind is not None and kind not in KINDS.values():
-            raise InputTypeError(f"the channels of a layer are counted by {' or '.join(KINDS)}, not by {kind!r}")
-        names = recorded_names(module.unfused_graph, [pattern])
-        resolve_names(module.unfused_graph, names)
-        found.update(dict.fromkeys(names, kind))
-    if not found:
-        raise InputError("there are no layers to collect")
     return found
 
 
@@ -185,7 +170,17 @@ class _Job:
 
     def begun(self, computed: Computation, batch: Batch) -> Collection:
         """A collection without samples, of layers whose values are like those of the batch."""
-        layers = {name: self._layer(name, kind, computed, batch) for name, kind in self.layers.items()}
+        layers = {}
+        for name, kind in self.layers.items():
+            value = computed.values[name]
+            if len(value) != len(batch.numbers):
+                raise InputError(
+                    f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the "
+                    f"{len(batch.numbers)} samples of the batch in front"
+                )
+            found = kind_of(self.module, name, tuple(value.shape), kind)
+            layers[name] = Layer(found.__name__, value.shape[found.dimension], value.ndim - 2)
+
         return Collection(self._facts(layers, batch.labels is not None), {}, probes={batch.numbers[0]: batch.first})
 
     def scored(self, facts: Facts, computed: Computation, batch: Batch) -> "_Scored":
@@ -204,24 +199,6 @@ class _Job:
                 reduced, positions[name, quantity] = scores_of(layer, values, quantity in self.normalized)
                 scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
         return _Scored(np.array(batch.numbers, dtype=np.int64), classes, scores, positions)
-
-    def _layer(self, name: str, kind: type[Index] | None, computed: Computation, batch: Batch) -> Layer:
-        """What the values of a layer are."""
-        value = computed.values[name]
-        if len(value) != len(batch.numbers):
-            raise InputError(
-                f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the {len(batch.numbers)} "
-                "samples of the batch in front"
-            )
-        if kind is None:
-            (node,) = resolve_names(self.module.unfused_graph, [name])
-            kind = meaning_of(node, value.ndim)
-            kind = Feature if kind is Token else kind
-        if not -value.ndim < kind.dimension < value.ndim or value.ndim < 2:
-            raise InputError(
-                f"the values of {name} have the shape {tuple(value.shape)}, without a dimension of {kind.__name__}s"
-            )
-        return Layer(kind.__name__, value.shape[kind.dimension], value.ndim - 2)
 
 
 @dataclass(frozen=True)
@@ -273,8 +250,7 @@ def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, 
 
 def scores_of(layer: Layer, values: torch.Tensor, normalized: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int32]]:
     """The scores by reduction, (samples, channels), and the positions of the largest entries, (.., .., dimensions)."""
-    moved = values.detach().movedim(KINDS[layer.kind].dimension, 1).double()
-    flat = moved.flatten(2) if moved.ndim > 2 else moved[:, :, None]
+    flat = by_channel(values, KINDS[layer.kind])
     places = flat.argmax(2)
     reduced = {"max": flat.gather(2, places[:, :, None])[:, :, 0], "sum": flat.sum(2)}
     if normalized:
@@ -282,5 +258,6 @@ def scores_of(layer: Layer, values: torch.Tensor, normalized: bool) -> tuple[dic
         reduced = {one: scores / totals[one].where(totals[one] > 0, 1.0) for one, scores in reduced.items()}
     positions = np.zeros((*places.shape, layer.dimensions), dtype=np.int32)
     if layer.dimensions:
-        positions[:] = np.stack(np.unravel_index(places.cpu().numpy(), moved.shape[2:]), -1)
+        shape = values.movedim(KINDS[layer.kind].dimension, 1).shape[2:]
+        positions[:] = np.stack(np.unravel_index(places.cpu().numpy(), shape), -1)
     return {one: scores.cpu().numpy() for one, scores in reduced.items()}, positions

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from lrpfx.attribution.conditions import Channel, Feature, Head, Index
+from lrpfx.concepts.channels import KINDS
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.deploy.files import as_path, checked_path, whole_file
@@ -21,9 +21,6 @@ GROUPINGS = ("all", "predicted", "true")
 TARGETS = ("predicted", "true")
 SUFFIX = ".npz"
 FORMAT = 1
-#: What has channels of which kind; positions are the other dimensions but the batch.
-KINDS: dict[str, type[Index]] = {kind.__name__: kind for kind in (Channel, Feature, Head)}
-
 Key = tuple[str, str, str, str]  # layer, quantity, reduction, grouping
 ALL = 0  # the only group of the grouping "all"
 

@@ -208,6 +208,17 @@ def bottlenecks(graph: fx.Graph) -> Iterator[fx.Node]:
             yield node
 
 
+def ancestors_of(node: fx.Node) -> set[fx.Node]:
+    """The node and all nodes that it depends on."""
+    found, pending = {node}, [node]
+    while pending:
+        for read in pending.pop().all_input_nodes:
+            if read not in found:
+                found.add(read)
+                pending.append(read)
+    return found
+
+
 def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
     """Inputs and data-carrying calls with their qualified names."""
     for node in graph.nodes:

@@ -238,7 +238,7 @@ def test_features_and_heads_of_texts_of_any_length():
     assert best.sample == max(range(5), key=lambda number: weights[number].sum())
     assert weights[best.sample][best.position] == weights[best.sample].max()
     assert collect(explain_model, samples, {"mix": Feature, "softmax": Head}, batch_size=1).facts == found.facts
-    with pytest.raises(lrpfx.InputTypeError, match="counted by Channel or Feature or Head"):
+    with pytest.raises(lrpfx.InputTypeError, match="counted by Channel, Feature, Head"):
         collect(explain_model, samples, {"mix": Token}, batch_size=1)
 
 
@@ -246,7 +246,7 @@ def test_features_and_heads_of_texts_of_any_length():
     ("settings", "message"),
     [
         ({"layers": ["nothing"]}, "no node or module named 'nothing'"),
-        ({"layers": []}, "no layers"),
+        ({"layers": []}, "no layers are named"),
         ({"layers": {"head": Channel, "mean": Head}}, "without a dimension of Heads"),
         ({"top": 0}, "top is a whole number, 1 or more"),
         ({"top_by_class": -1}, "top_by_class is a whole number, 0 or more"),
