@@ -5,6 +5,7 @@ Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `
 
 from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
 from lrpfx.concepts.patching import patching_effects, values_of
+from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_field, receptive_fields
 from lrpfx.concepts.shares import Share, Shares, relevances
 
 __all__ = [
@@ -13,10 +14,13 @@ __all__ = [
     "Head",
     "Index",
     "Neuron",
+    "ReceptiveFields",
     "Share",
     "Shares",
     "Token",
     "patching_effects",
+    "receptive_field",
+    "receptive_fields",
     "relevances",
     "values_of",
 ]
