@@ -8,6 +8,8 @@ from lrpfx.concepts.attribution_graphs import AttributionGraph, attribution_grap
 from lrpfx.concepts.collecting import collect
 from lrpfx.concepts.collection import Collection, Ranked, merge
 from lrpfx.concepts.patching import patching_effects, values_of
+from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_field, receptive_fields
+from lrpfx.concepts.references import Reference, References, gallery, reference
 from lrpfx.concepts.shares import Share, Shares, relevances
 
 __all__ = [
@@ -19,13 +21,20 @@ __all__ = [
     "Index",
     "Neuron",
     "Ranked",
+    "ReceptiveFields",
+    "Reference",
+    "References",
     "Share",
     "Shares",
     "Token",
     "attribution_graph",
     "collect",
+    "gallery",
     "merge",
     "patching_effects",
+    "receptive_field",
+    "receptive_fields",
+    "reference",
     "relevances",
     "values_of",
 ]

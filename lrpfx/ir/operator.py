@@ -128,6 +128,8 @@ Decomposition = Callable[[Builder], fx.Node | tuple[fx.Node, ...] | None]
 #: (dimension of the result, other arguments, rank of the result) -> the same dimension in the first argument, None if the call
 #: added it.
 DimensionBefore = Callable[[int, Sequence[Any], int], int | None]
+#: (arguments by name, or by place where the row does not name them, rank of the first argument) -> dimensions of it.
+Mixes = Callable[[dict[Any, Any], int], Sequence[int]]
 
 #: Stands for the missing default of a required argument.
 REQUIRED = object()
@@ -192,6 +194,10 @@ class Operator:
     selects: bool = False  # likewise, but which argument an entry comes from may depend on values
     converts: bool = False  # every entry of the result is an entry of the first argument, possibly in another dtype
     elementwise: bool = False  # an entry of the result depends only on the data at its position, after broadcasting
+    mixes: Mixes | None = (
+        None  # dimensions over which an entry of the result depends on all entries; on its place in the others
+    )
+    accumulates: Mixes | None = None  # the dimension along which an entry depends only on entries up to its place
     adds_up: bool = False  # an entry of the result is a sum of entries of the only input, with nonnegative weights
     multiplies_up: bool = False  # an entry of the result is a product of entries of the only input
     positive_part: bool = False  # it is max(input, 0)

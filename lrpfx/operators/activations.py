@@ -13,7 +13,7 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, Function, Operator, Probability, Ratio, Sample, SignOf
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import exponential, thresholded_relu
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
@@ -22,7 +22,8 @@ from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
 def _activation(
     name: str, function: Function, arguments: str = "input", modules: Sequence[type] = (), **facts: Any
 ) -> Operator:
-    return row(name, types.Activation, function, arguments, modules=modules, keeps_rank=True, **facts)
+    options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
+    return row(name, types.Activation, function, arguments, modules=modules, **options, **facts)
 
 
 def _bounded(bound: Bound) -> int:

@@ -8,7 +8,7 @@ from lrpfx import types
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Builder, Operator, Probability
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import attention_bias, head_bias, masked_softmax, padding_bias
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import MATRIX, call, signal, weight
@@ -69,6 +69,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
+        mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -83,6 +84,7 @@ ROWS: tuple[Operator, ...] = (
         probability=Probability.OF_ALL_LOGITS,
         negates=True,
         decomposition=_of_the_negative,
+        mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -94,6 +96,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
+        mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1),
     ),
     row(
@@ -117,7 +120,9 @@ ROWS: tuple[Operator, ...] = (
             enable_gqa=True,
         ),
     ),
-    neutral("attention_bias", [attention_bias], methods="", without_sample="only the compiler inserts it"),
+    neutral(
+        "attention_bias", [attention_bias], methods="", mixes=mixing.no_dimension, without_sample="only the compiler inserts it"
+    ),
     neutral("padding_bias", [padding_bias], methods="", without_sample="only the compiler inserts it"),
     neutral("head_bias", [head_bias], methods="", without_sample="only the compiler inserts it"),
     row(
@@ -132,6 +137,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_positive,
         probability=Probability.OF_ALL_LOGITS,
         keeps_rank=True,
+        mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
 )

@@ -12,6 +12,7 @@ from torch import fx
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
+from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import call, of, signal
@@ -120,6 +121,7 @@ ROWS: tuple[Operator, ...] = (
         rotated,
         "input by",
         adjoint=_rotated_adjoint,
+        mixes=mixing.last_dimension,
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
     row(
@@ -128,6 +130,7 @@ ROWS: tuple[Operator, ...] = (
         real_fourier,
         "input dim=None norm=None",
         adjoint=_fourier_adjoint,
+        mixes=mixing.given(),
         keeps_rank=True,
         sample=call(input=signal(2, 4), dim=(1,), norm="ortho"),
     ),

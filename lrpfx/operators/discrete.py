@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Function, Operator, Sample
+from lrpfx.operators import mixing
 from lrpfx.operators.functions import floor_divided, floor_divides, heaviside, histogram
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import mask
@@ -47,7 +48,8 @@ def _constant(
 
 def _comparison(name: str) -> Operator:
     function = getattr(torch, name)
-    return _constant(name, mask(lambda x: function(x, 0.1)), [getattr(operator, name)], f"__{name}__")
+    sample = mask(lambda x: function(x, 0.1))
+    return _constant(name, sample, [getattr(operator, name)], f"__{name}__", mixes=mixing.no_dimension)
 
 
 def _of_bits(name: str, symbol: str, function: Function, inplace: Function, sample: Sample) -> Operator:
@@ -61,36 +63,39 @@ def _of_bits(name: str, symbol: str, function: Function, inplace: Function, samp
         _all_overloads(f"__{symbol}__"),
         inplace=[inplace],
         indices="0 1 input other",
+        mixes=mixing.no_dimension,
     )
 
 
 def _by_itself(name: str, functions: Iterable[Function] = (), methods: str = "", **facts: Any) -> Operator:
     function = getattr(torch, name)
-    return _constant(name, mask(lambda x: function(x)), functions, methods, **facts)
+    return _constant(name, mask(lambda x: function(x)), functions, methods, mixes=mixing.no_dimension, **facts)
 
 
 def _of_truth_values(name: str) -> Operator:
     function = getattr(torch, name)
-    return _constant(name, mask(lambda x: function(x > 0, x > 0.5)))
+    return _constant(name, mask(lambda x: function(x > 0, x > 0.5)), mixes=mixing.no_dimension)
 
 
 ROWS: tuple[Operator, ...] = (
     *map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge")),
-    _constant("isclose", mask(lambda x: torch.isclose(x, x.roll(1)))),
+    _constant("isclose", mask(lambda x: torch.isclose(x, x.roll(1))), mixes=mixing.no_dimension),
     _constant("isin", mask(lambda x: torch.isin(x, torch.tensor([0.0, 1.0])))),
     *map(_by_itself, ("isnan", "isinf", "isfinite", "signbit", "logical_not")),
     *map(_of_truth_values, ("logical_and", "logical_or", "logical_xor")),
     _of_bits("and", "and", operator.and_, operator.iand, mask(lambda x: (x > 0) & (x < 0.5))),
     _of_bits("or", "or", operator.or_, operator.ior, mask(lambda x: (x < 0).__or__(x > 0.5))),
     _of_bits("xor", "xor", operator.xor, operator.ixor, mask(lambda x: (x > 0) ^ (x < 0.5))),
-    _constant("bitwise_not", mask(lambda x: ~(x > 0)), [operator.invert], "__invert__", indices="0 input"),
-    _constant("all", mask(lambda x: (x > 0).all(1, keepdim=True))),
-    _constant("any", mask(lambda x: (x > 0).any(1, keepdim=True))),
-    _constant("count_nonzero", mask(lambda x: x.count_nonzero(1).unsqueeze(1))),
+    _constant(
+        "bitwise_not", mask(lambda x: ~(x > 0)), [operator.invert], "__invert__", indices="0 input", mixes=mixing.no_dimension
+    ),
+    _constant("all", mask(lambda x: (x > 0).all(1, keepdim=True)), mixes=mixing.given()),
+    _constant("any", mask(lambda x: (x > 0).any(1, keepdim=True)), mixes=mixing.given()),
+    _constant("count_nonzero", mask(lambda x: x.count_nonzero(1).unsqueeze(1)), mixes=mixing.given()),
     _constant("nonzero", mask(lambda x: x.nonzero().sum(), batch=False)),
-    _constant("argmax", mask(lambda x: x.argmax(1, keepdim=True))),
-    _constant("argmin", mask(lambda x: x.argmin(dim=1, keepdim=True))),
-    _constant("argsort", mask(lambda x: x.argsort(1))),
+    _constant("argmax", mask(lambda x: x.argmax(1, keepdim=True)), mixes=mixing.given()),
+    _constant("argmin", mask(lambda x: x.argmin(dim=1, keepdim=True)), mixes=mixing.given()),
+    _constant("argsort", mask(lambda x: x.argsort(1)), mixes=mixing.given(default=-1)),
     _constant("searchsorted", mask(lambda x: torch.searchsorted(torch.tensor([0.0, 0.5]), x))),
     _constant("bucketize", mask(lambda x: torch.bucketize(x, torch.tensor([0.0, 0.5])))),
     _constant("bincount", mask(lambda x: torch.bincount((x[:, 0] > 0).long(), minlength=4), (4, 4), batch=False)),
@@ -111,6 +116,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_methods="floor_divide_ __ifloordiv__",
         aten=_all_overloads("floor_divide"),
         discrete=True,
+        mixes=mixing.no_dimension,
         reflected="floor_divides",
         sample=mask(lambda x: x // 0.3),
     ),
@@ -121,6 +127,7 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         methods="__rfloordiv__",
         discrete=True,
+        mixes=mixing.no_dimension,
         sample=mask(lambda x: 1.0 // (x + 3)),
     ),
     row(
@@ -132,6 +139,7 @@ ROWS: tuple[Operator, ...] = (
         methods="heaviside",
         aten="heaviside.default",
         discrete=True,
+        mixes=mixing.no_dimension,
         sample=mask(lambda x: torch.heaviside(x, torch.tensor(0.5))),
     ),
     row(

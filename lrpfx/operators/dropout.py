@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Function, Operator
+from lrpfx.operators import mixing
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, call, signal
 
@@ -23,6 +24,7 @@ def _dropout(name: str, module: type, shape: tuple[int, ...], native: Sequence[F
         modules=[module],
         reordered=[(spelled, "input p training") for spelled in native],
         view=True,
+        mixes=mixing.no_dimension,
         sample=call(input=signal(2, 4, *shape), p=0.3, training=False),
     )
 
@@ -46,6 +48,7 @@ ROWS: tuple[Operator, ...] = (
         "input p mode training=True",
         foreign="torchvision.ops.stochastic_depth.stochastic_depth",
         view=True,
+        mixes=mixing.no_dimension,
         sample=call(input=IMAGE, p=0.3, mode="row", training=False),
     ),
 )

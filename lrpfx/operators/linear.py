@@ -10,6 +10,7 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, WeightLayout
+from lrpfx.operators import mixing
 from lrpfx.operators.functions import (
     conv1d_with_bias_map,
     conv2d_with_bias_map,
@@ -218,6 +219,7 @@ ROWS: tuple[Operator, ...] = (
         constant_response=_linear_response,
         weight_layout=WeightLayout.DENSE,
         decomposition=_without_parameters,
+        mixes=mixing.last_dimension,
         keeps_rank=True,
         broadcasts=False,
         sample=call(loses="bias", input=MATRIX, weight=weight(3, 4), bias=weight(3)),
@@ -253,6 +255,7 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight",
         counts_as=nn.Linear,
         adjoint=_selected_adjoint,
+        mixes=mixing.last_dimension,
         sample=call(batch=False, input=signal(2, 3, 4), weight=weight(2, 4, 5)),
     ),
     row(
@@ -263,6 +266,7 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight",
         counts_as=nn.Linear,
         adjoint=_selected_adjoint_of_columns,
+        mixes=mixing.second_last_dimension,
         sample=call(batch=False, input=signal(2, 4, 3), weight=weight(2, 5, 4)),
     ),
     _convolution(1, torch.conv1d, nn.Conv1d),

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Operator, SavedScale
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
 
@@ -80,6 +80,7 @@ ROWS: tuple[Operator, ...] = (
         rank_of={nn.BatchNorm2d: 4, nn.BatchNorm3d: 5},
         keeps_rank=True,
         broadcasts=False,
+        mixes=mixing.batch,
         sample=call(
             input=IMAGE,
             running_mean=weight(4),
@@ -105,6 +106,7 @@ ROWS: tuple[Operator, ...] = (
         detached=_detached_layer_norm,
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
         scales_features=True,
+        mixes=mixing.normalized,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -119,6 +121,7 @@ ROWS: tuple[Operator, ...] = (
             (torch.ops.aten.group_norm.default, "input num_groups weight bias eps cudnn_enabled"),
         ],
         detached=_detached_group_norm,
+        mixes=mixing.sample,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -134,6 +137,7 @@ ROWS: tuple[Operator, ...] = (
             (torch.ops.aten.instance_norm.default, _native_instance_norm),
         ],
         detached=_detached_instance_norm,
+        mixes=mixing.positions,
         sample=call(
             loses="bias",
             input=IMAGE,
@@ -155,6 +159,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.RMSNorm],
         functions=[torch.rms_norm],
         aten="rms_norm.default",
+        mixes=mixing.normalized,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),
     row(
@@ -164,6 +169,7 @@ ROWS: tuple[Operator, ...] = (
         "input p=2.0 dim=1 eps=1e-12 out=None",
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
+        mixes=mixing.given(),
         sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
     ),
     row(
@@ -177,6 +183,7 @@ ROWS: tuple[Operator, ...] = (
                 functional.local_response_norm,
             )
         },
+        mixes=mixing.channels,
         sample=call(input=IMAGE, size=3, alpha=0.3, beta=0.6, k=2.0),
     ),
 )

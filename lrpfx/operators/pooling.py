@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, call, of, signal
@@ -161,6 +161,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_input,
         adds_up=True,
         channels=_averaged,
+        mixes=mixing.given(),
         sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
     ),
     *_maximum_pools(1, nn.MaxPool1d, nn.AdaptiveMaxPool1d),

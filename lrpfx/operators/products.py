@@ -11,7 +11,7 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Operator
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import (
     divided_by,
     gate,
@@ -172,6 +172,7 @@ ROWS: tuple[Operator, ...] = (
         methods="__rtruediv__",
         sign=signs.of_product,
         scales=2,
+        mixes=mixing.no_dimension,
         sample=call(input=POSITIVE, other=2.0),
     ),
     row(
@@ -198,6 +199,7 @@ ROWS: tuple[Operator, ...] = (
         methods="prod",
         multiplies_up=True,
         aten="prod.default prod.dim_int",
+        mixes=mixing.given(),
         sample=call(input=POSITIVE, dim=1, keepdim=True, dtype=torch.float64),
     ),
     row(
@@ -208,6 +210,7 @@ ROWS: tuple[Operator, ...] = (
         methods="cumprod",
         multiplies_up=True,
         aten="cumprod.default",
+        accumulates=mixing.given(),
         sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
     ),
     row(

@@ -11,6 +11,7 @@ import torch
 
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Operator
+from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import call, signal, weight
@@ -131,6 +132,7 @@ ROWS: tuple[Operator, ...] = (
         empty_result=lambda input, factors, dim=1: torch.empty_like(input),
         controls="factors",
         adjoint=_recurrence_adjoint,
+        accumulates=mixing.given(2, 1),
         sample=call(input=signal(2, 5, 3), factors=signal(2, 5, 3, low=0.2, high=0.9), dim=1),
     ),
     row(
@@ -161,6 +163,7 @@ ROWS: tuple[Operator, ...] = (
         empty_result=lambda input, key, decay, first: torch.empty_like(input),
         controls="key decay first",
         adjoint=_weighted_adjoint,
+        accumulates=mixing.given(default=1),
         sample=call(input=signal(2, 5, 3), key=signal(2, 5, 3), decay=weight(3, low=-2.0, high=-0.1), first=weight(3)),
     ),
 )

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, mask_scattered, scattered
 from lrpfx.operators.row import neutral, row
@@ -54,11 +54,12 @@ def _of_two(name: str, other_name: str) -> Operator:
         aten=f"{name}.default {other_name}.default",
         sign=signs.of_both,
         selects=True,
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     )
 
 
-def _with_places(name: str, sample: Sample, further_aten: str = "") -> Operator:
+def _with_places(name: str, sample: Sample, further_aten: str = "", **facts: Any) -> Operator:
     """A row for an operator that returns values and their indices."""
     return neutral(
         name,
@@ -68,6 +69,7 @@ def _with_places(name: str, sample: Sample, further_aten: str = "") -> Operator:
         discrete_results=(1,),
         selects=True,
         sample=sample,
+        **facts,
     )
 
 
@@ -152,6 +154,7 @@ ROWS: tuple[Operator, ...] = (
         indices="condition",
         sign=signs.of_both,
         selects=True,
+        mixes=mixing.no_dimension,
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -166,6 +169,7 @@ ROWS: tuple[Operator, ...] = (
         indices="mask",
         sign=signs.of_masked_fill,
         selects=True,
+        mixes=mixing.no_dimension,
         sample=call(loses="constants", input=MATRIX, mask=_MASK, value=0.5),
     ),
     neutral(
@@ -281,25 +285,36 @@ ROWS: tuple[Operator, ...] = (
     ),
     _of_two("maximum", "fmax"),
     _of_two("minimum", "fmin"),
-    neutral("amax", [torch.amax], aten="amax.default", sign=signs.of_input, selects=True, sample=of(lambda x: x.amax(1))),
+    neutral(
+        "amax",
+        [torch.amax],
+        aten="amax.default",
+        sign=signs.of_input,
+        selects=True,
+        mixes=mixing.given(),
+        sample=of(lambda x: x.amax(1)),
+    ),
     neutral(
         "amin",
         [torch.amin],
         aten="amin.default",
         sign=signs.of_input,
         selects=True,
+        mixes=mixing.given(),
         sample=of(lambda x: x.amin(axis=1, keepdims=True)),
     ),
-    _with_places("max", of(lambda x: x.max(dim=1).values), "max.dim max.other"),
-    _with_places("min", of(lambda x: torch.min(x, 1)[0]), "min.dim min.other"),
-    _with_places("median", of(lambda x: x.median(1).values), "median.dim"),
-    _with_places("nanmedian", of(lambda x: x.nanmedian(1).values), "nanmedian.dim"),
-    _with_places("mode", of(lambda x: x.mode(1).values)),
-    _with_places("kthvalue", of(lambda x: torch.kthvalue(x, 2, dim=1).values)),
-    _with_places("topk", of(lambda x: x.topk(2, 1).values)),
-    _with_places("sort", of(lambda x: x.sort(1)[0]), "sort.stable"),
-    _with_places("cummax", of(lambda x: x.cummax(1)[0])),
-    _with_places("cummin", of(lambda x: x.cummin(1)[0])),
+    _with_places("max", of(lambda x: x.max(dim=1).values), "max.dim max.other", mixes=mixing.given()),
+    _with_places("min", of(lambda x: torch.min(x, 1)[0]), "min.dim min.other", mixes=mixing.given()),
+    _with_places("median", of(lambda x: x.median(1).values), "median.dim", mixes=mixing.given()),
+    _with_places("nanmedian", of(lambda x: x.nanmedian(1).values), "nanmedian.dim", mixes=mixing.given()),
+    _with_places("mode", of(lambda x: x.mode(1).values), mixes=mixing.given(default=-1)),
+    _with_places("kthvalue", of(lambda x: torch.kthvalue(x, 2, dim=1).values), mixes=mixing.given(2, -1)),
+    _with_places("topk", of(lambda x: x.topk(2, 1).values), mixes=mixing.given(2, -1)),
+    _with_places("sort", of(lambda x: x.sort(1)[0]), "sort.stable", mixes=mixing.given(default=-1)),
+    _with_places("cummax", of(lambda x: x.cummax(1)[0]), accumulates=mixing.given()),
+    _with_places("cummin", of(lambda x: x.cummin(1)[0]), accumulates=mixing.given()),
     # A soft maximum: its gradient consists of shares that add up to 1.
-    neutral("logsumexp", [torch.logsumexp], aten="logsumexp.default", sample=of(lambda x: x.logsumexp(1))),
+    neutral(
+        "logsumexp", [torch.logsumexp], aten="logsumexp.default", mixes=mixing.given(), sample=of(lambda x: x.logsumexp(1))
+    ),
 )

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Builder, Operator
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, call, of, signal
 from lrpfx.support.torch_internals import OpOverload
@@ -78,6 +78,7 @@ ROWS: tuple[Operator, ...] = (
         methods="std",
         aten="std.default std.dim std.correction",
         sign=signs.never_negative,
+        mixes=mixing.given(),
         sample=of(lambda x: x.std(1, correction=0, keepdim=True)),
     ),
     row(
@@ -88,6 +89,7 @@ ROWS: tuple[Operator, ...] = (
         aten="var.default var.dim var.correction",
         sign=signs.never_negative,
         decomposition=_variance,
+        mixes=mixing.given(),
         sample=of(lambda x: torch.var(x, 1, unbiased=False, keepdim=True)),
     ),
     row(
@@ -114,6 +116,7 @@ ROWS: tuple[Operator, ...] = (
         aten="linalg_vector_norm.default linalg_norm.default norm.Scalar norm.ScalarOpt_dim "
         "norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype linalg_norm.ord_str",
         sign=signs.never_negative,
+        mixes=mixing.given(2),
         sample=of(lambda x: x.norm(3, 1)),
     ),
     row(

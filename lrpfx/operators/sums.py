@@ -11,7 +11,7 @@ from torch.nn import functional
 from lrpfx import layer as layers
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Builder, Operator
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
@@ -96,6 +96,7 @@ ROWS: tuple[Operator, ...] = (
         aten="sum.default sum.dim_IntList",
         sign=signs.of_input,
         adds_up=True,
+        mixes=mixing.given(),
         sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
     ),
     row(
@@ -107,6 +108,7 @@ ROWS: tuple[Operator, ...] = (
         aten="cumsum.default",
         sign=signs.of_input,
         adds_up=True,
+        accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -115,6 +117,7 @@ ROWS: tuple[Operator, ...] = (
         functions=[torch.diff],
         methods="diff",
         aten="diff.default",
+        mixes=mixing.given(2, -1),
         sample=of(lambda x: torch.diff(x, dim=1)),
     ),
     row(

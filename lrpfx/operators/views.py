@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
-from lrpfx.operators import signs
+from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import require_batch, require_dimensions, require_matrix
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import call, of, signal
@@ -443,6 +443,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "detach",
         types.Detach,
+        mixes=mixing.no_dimension,
         functions=[torch.detach],
         methods="detach",
         inplace_methods="detach_",

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import fx, nn
 
+from lrpfx.concepts.reach import Call as TrackedCall
+from lrpfx.concepts.reach import Tracked, with_own_positions
 from lrpfx.ir.node import NodeInfo, floating_tensors, set_info
 from lrpfx.ir.operator import Channels, NotAffineError, Probability, Sign
 from lrpfx.operators import table
@@ -479,6 +481,48 @@ def check_elementwise(row):
                 place = place.reshape(made[node].shape)
                 changed, _ = result_of(one, {**made, node: torch.where(place, made[node] * 1.5 + 0.1, made[node])})
                 assert not ((changed != result) & ~place.broadcast_to(result.shape)).any()
+
+
+def check_reach(row):
+    """The entries that an entry of the result depends on are within its reach, of which `mixes` and `accumulates` tell."""
+    for one, result, (args, options) in results_of_variants(row):
+        if row.sample is not None and one.function is row.sample.function:
+            continue  # other calls beside that of the row
+        if not torch.equal(*(tensors_in(one.function(*args, **options))[0] for _ in range(2))):
+            continue  # random
+        tracked_args, tracked_options = with_own_positions((args, options), first=0)
+        found = tensors_in_tracked(TrackedCall(one.function, row, tracked_args, tracked_options).run())
+        component = 0
+        for given in tensors_in((args, options)):
+            for entry in torch.randperm(given.numel())[:4].tolist() if given.is_floating_point() else ():
+                place = torch.unravel_index(torch.tensor(entry), given.shape)
+                for change in (lambda value: 1.5 * value + 0.1, lambda value: value - 3.0):
+                    before = given.clone()
+                    given[place] = change(given[place])
+                    changed = accepted_call(one.function, args, options)
+                    given.copy_(before)
+                    for value, other, reach in zip(tensors_in(result), tensors_in(changed), found, strict=False):
+                        if value.shape != other.shape or not value.dtype.is_floating_point:
+                            continue
+                        differs = ~torch.isclose(value, other, 1e-9, 1e-9, equal_nan=True)
+                        for dim, at in enumerate(place):
+                            end, from_end = reach[component + 2 * dim : component + 2 * dim + 2]
+                            assert (end[differs] > at).all() and (from_end[differs] >= given.shape[dim] - at).all(), one.bound
+            component += 2 * given.ndim
+
+
+def tensors_in_tracked(value):
+    """The reach of each tensor in a result."""
+    if isinstance(value, (tuple, list)):
+        return [reach for item in value for reach in tensors_in_tracked(item)]
+    return [value.reach] if isinstance(value, Tracked) else []
+
+
+def accepted_call(function, args, options):
+    try:
+        return function(*args, **options)
+    except REFUSED:
+        return None
 
 
 def accepted(one, made):

@@ -12,6 +12,7 @@ from torch import fx, nn
 import lrpfx
 from lrpfx import passes, rules, types
 from lrpfx.composites import EpsilonPlus
+from lrpfx.concepts import receptive_fields
 from lrpfx.frontends.capture import normal_form
 from lrpfx.ir.node import floating_tensors, node_info
 from lrpfx.ir.operator import REQUIRED, Channels, NotAffineError, Sign
@@ -594,3 +595,71 @@ def test_a_new_operator_is_one_row(own_table):
         assert torch.equal(lrpfx.attribute(copied, x).relevance, lrpfx.attribute(explain_model, x).relevance)
         found = {node_info(node).operator for node in copied.graph.nodes if node.op != "output"}
         assert row in found and operators.operator_named("linear") in found
+
+
+# --- receptive fields -------------------------------------------------------------------------------------------------------
+
+#: Rows of whose result the table says that any entry may depend on all entries of the arguments.
+UNKNOWN = {
+    *("scatter_add", "index_add", "index_put_accumulated", "affine_grid", "fold", "col2im", "selective_scan", "lp_pool"),
+    *("tensordot", "grid_sample", "gather", "index_put", "scatter", "masked_scatter", "fill", "max_unpool", "nonzero"),
+    *("searchsorted", "bucketize", "bincount", "one_hot", "real", "diff", "group_norm", "local_response_norm"),
+}
+#: Rows whose sample has entries without effect: hidden by a mask, by a factor 0, or by steps that no change crosses.
+WITHOUT_EFFECT = {
+    *("where", "masked_fill", "linear_recurrence", "weighted_key_value", "zero", "eq", "isclose", "isin", "isnan", "isinf"),
+    *("logical_not", "all", "any", "count_nonzero", "view_as_real", "rotated", "real_fourier"),
+}
+#: Rows whose sample's result depends only on vectors, whose one dimension counts as the batch.
+OF_VECTORS = {"dot", "outer", "meshgrid", "copy"}
+
+
+def dependence(network, inputs, number, outputs):
+    """Whether entries of the output change with those of an input. Shape (entries of the input, *outputs)."""
+    given = inputs[number]
+    found = []
+    for entry in range(given.numel()):
+        changed = torch.zeros(outputs.shape, dtype=torch.bool)
+        for change in (lambda x: 1.3 * x + 0.05, lambda x: x + 3.0, lambda x: x - 3.0, lambda x: -x):
+            other = given.clone()
+            other.view(-1)[entry] = change(other.view(-1)[entry])
+            result = network(*inputs[:number], other, *inputs[number + 1 :])
+            changed |= ~torch.isclose(result, outputs, 1e-9, 1e-9, equal_nan=True)
+        found.append(changed)
+    return torch.stack(found)
+
+
+@each_row
+def test_receptive_fields_are_the_entries_that_matter(row):
+    network, inputs = sample_network(row)
+    explain_model = lrpfx.transform(network, COMPOSITE, example_inputs=inputs, capture="symbolic")
+    (returned,) = explain_model.unfused_graph.find_nodes(op="output")[0].args
+    if row.name in OF_VECTORS:
+        with pytest.raises(lrpfx.InputError, match="does not depend on positions"):
+            receptive_fields(explain_model, inputs, node_info(returned).name)
+        return
+    outputs = network(*inputs)
+    fields = receptive_fields(explain_model, inputs, node_info(returned).name)
+    wider = False
+    for number, given in enumerate(inputs):
+        if not given.is_floating_point():
+            continue
+        changed = dependence(network, inputs, number, outputs)
+        for position in itertools.product(*map(range, fields.shape)):
+            matters = changed[(slice(None), slice(None), *position)] if outputs.ndim else changed[:, None]
+            expected = box_around(matters.any(1).reshape(given.shape).any(0))
+            found = fields[position][number]
+            pairs = zip(expected, found, strict=True)
+            assert all(one.start >= two.start and one.stop <= two.stop for one, two in pairs if one.stop)
+            wider |= expected != found
+    assert wider == (row.name in UNKNOWN | WITHOUT_EFFECT)
+
+
+def box_around(matters):
+    """The smallest box around the entries that matter."""
+    box = []
+    for dim in range(matters.ndim):
+        others = [other for other in range(matters.ndim) if other != dim]
+        places = (matters.any(others) if others else matters).nonzero().flatten().tolist()
+        box.append(slice(places[0], places[-1] + 1) if places else slice(0, 0))
+    return tuple(box)

@@ -1,0 +1,282 @@
+"""References: the samples that show what a channel stands for, cropped to what its unit sees, and their sheets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import default_collate
+
+from lrpfx.attribution.computation import Computation, Question
+from lrpfx.attribution.targets import OutputSelector
+from lrpfx.concepts.channels import KINDS
+from lrpfx.concepts.collecting import TargetOfSamples, scores_of
+from lrpfx.concepts.collection import Collection, Layer, Ranked
+from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
+from lrpfx.concepts.samples import is_indexed, parts_of
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.node import node_info
+from lrpfx.pictures import sheet
+from lrpfx.pictures.contours import enclosing_level
+from lrpfx.pictures.maps import relevance_map, smoothed
+from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.support.html import Html, image_html
+from lrpfx.support.torch_internals import pytree
+
+#: The share of the relevance that `Reference.masked` leaves as it is.
+SHOWN = 0.8
+_FADED = 0.18  # what is left of the other pixels, on grey
+_GREY = 0.5
+_SAME = 1e-3  # by which the score of a sample may differ from the one that it was ranked by, relative to it ...
+_ROUNDING = 1e-5  # ... and relative to the largest of the sample
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A sample that shows what a channel stands for.
+
+    `input`: as the dataset gives it. `relevance`: what passes through this channel alone; in the structure of the input, with
+    the relevance of embeddings for integers. `field`: what the unit with the largest entry sees, a slice for each dimension of
+    the input, so that `reference.input[reference.field]` is that part. `picture`: the input as an image, if it is one.
+    """
+
+    sample: int
+    score: float
+    position: tuple[int, ...]
+    label: int | None
+    input: Any
+    relevance: Any
+    field: Any
+    picture: Image.Image | None
+
+    @property
+    def cropped(self) -> Image.Image:
+        """The part of the picture that the unit with the largest entry sees. `InputError` for what is not an image."""
+        return self._seen(self._image())
+
+    @property
+    def masked(self) -> Image.Image:
+        """The same, faded where less relevance is: the pixels with most of it, which hold 80 %, are as they were."""
+        picture = self._image()
+        values = np.abs(smoothed(relevance_map(self.relevance, channels="first")))
+        pixels = np.asarray(picture, dtype=np.float64) / 255
+        shown = values >= enclosing_level(values, SHOWN) if values.any() else np.zeros(values.shape, dtype=bool)
+        faded = _GREY + _FADED * (pixels - _GREY)
+        mixed = np.where(shown[:, :, None], pixels, faded)
+        return self._seen(Image.fromarray((mixed * 255).round().astype(np.uint8)))
+
+    def _image(self) -> Image.Image:
+        if self.picture is None:
+            raise InputError("the samples are not images, which are tensors of shape (1 or 3 channels, height, width)")
+        return self.picture
+
+    def _seen(self, picture: Image.Image) -> Image.Image:
+        rows, columns = self.field[1:]
+        if rows.start == rows.stop or columns.start == columns.stop:
+            return picture
+        return picture.crop((columns.start, rows.start, columns.stop, rows.stop))
+
+    def _repr_html_(self) -> Html | None:
+        """The masked picture, for notebooks."""
+        return None if self.picture is None else image_html(self.masked, f"sample {self.sample}, {self.score:.3g}", 160)
+
+
+class References(Sequence[Reference]):
+    """The samples that show what one channel stands for, those with the largest scores first."""
+
+    def __init__(self, layer: str, channel: int, references: Sequence[Reference]) -> None:
+        self.layer = layer
+        self.channel = channel
+        self.references = tuple(references)
+
+    @overload
+    def __getitem__(self, index: int) -> Reference: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Reference, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Reference | tuple[Reference, ...]:
+        return self.references[index]
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def __repr__(self) -> str:
+        return f"<references of {self.layer}, {self.channel}: samples {', '.join(str(one.sample) for one in self)}>"
+
+
+def reference(
+    explain_model: nn.Module,
+    dataset: Any,
+    collection: Collection,
+    layer: str,
+    channel: int,
+    *,
+    by: str = "relevance",
+    reduction: str = "sum",
+    predicted: int | None = None,
+    true: int | None = None,
+    count: int = 8,
+    target: TargetOfSamples | None = None,
+    output: OutputSelector = None,
+) -> References:
+    """The samples with the largest scores for one channel, with what the channel saw in them.
+
+    `explain_model`, `dataset`: those of which `lrpfx.concepts.collect` made the `collection`. `by`, `reduction`, `predicted`,
+    `true`, `count`: see `Collection.top`. For samples ranked by relevance, their relevance is that of the target through this
+    channel; for samples ranked by activation, that of the channel's own activation. `target`, `output`: as for `collect`; by
+    default the target that the collection was made for, if that was not a function.
+
+    Errors: `InputError` for another model, and for samples whose scores are not those that they were ranked by, as those of
+    another dataset or of random preprocessing.
+    """
+    return _Sources(explain_model, dataset, collection, target, output).references(
+        layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count
+    )
+
+
+def gallery(
+    explain_model: nn.Module,
+    dataset: Any,
+    collection: Collection,
+    layer: str,
+    channels: Sequence[int],
+    *,
+    by: str = "relevance",
+    reduction: str = "sum",
+    predicted: int | None = None,
+    true: int | None = None,
+    count: int = 8,
+    target: TargetOfSamples | None = None,
+    output: OutputSelector = None,
+    cropped: bool = True,
+    masked: bool = True,
+    **settings: Any,
+) -> Image.Image:
+    """A sheet with a row for each channel: its references, cropped to what its unit sees and masked by their relevance.
+
+    `channels`: such as `relevances(attribution, layer).indices[:5]`. `settings`: those of `lrpfx.pictures.sheet`. All else as
+    for `reference`.
+    """
+    sources = _Sources(explain_model, dataset, collection, target, output)
+    rows = []
+    for channel in channels:
+        found = sources.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
+        rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
+    if not any(rows):
+        raise InputError("there are no references to draw")
+    title = settings.pop("title", f"{layer}: largest {by} ({reduction})")
+    return sheet([row for row in rows if row], title=title, **settings)
+
+
+def _title(found: References, one: Reference) -> str:
+    return (f"channel {found.channel}\n" if one is found[0] else "") + f"{one.score:.3g}"
+
+
+def _drawn(one: Reference, cropped: bool, masked: bool) -> Image.Image:
+    whole = one if cropped else Reference(**{**vars(one), "field": (slice(0, 0),) * 3})
+    return whole.masked if masked else whole.cropped
+
+
+class _Sources:
+    """What references are made of: the model, the dataset and the collection that was made of them."""
+
+    def __init__(
+        self,
+        explain_model: nn.Module,
+        dataset: Any,
+        collection: Collection,
+        target: TargetOfSamples | None,
+        output: OutputSelector,
+    ) -> None:
+        if not isinstance(collection, Collection):
+            raise InputTypeError(f"references are those of a collection, not of a {type(collection).__name__}")
+        self.explain_model = explain_model
+        self.module = explainable(explain_model, "reference")
+        self.collection = collection
+        self.output = output
+        self._fields: dict[tuple[Any, ...], ReceptiveFields] = {}
+        if not is_indexed(dataset):
+            raise InputTypeError(f"references need a dataset with indices, which {type(dataset).__name__} has not")
+        self.dataset = dataset
+        if fingerprint_of_module(self.module) != collection.facts.model:
+            raise InputError("the collection was made of another model, of other weights or of other rules")
+        self.target = collection.facts.target_of_samples if target is None else target
+        if self.target is None:
+            raise InputError(f"the relevance is that of a function, {collection.facts.target}: pass it as target=")
+
+    def references(self, layer: str, channel: int, **settings: Any) -> References:
+        described = self.collection.checked(layer, channel)
+        ranked = self.collection.top(layer, channel, **settings)
+        channel = int(channel) % described.channels
+        found = (self._reference(layer, described, channel, one, settings["by"], settings["reduction"]) for one in ranked)
+        return References(layer, channel, tuple(found))
+
+    def _reference(self, name: str, layer: Layer, channel: int, ranked: Ranked, by: str, reduction: str) -> Reference:
+        if ranked.sample >= len(self.dataset):
+            raise InputError(f"the dataset has {len(self.dataset)} samples, but the collection has sample {ranked.sample}")
+        sample, label = parts_of(self.dataset[ranked.sample])
+        inputs = default_collate([sample])
+        target = {"predicted": None, "true": label}[self.target] if isinstance(self.target, str) else self.target
+        whole = Computation(self.explain_model, inputs, Question(target, record=name, output=self.output))
+        values = whole.values[name] if by == "activation" else whole.layers[name]
+        self._check(name, layer, channel, ranked, by, reduction, values)
+        kind = KINDS[layer.kind]
+        if by == "activation":
+            relevance = Computation(self.explain_model, inputs, Question(kind(channel), start=name)).of_inputs
+        else:
+            question = Question(target, conditions=[{name: kind(channel)}], output=self.output)
+            relevance = pytree.tree_map(lambda one: one[0], Computation(self.explain_model, inputs, question).of_inputs)
+        entry = list(ranked.position)
+        entry.insert(kind.dimension % (layer.dimensions + 2) - 1, channel)
+        return Reference(
+            ranked.sample,
+            ranked.score,
+            ranked.position,
+            label,
+            sample,
+            pytree.tree_map(lambda one: one[0] if isinstance(one, torch.Tensor) else one, relevance),
+            self._fields_of(name, inputs)[tuple(entry)],
+            _picture_of(sample, self.module),
+        )
+
+    def _fields_of(self, name: str, inputs: Any) -> ReceptiveFields:
+        """The receptive fields of a layer, which depend on the shapes of the inputs alone."""
+        key = (name, *(tuple(leaf.shape) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)))
+        if key not in self._fields:
+            self._fields[key] = receptive_fields(self.module, inputs, name)
+        return self._fields[key]
+
+    def _check(
+        self, name: str, layer: Layer, channel: int, ranked: Ranked, by: str, reduction: str, values: torch.Tensor
+    ) -> None:
+        """Raise `InputError` unless a sample has the score that it was ranked by."""
+        normalized = by in self.collection.facts.normalized
+        if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
+            scores = np.full(layer.channels, np.nan)
+        else:
+            scores = scores_of(layer, values, normalized)[0][reduction][0]
+        if not abs(scores[channel] - ranked.score) <= _SAME * abs(ranked.score) + _ROUNDING * np.abs(scores).max():
+            raise InputError(
+                f"sample {ranked.sample} has {scores[channel]:.4g} for {name}, channel {channel}, but was ranked by "
+                f"{ranked.score:.4g}: it is of another dataset, of another target, or its preprocessing is random"
+            )
+
+
+def _picture_of(sample: Any, module: ExplainModule) -> Image.Image | None:
+    """A sample as an image, scaled from the range of the model's input, or of its own values; None if it is not one."""
+    if isinstance(sample, Mapping | tuple | list) or not hasattr(sample, "shape"):
+        return None
+    values = torch.as_tensor(sample).detach().cpu().double()
+    if values.ndim != 3 or len(values) not in (1, 3):
+        return None
+    (first, *_) = module.graph.find_nodes(op="placeholder")
+    limits = node_info(first).value_range or (float(values.min()), float(values.max()))
+    low, high = limits
+    scaled = ((values - low) / (high - low) if high > low else torch.full_like(values, 0.5)).clamp(0, 1)
+    pixels = scaled.expand(3, -1, -1).movedim(0, -1)
+    return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))
