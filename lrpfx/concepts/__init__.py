@@ -1,14 +1,16 @@
 """Concepts: which channel, feature, head or token carried relevance (Achtibat et al. 2023).
 
-Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `Token` and `Neuron` say what their indices mean.
+Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `Token`, `Neuron` and `Expert` say what
+their indices mean.
 """
 
-from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.attribution.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.shares import Share, Shares, relevances
 
 __all__ = [
     "Channel",
+    "Expert",
     "Feature",
     "Head",
     "Index",

@@ -1,8 +1,8 @@
 """zennit-crp 0.6 as an oracle for conditions (https://github.com/rachtibat/zennit-crp), on networks where zennit is right.
 
-As in test_against_zennit.py, it gets the network that torch.nn.utils.fusion merged. zennit 0.5.1 leaves each merged batch norm in
-place with a variance of 1 and its epsilon of 1e-5, which scales values, and again relevance, by 1 - 5e-6 each: with that, outputs
-of ResNet-18 differ by 1e-5 and conditional maps by 3e-5.
+As in test_against_zennit.py, it gets the network that torch.nn.utils.fusion merged. zennit 0.5.1 leaves each merged batch norm
+in place with a variance of 1 and its epsilon of 1e-5, which scales values, and relevance once more, by 1 - 5e-6: with that,
+outputs of ResNet-18 differ by 1e-5 and conditional maps by 3e-5.
 """
 
 import pytest

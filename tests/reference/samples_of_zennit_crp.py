@@ -11,9 +11,9 @@ import zennit.composites
 from crp.attribution import CondAttribution
 from crp.concepts import ChannelConcept
 from crp.visualization import FeatureVisualization
-from reference.for_zennit import for_zennit
 
 from lrpfx.demo import digits
+from reference.for_zennit import for_zennit
 
 #: zennit-crp keeps so many samples of each channel.
 KEPT = 40
@@ -44,21 +44,21 @@ def digits_network(count=500):
 def reference_samples(model, images, labels, layers, directory, *, composite="epsilon_plus_flat", max_target="sum"):
     """`Samples` of `FeatureVisualization.run` by ("activation" or "relevance", layer), with all other settings as they are.
 
-    `model`: one that `for_zennit` and zennit's composites treat right without a canonizer. `layers`: paths of its modules, whose
-    values are (batch, channels, height, width) or (batch, features). `directory`: an empty one, where zennit-crp writes.
-    `max_target`: "sum" or "max". The values of a layer are below its activation or its relevance.
+    `model`: one that `for_zennit` and zennit's composites treat right without a canonizer. `layers`: paths of its modules,
+    with values of shape (batch, channels, height, width) or (batch, features). `directory`: an empty one, where zennit-crp
+    writes. `max_target`: "sum" or "max". Below, the values of a layer are its activation or its relevance.
 
     - Score of a channel: the sum over positions of its values, or the largest of them. Both are signed: large negative values
       score lowest.
     - Normalization: scores are divided by the sum of the magnitudes of the scores of all channels of the layer, for the same
       sample, plus 1e-10. That is not the sum of the magnitudes of all values. It applies to activations as well, and to "max".
-    - Relevance is that of the *true* class, the label in the data set: the seed is its output, also if the model predicts another.
-      It is the relevance of the layer's output, before later layers, and with all skip connections.
-    - A layer's values are those when its module returns, so a convolution's are before the ReLU, and after a merged batch norm.
+    - Relevance is that of the *true* class, the label in the data set: the seed is its output, also if the model predicts
+      another class. No condition holds, and skip connections take part.
+    - A layer's values are what its module returns: those of a convolution are after a merged batch norm, before the ReLU.
     - Position: that of the largest signed value of the channel, for "sum" as well; 0 in dense layers.
     - The first of the samples has the largest score. Samples with scores that are 0 or negative count as any others.
-    - Ties have no order: each batch is sorted by torch.argsort, which is not stable, and what is kept of all batches by the reverse
-      of an ascending torch.argsort. The position is that of torch.argmax, of which torch does not say which of several it is.
+    - Ties have no order: each batch is sorted by torch.argsort, which is not stable, and what is kept of all batches by the
+      reverse of an ascending torch.argsort. The position is torch.argmax, which may be any of several equal ones.
     """
     oracle = for_zennit(model)
     data = [(image, int(label)) for image, label in zip(images, labels, strict=True)]
