@@ -131,12 +131,12 @@ def attribute(
     entries of the nodes alone (Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8). A key is the name of
     a node, the path of a module, or an edge: a pair of names, of the node whose value flows and of the one that reads it. An
     index is a channel, the feature of a dense layer, a head of attention weights or a token, by the kind of the node;
-    `Channel`, `Feature`, `Head`, `Token` and `Neuron` of `lrpfx.concepts` say which is meant, an empty list keeps nothing, and
-    a mask is a tensor of truth values or floating-point numbers that is broadcast to the value. Relevances have a leading
-    dimension for the conditions, before that for targets. `start`: the node where relevance starts in place of the output; the
-    network runs up to there. The target is then an index as in conditions, which starts with the activation as relevance, a
-    tensor of relevance, a function of the value, or None for the whole value. Modules that torch.compile compiled start only
-    where relevance is that of positive values.
+    `Channel`, `Feature`, `Head`, `Token`, `Neuron` and `Expert` of `lrpfx.concepts` say which is meant, an empty list keeps
+    nothing, and a mask is a tensor of truth values or floating-point numbers that is broadcast to the value. Relevances have a
+    leading dimension for the conditions, before that for targets. `start`: the node where relevance starts in place of the
+    output; the network runs up to there. The target is then an index as in conditions, which starts with the activation as
+    relevance, a tensor of relevance, a function of the value, or None for the whole value. Modules that torch.compile compiled
+    start only where relevance is that of positive values.
 
     Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
     issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class

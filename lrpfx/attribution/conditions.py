@@ -6,13 +6,14 @@ https://www.nature.com/articles/s42256-023-00711-8).
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
 
+from lrpfx.attribution.mixtures import experts_of_rows, product_of, routing_of
 from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
@@ -34,8 +35,16 @@ from lrpfx.types import (
     Sum,
 )
 
-#: A node by name, or an edge as the names of the node whose value flows and of the node that reads it.
-Place = str | tuple[str, str]
+
+@dataclass(frozen=True)
+class ExpertsOf:
+    """Where conditions at the experts of a mixture hold."""
+
+    path: str
+
+
+#: A node by name, an edge as the names of the node whose value flows and of the node that reads it, or experts.
+Place = str | tuple[str, str] | ExpertsOf
 
 
 class Index:
@@ -103,7 +112,25 @@ class Neuron(Index):
         return mask
 
 
-Condition = Mapping[Place, Any]
+class Expert(Index):
+    """Experts of a mixture, at its path: what flows through them, for the tokens that the router sent to them.
+
+    The mixtures are those of `lrpfx.attribution.relevance_of_experts`, in modules that are not compiled.
+    """
+
+    def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
+        raise InputError(f"{self!r} at {name}: experts are indices in conditions at the paths of mixtures")
+
+    def mask_of_rows(self, experts: torch.Tensor, count: int, shape: torch.Size, name: str) -> torch.Tensor:
+        """Ones for the rows of these experts, zeros for the others. `experts`: that of each row, of `count`."""
+        for index in self.indices:
+            if not -count <= index < count:
+                raise InputError(f"{self!r}: index {index} is out of range, since the mixture {name} has {count} experts")
+        wanted = torch.tensor([index % count for index in self.indices], device=experts.device)
+        return torch.isin(experts, wanted).reshape(*experts.shape, *(1 for _ in shape[experts.ndim :])).cpu()
+
+
+Condition = Mapping[str | tuple[str, str], Any]
 
 
 def _checked_index(what: str, index: Any) -> int:
@@ -123,6 +150,7 @@ class Mask:
     def __init__(self) -> None:
         self.value: torch.Tensor | None = None
         self.like: torch.Tensor | None = None  # the masked value, without memory
+        self.experts: tuple[torch.Tensor, int] | None = None  # that of each row in the last forward, and how many there are
 
 
 class KeepRelevance(torch.autograd.Function):
@@ -162,10 +190,11 @@ class KeepRelevanceBy(torch.autograd.Function):
         return relevance * ctx.saved_tensors[0], None
 
 
-def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor) -> torch.Tensor:
-    """The value; its relevance is masked in the backward pass."""
+def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor, name: str = "", *routing: torch.Tensor) -> torch.Tensor:
+    """The value; its relevance is masked in the backward pass. `name` and `routing`: for a product, see `experts_of_rows`."""
     if isinstance(mask, Mask):
         mask.like = torch.empty_like(value, device="meta")
+        mask.experts = experts_of_rows(name, value, *routing) if routing else None
     kept: torch.Tensor = apply(KeepRelevanceBy if isinstance(mask, torch.Tensor) else KeepRelevance, value, mask)
     return kept
 
@@ -178,20 +207,34 @@ def places_of(graph: fx.Graph, conditions: Sequence[Condition]) -> tuple[Place, 
     for condition in conditions:
         if not isinstance(condition, Mapping) or not condition:
             raise InputTypeError(f"a condition is a dict from names of nodes, or edges, to indices, not {condition!r}")
-        for place in condition:
+        for place, wanted in condition.items():
             edge = isinstance(place, tuple) and len(place) == 2 and all(isinstance(name, str) for name in place)
             if not isinstance(place, str) and not edge:
                 raise InputTypeError(f"a condition is at a node, or at an edge as a pair of names, not at {place!r}")
-            source, _ = ends_of(graph, place)
+            at = _place_of(place, wanted)
+            source, _ = ends_of(graph, at)
             dtype = node_info(source).dtype
             if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):
                 raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep")
-            found[place] = None
+            found[at] = None
     return tuple(found)
+
+
+def _place_of(key: str | tuple[str, str], wanted: Any) -> Place:
+    """Where one entry of a condition holds."""
+    several = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+    experts = [one for one in several if isinstance(one, Expert)]
+    if not experts or not isinstance(key, str):
+        return key
+    if len(experts) < len(several):
+        raise InputTypeError(f"the condition at {key} has experts and other indices, which are those of different values")
+    return ExpertsOf(key)
 
 
 def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
     """The node at a place; for an edge, the node whose value flows and the node that reads it."""
+    if isinstance(place, ExpertsOf):
+        return product_of(graph, place.path), None
     if isinstance(place, str):
         return resolve_names(graph, [place])[0], None
     source, reader = resolve_names(graph, place)
@@ -210,7 +253,8 @@ def insert_masks(graph: fx.Graph, places: Sequence[Place]) -> None:
             given = graph.placeholder(mask_name(number), default_value=None)  # it may follow inputs that have defaults
         set_info(given, NodeInfo(given.name, role=Role.CONSTANT))
         with graph.inserting_after(source if source.op != "placeholder" else given):
-            made = graph.call_function(keep_relevance, (source, given))
+            routing = (routing_of(source) or ()) if isinstance(places[number], ExpertsOf) else ()
+            made = graph.call_function(keep_relevance, (source, given, node_info(source).name, *routing))
         set_info(made, replace(node_info(source), operator=None, unlisted=None, rule=None, form=None))
         if reader is None:
             for user in [user for user in source.users if user is not made]:
@@ -243,6 +287,14 @@ def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch
     for mask in masks[1:]:
         total = torch.maximum(total, mask)
     return total
+
+
+def mask_of_experts(wanted: Expert | Sequence[Expert], name: str, mask: Mask) -> torch.Tensor:
+    """The mask that a condition at experts gives for the rows of a product."""
+    assert mask.like is not None and mask.experts is not None
+    several = [wanted] if isinstance(wanted, Expert) else wanted
+    indices = Expert(*(index for one in several for index in one.indices))
+    return indices.mask_of_rows(*mask.experts, mask.like.shape, name)
 
 
 def _given_mask(mask: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -324,6 +376,12 @@ class Masks:
 
     def compiled(self, number: int, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The inputs of a compiled module for one condition: tensors that always have the shapes of the values."""
+        for mixture in self.places:
+            if isinstance(mixture, ExpertsOf):
+                raise InputError(
+                    f"which tokens an expert of {mixture.path} had is known only while the model runs: pass the module that is "
+                    "not compiled"
+                )
         device = self.device or torch.device("cpu")
         found = {}
         for place, (value, like) in enumerate(zip(self.values_of(number), self.layouts(), strict=True)):
@@ -336,12 +394,15 @@ class Masks:
         """The mask at each place for one condition; None where it has none."""
         found: list[torch.Tensor | None] = []
         for place, node, mask in zip(self.places, self.nodes, self.masks, strict=True):
-            name = place if isinstance(place, str) else " -> ".join(place)
-            condition, like = self.conditions[number], mask.like
-            if place not in condition or like is None:
+            condition = self.conditions[number]
+            key = place.path if isinstance(place, ExpertsOf) else place
+            name = key if isinstance(key, str) else " -> ".join(key)
+            if key not in condition or mask.like is None or _place_of(key, condition[key]) != place:
                 found.append(None)
+            elif isinstance(place, ExpertsOf):
+                found.append(mask_of_experts(condition[key], name, mask).to(dtype=mask.like.dtype))
             else:
-                found.append(mask_of(condition[place], node, name, like).to(dtype=like.dtype))
+                found.append(mask_of(condition[key], node, name, mask.like).to(dtype=mask.like.dtype))
         return found
 
     def stacked(self, numbers: Sequence[int]) -> list[torch.Tensor]:

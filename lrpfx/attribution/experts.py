@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.mixtures import experts_of_rows, lookup_of, mixtures_of, routing_of
 from lrpfx.attribution.targets import OutputSelector, Target
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
@@ -23,7 +24,7 @@ def relevance_of_experts(
     products, as in transformers. Arguments and errors as for `lrpfx.attribute`; `InputError` if there is no mixture.
     """
     module = explainable(explain_model, "relevance_of_experts")
-    mixtures = _mixtures(module)
+    mixtures = mixtures_of(module.graph)
     if not mixtures:
         raise InputError("the model has no mixture of experts with grouped or batched products")
     names = {path: node_info(products[-1]).name for path, products in mixtures.items()}
@@ -32,33 +33,13 @@ def relevance_of_experts(
         values = _values(module, inputs)
     found = {}
     for path, products in mixtures.items():
-        relevance = layers[names[path]].flatten(1).sum(1)  # of each row
-        experts, count = _experts_of_rows(products[-1], values)
-        tokens = _tokens_of_rows(products[0], values)
+        routing = [values[node] for node in routing_of(products[-1]) or ()]
+        experts, count = experts_of_rows(names[path], values[products[-1]], *routing)
+        relevance = layers[names[path]].flatten(experts.ndim).sum(-1)  # of each row
+        tokens = _tokens_of_rows(products[0], values).reshape(-1, *(1 for _ in experts.shape[1:]))
         total = relevance.new_zeros(int(tokens.max()) + 1, count)
         found[path] = total.index_put((tokens, experts), relevance, accumulate=True)
     return found
-
-
-def _mixtures(module: ExplainModule) -> dict[str, list[fx.Node]]:
-    """The products with matrices of selected experts, in order, by the path that their names have in common."""
-    found: dict[str, list[fx.Node]] = {}
-    for node in module.graph.nodes:
-        if node.op.startswith("call") and _selection(node) is not None:
-            found.setdefault(node_info(node).name.rpartition(".")[0], []).append(node)
-    return found
-
-
-def _selection(product: fx.Node) -> fx.Node | None:
-    """What selects the expert of each row of a product: the ends of groups of rows, or a lookup of matrices. Else None."""
-    row = node_info(product).operator
-    if row is not None and row.name in ("selected_linear", "selected_linear_of_columns"):
-        matrices = product.args[1]
-        return matrices if isinstance(matrices, fx.Node) and _lookup(matrices) is not None else None
-    constants = [value for value in product.all_input_nodes if node_info(value).role is Role.CONSTANT]
-    if row is None or len(constants) != 1:
-        return None
-    return constants[0] if row.name == "grouped_linear" else None
 
 
 def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
@@ -76,31 +57,6 @@ def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
     return interpreter.env
 
 
-def _experts_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> tuple[torch.Tensor, int]:
-    """The expert of each row, and the number of experts."""
-    selection = _selection(product)
-    assert selection is not None
-    row = node_info(product).operator
-    if row is not None and row.name == "grouped_linear":
-        ends = values[selection]
-        places = torch.arange(values[product].shape[0], device=ends.device)
-        return torch.searchsorted(ends, places.to(ends.dtype), right=True), len(ends)
-    looked_up = _lookup(selection)
-    assert looked_up is not None
-    matrices, chosen = looked_up
-    return values[chosen], len(values[matrices])
-
-
-def _lookup(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """What a call looks up along the first dimension, and the tensor of indices; None for other calls."""
-    row = node_info(node).operator
-    if row is None or row.name not in ("index", "getitem"):
-        return None
-    source, index = node.args[:2]
-    index = index[0] if isinstance(index, (list, tuple)) and len(index) == 1 else index
-    return (source, index) if isinstance(source, fx.Node) and isinstance(index, fx.Node) else None
-
-
 def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tensor:
     """The token of each row of the first product of a mixture.
 
@@ -112,7 +68,7 @@ def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tenso
     row = node_info(value).operator
     while row is not None and (row.moves or row.converts):
         source = value.all_input_nodes[0]
-        looked_up = _lookup(value)
+        looked_up = lookup_of(value)
         if looked_up is not None:
             found = values[looked_up[1]]
             return found

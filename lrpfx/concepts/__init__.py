@@ -1,9 +1,10 @@
 """Concepts: which channel, feature, head or token carried relevance (Achtibat et al. 2023).
 
-Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `Token` and `Neuron` say what their indices mean.
+Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `Token`, `Neuron` and `Expert` say what
+their indices mean.
 """
 
-from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.attribution.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.concepts.attribution_graphs import AttributionGraph, attribution_graph
 from lrpfx.concepts.collecting import collect
 from lrpfx.concepts.collection import Collection, Ranked, merge
@@ -16,6 +17,7 @@ __all__ = [
     "AttributionGraph",
     "Channel",
     "Collection",
+    "Expert",
     "Feature",
     "Head",
     "Index",

@@ -1,13 +1,14 @@
 """What carried relevance: the share of each channel, feature, token or head of a recorded layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+import torch
 
 from lrpfx.attribution.compute import Attribution
-from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Neuron, Token
+from lrpfx.attribution.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.support.format_table import format_table
 from lrpfx.support.html import Html, html_table
@@ -74,14 +75,23 @@ class Shares(Sequence[Share]):
 
 
 def relevances(
-    attribution: Attribution[Any], layer: str, *, of: type[Index] | None = None, sample: int | None = None
+    attribution: Attribution[Any] | Mapping[str, torch.Tensor],
+    layer: str,
+    *,
+    of: type[Index] | None = None,
+    sample: int | None = None,
 ) -> Shares:
     """The relevance of each channel of a recorded layer, with its share, the largest magnitude first.
 
     `of`: `Channel`, `Feature`, `Token` or `Head`; by default channels of values (batch, channels, height, width) and features
     of values (batch, features). `sample`: one of the batch; by default, relevance is summed over the batch. The attribution is
     that of one target and no condition: `InputError` otherwise, and for a layer that was not recorded.
+
+    For experts, pass what `lrpfx.attribution.relevance_of_experts` returns, the path of a mixture, and `of=Expert`: relevance
+    is summed over tokens.
     """
+    if of is Expert:
+        return _of_experts(attribution, layer, sample)
     if not isinstance(attribution, Attribution):
         raise InputTypeError(f"relevances takes what lrpfx.attribute returns, not {type(attribution).__name__}")
     if attribution.targets is not None or attribution.conditions is not None:
@@ -107,7 +117,25 @@ def relevances(
         if not -len(values) <= sample < len(values):
             raise InputError(f"sample {sample} is out of range: the batch is {len(values)}")
         values = values[sample : sample + 1] if sample != -1 else values[-1:]
-    totals = values.movedim(of.dimension, 0).flatten(1).sum(1)
+    return _shares(layer, of, values.movedim(of.dimension, 0).flatten(1).sum(1))
+
+
+def _of_experts(found: Any, path: str, sample: int | None) -> Shares:
+    if not isinstance(found, Mapping):
+        raise InputTypeError(
+            "of=Expert takes what lrpfx.attribution.relevance_of_experts returns: an attribution does not tell which expert "
+            "had which token"
+        )
+    if sample is not None:
+        raise InputError("what relevance_of_experts returns has the tokens of all samples: pass it one sample alone")
+    if path not in found:
+        raise InputError(f"{path!r} is not the path of a mixture.{nearest(path, found)}")
+    if found[path].ndim != 2:
+        raise InputError(f"relevance of experts has the shape (tokens, experts), not {tuple(found[path].shape)}")
+    return _shares(path, Expert, found[path].detach().double().sum(0))
+
+
+def _shares(layer: str, of: type[Index], totals: torch.Tensor) -> Shares:
     whole = float(totals.abs().sum()) or 1.0
     order = totals.abs().argsort(descending=True, stable=True).tolist()
     rows = [Share(index, float(totals[index]), float(totals[index]) / whole) for index in order]
