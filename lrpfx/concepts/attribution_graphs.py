@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Place
+from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.names import resolve_names
 from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output, without_arrays
 from lrpfx.concepts.channels import Layers, by_channel, kind_of, named_layers
@@ -93,8 +93,8 @@ def attribution_graph(
     widths = _widths(width, names)
     target = without_arrays(target)
     graph: nx.DiGraph[Concept] = nx.DiGraph()
-    conditions: list[dict[Place, Any]] | None = None  # one for each parent
-    parents, above = [TARGET], dict[Place, Any]()
+    conditions: list[Condition] | None = None  # one for each parent
+    parents, above = [TARGET], dict[Any, Any]()
     for place, name in enumerate([*names, None]):
         question = Question(target, conditions=conditions, record=() if name is None else name, output=output)
         found = Computation(explain_model, inputs, question)

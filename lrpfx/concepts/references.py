@@ -64,9 +64,9 @@ class Reference:
         picture = self._image()
         values = np.abs(smoothed(relevance_map(self.relevance, channels="first")))
         pixels = np.asarray(picture, dtype=np.float64) / 255
-        shown = values >= enclosing_level(values, SHOWN) if values.any() else np.zeros(values.shape, dtype=bool)
-        faded = _GREY + _FADED * (pixels - _GREY)
-        mixed = np.where(shown[:, :, None], pixels, faded)
+        level = enclosing_level(values, SHOWN) if values.any() else 1.0
+        shown = (2 * values / level - 1).clip(0, 1)[:, :, None]  # faint already at half of the level
+        mixed = pixels * shown + (_GREY + _FADED * (pixels - _GREY)) * (1 - shown)
         return self._seen(Image.fromarray((mixed * 255).round().astype(np.uint8)))
 
     def _image(self) -> Image.Image:
