@@ -139,7 +139,7 @@ def test_what_is_wrong(setting):
     explain_model, dataset, collection = setting
     images, labels = dataset.tensors
     other = lrpfx.transform(Spots().double().eval(), EpsilonPlusFlat(), example_inputs=images[:2])
-    usual = {"explain_model": explain_model, "dataset": dataset, "collection": collection, "layer": "second", "channel": 1}
+    usual = {"explain_model": explain_model, "dataset": dataset, "collection": collection, "layer": "second", "channel": 3}
     for changed, message in (
         ({"explain_model": other}, "made of another model"),
         ({"dataset": TensorDataset(images.flip(0), labels)}, r"has .* but was ranked by .*: it is of another dataset"),
@@ -150,13 +150,6 @@ def test_what_is_wrong(setting):
         ({"channel": 9}, "channel 9 is out of range"),
         ({"target": lambda output: output * (output == output.amin(1, keepdim=True))}, "of another target"),
     ):
-        arguments = {
-            "explain_model": explain_model,
-            "dataset": dataset,
-            "collection": collection,
-            "layer": "second",
-            "channel": 1,
-        }
         with pytest.raises(lrpfx.InputError, match=message):
             reference(**{**usual, **changed})
     with pytest.raises(lrpfx.InputError, match="no references to draw"):
