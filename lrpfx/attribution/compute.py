@@ -219,7 +219,7 @@ def find_attribution(
     ):
         raise InputError(f"chunk_size is a positive number of targets, not {chunk_size!r}")
     with torch.inference_mode(False), torch.enable_grad():
-        arguments = Arguments(inputs)
+        arguments = Arguments(inputs, module)
         arguments.admit(module)
         record = recorded_names(module.unfused_graph, record)
         first = None if start is None else start_of(module.unfused_graph, start)
