@@ -82,8 +82,9 @@ def mask_names(places: Sequence[Place], taken: Collection[str]) -> list[str]:
     """The names of the arguments for the masks at some places, other than those in `taken`."""
     found: list[str] = []
     for place in places:
-        ends = "_to_".join((place,) if isinstance(place, str) else place)
-        name = wanted = "mask_" + re.sub(r"\W", "_", ends, flags=re.ASCII)
+        ends = (place,) if isinstance(place, str) else place
+        written = [re.sub(r"\W+", "_", end, flags=re.ASCII).strip("_") for end in ends]
+        name = wanted = f"mask_{'_to_'.join(written)}"
         number = 0
         while name in found or name in taken:
             number += 1

@@ -231,7 +231,7 @@ def test_masks_of_transforms_are_refused(x):
     """Inside of vmap, torch.autograd.grad would add up the relevance of all masks."""
     conditioned = lrpfx.condition(lrpfx.transform(small_net(), EpsilonPlus()), "add")
     x.requires_grad_()
-    with pytest.raises(InputTypeError, match="the mask for add is .* that stands for other tensors"):
+    with pytest.raises(InputTypeError, match=r"the mask for add is .* that stands for other tensors"):
         torch.func.vmap(lambda mask: by_autograd(conditioned, x, 1, mask_add=mask))(torch.rand(3, 6, 1, 1))
 
 
