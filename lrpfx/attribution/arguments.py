@@ -29,7 +29,7 @@ class Arguments:
 
     def __init__(self, inputs: Inputs, module: ExplainModule) -> None:
         self.inputs = inputs
-        masks = set(module.conditions.values())
+        masks = set(module.mask_names.values())
         self.masks: set[Any] = {place for place, name in enumerate(module.argument_names) if name in masks} | masks
         self.leaves: list[torch.Tensor] = []
         self.integers: list[tuple[Any, ...]] = []  # places of integer tensors: argument, then keys

@@ -23,7 +23,7 @@ def condition(explain_model: nn.Module, layers: Place | Sequence[Place]) -> Expl
     pattern as for `record=` of `lrpfx.attribute`, or an edge: a pair of names, of the node whose value flows and of the one
     that reads it. The result is called like `explain_model`, with one more argument for each place: `mask_layer3_1_add=` for
     the node "layer3.1.add", and `mask_layer1_0_conv3_to_layer1_0_add=` for the edge from "layer1.0.conv3" to "layer1.0.add".
-    `conditions` of the result lists these names by place.
+    `mask_names` of the result lists these names by place.
 
     A mask is a tensor of floating-point numbers or truth values that broadcasts to the value at its place. In the backward
     pass, it multiplies relevance there. A mask that is left out keeps everything. The forward is that of `explain_model`,
@@ -40,11 +40,11 @@ def condition(explain_model: nn.Module, layers: Place | Sequence[Place]) -> Expl
         raise InputTypeError("condition takes the module that lrpfx.transform returns: compile what condition returns")
     places = places_in(module.unfused_graph, layers)
     for place in places:
-        if place in module.conditions:
-            raise InputError(f"{shown(place)} has a mask already: {module.conditions[place]}")
-    names = mask_names(places, module.argument_names)
+        if place in module.mask_names:
+            raise InputError(f"{shown(place)} has a mask already: {module.mask_names[place]}")
+    names = names_of_masks(places, module.argument_names)
     copied = copy.deepcopy(module)
-    switch = next(copied.switches(), None)
+    switch = next(copied.rule_switches(), None)
     paths = []
     for place, name in zip(places, names, strict=True):
         paths.append(free_name(copied, name))
@@ -58,7 +58,7 @@ def condition(explain_model: nn.Module, layers: Place | Sequence[Place]) -> Expl
     if is_fused and copied.unfused_graph is not copied.graph:
         graph = copy_graph(copied.graph)
         insert_masks(graph, places, names, paths)
-    copied.change_graphs(graph, unfused, module.conditions | dict(zip(places, names, strict=True)))
+    copied.change_graphs(graph, unfused, module.mask_names | dict(zip(places, names, strict=True)))
     details = tuple((shown(place), name) for place, name in zip(places, names, strict=True))
     copied.history = (*copied.history, PassRecord("condition", "insert_masks", len(places), details, (), copied.code))
     return copied
@@ -78,7 +78,7 @@ def places_in(graph: fx.Graph, layers: Place | Sequence[Place]) -> tuple[Place, 
     return tuple(found)
 
 
-def mask_names(places: Sequence[Place], taken: Collection[str]) -> list[str]:
+def names_of_masks(places: Sequence[Place], taken: Collection[str]) -> list[str]:
     """The names of the arguments for the masks at some places, other than those in `taken`."""
     found: list[str] = []
     for place in places:

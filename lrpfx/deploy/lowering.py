@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.arguments import Arguments, embeddings_of
 from lrpfx.attribution.compute import find_attribution, relevances_of
-from lrpfx.attribution.condition_module import mask_names, places_in
+from lrpfx.attribution.condition_module import names_of_masks, places_in
 from lrpfx.attribution.conditions import Place, ends_of, mask_name, shown
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
@@ -160,7 +160,7 @@ def _lowered(
     output: OutputSelector,
     conditions: Place | Sequence[Place],
 ) -> ExportedProgram:
-    if module.conditions:
+    if module.mask_names:
         raise InputError(
             f"{module.title} has masks of conditions: lower the module that lrpfx.transform returned, with conditions= of lower"
         )
@@ -177,7 +177,7 @@ def _lowered(
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
     without = isinstance(conditions, (list, tuple)) and not conditions
     places = () if without else places_in(module.unfused_graph, conditions)
-    masks = dict(zip(places, mask_names(places, module.argument_names), strict=True))
+    masks = dict(zip(places, names_of_masks(places, module.argument_names), strict=True))
     inputs, constants = _named_inputs(module, example_inputs)
     placed = embeddings_of(module, Arguments({**inputs, **constants}, module))
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}

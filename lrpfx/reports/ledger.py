@@ -369,7 +369,7 @@ class _Sweep:
         while self.calls:
             call = self.calls.pop()
             entries.append(self._account(call))
-        masks = set(self.module.conditions.values())
+        masks = set(self.module.mask_names.values())
         for node in self.module.unfused_graph.nodes:
             if node.op == "placeholder" and node.target not in masks:
                 tensors = floating_tensors(self.values[node])

@@ -158,7 +158,7 @@ class ExplainModule(TreeGraphModule):
     through `.data`, and if the module was compiled by torch.compile and is called directly. Buffers that the model reads as
     numbers are constants of the graph: `load_state_dict` raises `InputError` if it loads other values.
 
-    `conditions` are the inputs that are masks on relevance, by the places that they mask: see `lrpfx.condition`.
+    `mask_names` are the inputs that are masks on relevance, by the places that they mask: see `lrpfx.condition`.
 
     The compiler fixes flags, sizes and conditions on sizes. A call that differs in one of them raises `InputError`. So does a
     call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.
@@ -177,16 +177,16 @@ class ExplainModule(TreeGraphModule):
         frozen: dict[str, torch.Tensor],
         unfused: fx.Graph | None = None,
         dtypes: dict[str, torch.dtype] | None = None,
-        conditions: Mapping[Any, str] | None = None,
+        mask_names: Mapping[Any, str] | None = None,
     ) -> None:
         """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one.
 
         `dtypes`: those of parameters and buffers, by name, for which alone the graph is valid; None if it follows their dtype.
-        `conditions`: the inputs that are masks on relevance, by the places that they mask.
+        `mask_names`: the inputs that are masks on relevance, by the places that they mask.
         """
         super().__init__(root, graph, title)
         self.unfused_graph = self.graph if unfused is None else unfused
-        self.conditions: dict[Any, str] = dict(conditions or {})
+        self.mask_names: dict[Any, str] = dict(mask_names or {})
         self.composite = composite
         self.frozen = frozen
         self.dtypes = dtypes or {}
@@ -212,9 +212,9 @@ class ExplainModule(TreeGraphModule):
         """The inputs by name, each with its default in a tuple if it has one."""
         return {str(node.target): node.args for node in self.graph.find_nodes(op="placeholder")}
 
-    def change_graphs(self, graph: fx.Graph, unfused: fx.Graph, conditions: Mapping[Any, str]) -> None:
-        """Run `graph` from now on. `unfused` and `conditions`: as for the constructor."""
-        self.graph, self.unfused_graph, self.conditions = graph, unfused, dict(conditions)
+    def change_graphs(self, graph: fx.Graph, unfused: fx.Graph, mask_names: Mapping[Any, str]) -> None:
+        """Run `graph` from now on. `unfused` and `mask_names`: as for the constructor."""
+        self.graph, self.unfused_graph, self.mask_names = graph, unfused, dict(mask_names)
         graph.owning_module = None
         self._inputs = self._defaults()
         self.lrpfx_cache = Cache()
@@ -307,7 +307,7 @@ class ExplainModule(TreeGraphModule):
     def inactive(self) -> Iterator[Self]:
         """A context with ordinary gradients, for derivatives of relevance. It needs `transform(..., fold=False)`."""
         rules = any(isinstance(module, RuleModule) for module in self.modules())
-        switches = {id(switch): switch for switch in self.switches()}
+        switches = {id(switch): switch for switch in self.rule_switches()}
         if rules and not switches:
             raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
         before = [switch.on for switch in switches.values()]
@@ -319,7 +319,7 @@ class ExplainModule(TreeGraphModule):
             for switch, was_on in zip(switches.values(), before, strict=True):
                 switch.on = was_on
 
-    def switches(self) -> Iterator[Switch]:
+    def rule_switches(self) -> Iterator[Switch]:
         """The switches of rules and masks, with repetitions; none unless the module was transformed with `fold=False`."""
         for module in self.modules():
             switch = module.ruled.switch if isinstance(module, RuleModule) else None
@@ -344,7 +344,7 @@ class ExplainModule(TreeGraphModule):
         fold_graph = None if self.fold_graph is None else of_graph(self.fold_graph)
         unfused = None if self.unfused_graph is self.graph else of_graph(self.unfused_graph)
         facts = (self.derived, self.composite, self.guards, self.frozen)
-        return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes, self.conditions)
+        return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes, self.mask_names)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
         self._refold_if_changed()

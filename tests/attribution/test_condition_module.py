@@ -34,14 +34,14 @@ def x():
 def random_masks(conditioned, shapes=PLACES):
     """A mask for each place, of numbers and of truth values in turn."""
     masks = {}
-    for number, (place, name) in enumerate(conditioned.conditions.items()):
+    for number, (place, name) in enumerate(conditioned.mask_names.items()):
         mask = torch.rand(shapes[place])
         masks[name] = mask > 0.4 if number % 3 == 2 else mask
     return masks
 
 
 def condition_of(conditioned, masks):
-    return {place: masks[name] for place, name in conditioned.conditions.items() if name in masks}
+    return {place: masks[name] for place, name in conditioned.mask_names.items() if name in masks}
 
 
 def by_autograd(module, inputs, target, **masks):
@@ -146,12 +146,12 @@ def test_it_can_do_what_explainable_modules_can(x):
     before, code = snapshot(explain_model), explain_model.code
     conditioned = lrpfx.condition(explain_model, list(PLACES))
     assert_untouched(explain_model, before)
-    assert explain_model.code == code and not explain_model.conditions
+    assert explain_model.code == code and not explain_model.mask_names
     masks = random_masks(conditioned)
     expected = lrpfx.attribute(conditioned, {"x": x, **masks}, 1).relevance["x"]
     assert conditioned.state_dict().keys() == model.state_dict().keys()
     for same in (copy.deepcopy(conditioned), pickle.loads(pickle.dumps(conditioned))):
-        assert same.conditions == conditioned.conditions and str(same) == str(conditioned)
+        assert same.mask_names == conditioned.mask_names and str(same) == str(conditioned)
         assert torch.equal(lrpfx.attribute(same, {"x": x, **masks}, 1).relevance["x"], expected)
     single = copy.deepcopy(conditioned).float()
     with pytest.raises(InputError, match="cannot run on these inputs"):
@@ -197,9 +197,9 @@ def test_reports(x):
 def test_names_of_arguments(x):
     explain_model = lrpfx.transform(small_net(), EpsilonPlus())
     conditioned = lrpfx.condition(explain_model, ["conv?", "add"])
-    assert conditioned.conditions == {"conv1": "mask_conv1", "conv2": "mask_conv2", "add": "mask_add"}
+    assert conditioned.mask_names == {"conv1": "mask_conv1", "conv2": "mask_conv2", "add": "mask_add"}
     further = lrpfx.condition(conditioned, ("relu", "add"))
-    assert list(further.conditions) == ["conv1", "conv2", "add", ("relu", "add")]
+    assert list(further.mask_names) == ["conv1", "conv2", "add", ("relu", "add")]
     masks = random_masks(further, {**PLACES, "conv1": (6, 1, 1)})
     expected = lrpfx.attribute(explain_model, x, 1, conditions=[condition_of(further, masks)]).relevance[0]
     assert torch.equal(lrpfx.attribute(further, {"x": x, **masks}, 1).relevance["x"], expected)
@@ -219,7 +219,7 @@ def test_names_of_arguments(x):
             return self.a_b(self.a.b(mask_a_b))
 
     alike = lrpfx.condition(lrpfx.transform(Alike().eval(), EpsilonPlus()), ["a.b", "a_b"])
-    assert alike.conditions == {"a.b": "mask_a_b_1", "a_b": "mask_a_b_2"}
+    assert alike.mask_names == {"a.b": "mask_a_b_1", "a_b": "mask_a_b_2"}
     value, mask = torch.randn(2, 4), torch.tensor([1.0, 0.0, 0.0, 1.0])
     expected = lrpfx.attribute(lrpfx.transform(Alike().eval(), EpsilonPlus()), value, 1)
     assert expected.relevance.shape == lrpfx.attribute(alike, (value, mask), 1).relevance[0].shape

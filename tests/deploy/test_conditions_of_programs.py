@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_close, needs_compiler, small_encoder
+from PIL import Image
 from torch import nn
 
 import lrpfx
+from lrpfx.command_line.inspect import inspect
 from lrpfx.composites import AttnLRP, EpsilonPlus
 from lrpfx.deploy import archive, lowering
 from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.preprocessing import StoredPreprocessing
 from lrpfx.errors import InputError, InputTypeError
 
 WRITERS = [
@@ -230,6 +233,21 @@ def test_modules_with_masks_are_not_lowered():
     conditioned = lrpfx.condition(network()[0], "add")
     with pytest.raises(InputError, match=r"has masks of conditions: lower the module .*, with conditions= of lower"):
         lrpfx.lower(conditioned, images())
+
+
+def test_files_with_masks_explain_photographs(tmp_path, capsys):
+    """Masks are no inputs: the file takes images, as one without masks does."""
+    stored = StoredPreprocessing((0.5, 0.5, 0.5), (0.25, 0.25, 0.25), (8, 8), 9)
+    photograph = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8))
+    plain = lrpfx.lower(network()[0], images())
+    found = [
+        lrpfx.explain(lrpfx.load(lrpfx.save(program, tmp_path / name, preprocess=stored)), photograph).relevance
+        for program, name in ((network()[1], "model.onnx"), (plain, "plain.onnx"))
+    ]
+    assert np.abs(found[0] - found[1]).max() <= 1e-4 * np.abs(found[1]).max() and found[0].shape == (20, 30)
+    inspect(tmp_path / "model.onnx")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "mask_conv2 at conv2" in printed and "mask_relu_to_add at relu -> add" in printed
 
 
 # --- manifests ---------------------------------------------------------------------------------------------------------------
