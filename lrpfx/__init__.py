@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         types,
     )
     from lrpfx.attribution.compute import Attribution, attribute
+    from lrpfx.attribution.condition_module import condition
     from lrpfx.deploy.artefact import load, package, save
     from lrpfx.deploy.lowering import lower
     from lrpfx.deploy.runner import Runner
@@ -58,7 +59,7 @@ _NAMES_IN = {
     "reports.ledger": ("Ledger", "ledger"),
     "deploy.artefact": ("load", "package", "save"),
     "deploy.runner": ("Runner",),
-    "attribution": ("Attribution", "attribute"),
+    "attribution": ("Attribution", "attribute", "condition"),
     "reports.drawing": ("draw", "to_networkx"),
     "errors": (
         *("ArtefactError", "CaptureError", "InputError", "InputTypeError", "LoweringError", "LrpfxError", "LrpfxWarning"),
@@ -122,6 +123,7 @@ __all__ = [
     "cmap",
     "composites",
     "concepts",
+    "condition",
     "core",
     "draw",
     "explain",

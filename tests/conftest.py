@@ -16,6 +16,7 @@ OF_PROGRAMS = (
     "demo/test_demo",
     "deploy/test_archives",
     "deploy/test_artefacts",
+    "deploy/test_conditions_of_programs",
     "deploy/test_derived_weights",
     "deploy/test_forward_forms",
     "deploy/test_lowering",

@@ -197,6 +197,25 @@ def small_net():
     return randomize_batch_norm(ResidualNet()).eval()
 
 
+class SmallEncoder(nn.Module):
+    """One layer of a transformer for tokens of shape (batch, length), indices below 7."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
+        self.classes = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        return self.classes(self.layer(self.embedding(ids)).mean(1))
+
+
+def small_encoder():
+    """A `SmallEncoder` in evaluation mode."""
+    torch.manual_seed(0)
+    return SmallEncoder().eval()
+
+
 #: name -> (model, input): networks that every invariant is tested on.
 NETWORKS = {
     "small": lambda: (small_net(), torch.randn(2, 3, 8, 8)),

@@ -11,6 +11,7 @@ from lrpfx.attribution.attributors import (
     occlude_independent,
 )
 from lrpfx.attribution.compute import Attribution, attribute
+from lrpfx.attribution.condition_module import condition
 from lrpfx.attribution.experts import relevance_of_experts
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Occlusion",
     "SmoothGrad",
     "attribute",
+    "condition",
     "constant",
     "identity",
     "occlude_independent",

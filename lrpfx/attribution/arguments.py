@@ -22,10 +22,15 @@ Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 class Arguments:
-    """The inputs of one call: floating-point tensors become detached leaves that require a gradient; all else is unchanged."""
+    """The inputs of one call: floating-point tensors become detached leaves that require a gradient; all else is unchanged.
 
-    def __init__(self, inputs: Inputs) -> None:
+    So are the masks of a module that `lrpfx.condition` made: they are not data, and have no relevance.
+    """
+
+    def __init__(self, inputs: Inputs, module: ExplainModule) -> None:
         self.inputs = inputs
+        masks = set(module.mask_names.values())
+        self.masks: set[Any] = {place for place, name in enumerate(module.argument_names) if name in masks} | masks
         self.leaves: list[torch.Tensor] = []
         self.integers: list[tuple[Any, ...]] = []  # places of integer tensors: argument, then keys
         self.infinite: list[tuple[Any, ...]] = []  # places of tensors with entries of -inf
@@ -49,6 +54,8 @@ class Arguments:
             )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
+        if place[0] in self.masks:  # the module itself checks them
+            return value
         if isinstance(value, Mapping):
             return {key: self._leaf(item, (*place, key), False) for key, item in value.items()}
         if isinstance(value, (tuple, list)):
@@ -122,6 +129,8 @@ class Arguments:
         remaining = iter(relevances)
 
         def place_of(value: Any, place: tuple[Any, ...]) -> Any:
+            if place[0] in self.masks:
+                return None
             if isinstance(value, dict):
                 return {key: place_of(item, (*place, key)) for key, item in value.items()}
             if isinstance(value, (tuple, list)):

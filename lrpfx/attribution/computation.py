@@ -92,7 +92,7 @@ class Computation:
         self._is_compiled = explain_model is not module
         self._explain_model = explain_model
         with torch.inference_mode(False), torch.enable_grad():
-            self.arguments = Arguments(inputs)
+            self.arguments = Arguments(inputs, module)
             self.arguments.admit(module)
             self._plan()
             self._compute()

@@ -7,7 +7,7 @@ https://www.nature.com/articles/s42256-023-00711-8).
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from lrpfx.attribution.mixtures import experts_of_rows, product_of, routing_of
 from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
+from lrpfx.operators.table import operator_named
+from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from
-from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import apply
 from lrpfx.types import (
     Activation,
@@ -43,8 +44,10 @@ class ExpertsOf:
     path: str
 
 
-#: A node by name, an edge as the names of the node whose value flows and of the node that reads it, or experts.
-Place = str | tuple[str, str] | ExpertsOf
+#: A node by name, or an edge as the names of the node whose value flows and of the node that reads it.
+Key = str | tuple[str, str]
+Place = Key | ExpertsOf
+SomePlace = TypeVar("SomePlace", bound=Place)
 
 
 class Index:
@@ -130,7 +133,7 @@ class Expert(Index):
         return torch.isin(experts, wanted).reshape(*experts.shape, *(1 for _ in shape[experts.ndim :])).cpu()
 
 
-Condition = Mapping[str | tuple[str, str], Any]
+Condition = Mapping[Key, Any]
 
 
 def _checked_index(what: str, index: Any) -> int:
@@ -172,30 +175,15 @@ class KeepRelevance(torch.autograd.Function):
         return (relevance if mask is None else relevance * mask.to(relevance.device)), None
 
 
-class KeepRelevanceBy(torch.autograd.Function):
-    """Forward: identity. Backward: relevance, or a multiplier, times the mask that was given to the forward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return relevance * ctx.saved_tensors[0], None
-
-
 def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor, name: str = "", *routing: torch.Tensor) -> torch.Tensor:
     """The value; its relevance is masked in the backward pass. `name` and `routing`: for a product, see `experts_of_rows`."""
+    kept: torch.Tensor
     if isinstance(mask, Mask):
         mask.like = torch.empty_like(value, device="meta")
         mask.experts = experts_of_rows(name, value, *routing) if routing else None
-    kept: torch.Tensor = apply(KeepRelevanceBy if isinstance(mask, torch.Tensor) else KeepRelevance, value, mask)
+        kept = apply(KeepRelevance, value, mask)
+    else:
+        kept = apply(KeepRelevanceBy, value, mask, None)
     return kept
 
 
@@ -207,20 +195,11 @@ def places_of(graph: fx.Graph, conditions: Sequence[Condition]) -> tuple[Place, 
     for condition in conditions:
         if not isinstance(condition, Mapping) or not condition:
             raise InputTypeError(f"a condition is a dict from names of nodes, or edges, to indices, not {condition!r}")
-        for place, wanted in condition.items():
-            edge = isinstance(place, tuple) and len(place) == 2 and all(isinstance(name, str) for name in place)
-            if not isinstance(place, str) and not edge:
-                raise InputTypeError(f"a condition is at a node, or at an edge as a pair of names, not at {place!r}")
-            at = _place_of(place, wanted)
-            source, _ = ends_of(graph, at)
-            dtype = node_info(source).dtype
-            if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):
-                raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep")
-            found[at] = None
+        found |= dict.fromkeys(checked_place(graph, _place_of(key, wanted)) for key, wanted in condition.items())
     return tuple(found)
 
 
-def _place_of(key: str | tuple[str, str], wanted: Any) -> Place:
+def _place_of(key: Any, wanted: Any) -> Any:
     """Where one entry of a condition holds."""
     several = wanted if isinstance(wanted, (list, tuple)) else [wanted]
     experts = [one for one in several if isinstance(one, Expert)]
@@ -231,6 +210,32 @@ def _place_of(key: str | tuple[str, str], wanted: Any) -> Place:
     return ExpertsOf(key)
 
 
+def checked_place(graph: fx.Graph, place: SomePlace) -> SomePlace:
+    """The place. Raises an error unless it is a node or an edge of the graph that relevance flows through."""
+    if not isinstance(place, (str, ExpertsOf)) and not is_edge(place):
+        raise InputTypeError(f"a condition is at a node, or at an edge as a pair of names, not at {place!r}")
+    source, _ = ends_of(graph, place)
+    dtype = node_info(source).dtype
+    if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):
+        raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep")
+    return place
+
+
+def key_of(place: Place) -> Key:
+    """The key of a condition at a place."""
+    return place.path if isinstance(place, ExpertsOf) else place
+
+
+def shown(place: Place) -> str:
+    """A place as text."""
+    key = key_of(place)
+    return key if isinstance(key, str) else " -> ".join(key)
+
+
+def is_edge(place: Any) -> TypeGuard[tuple[str, str]]:
+    return isinstance(place, tuple) and len(place) == 2 and all(isinstance(name, str) for name in place)
+
+
 def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
     """The node at a place; for an edge, the node whose value flows and the node that reads it."""
     if isinstance(place, ExpertsOf):
@@ -238,34 +243,63 @@ def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
     if isinstance(place, str):
         return resolve_names(graph, [place])[0], None
     source, reader = resolve_names(graph, place)
-    if reader not in source.users:
-        nodes = dict(named_nodes(graph)).items()
-        readers = ", ".join(name for name, node in nodes if node in source.users) or "none"
-        raise InputError(f"{place[1]} does not read {place[0]}; its readers are {readers}")
+    if _read_by(source, reader) is None:
+        readers = [name for name, node in named_nodes(graph) if not _is_masked(node) and _read_by(source, node) is not None]
+        raise InputError(f"{place[1]} does not read {place[0]}; its readers are {', '.join(readers) or 'none'}")
     return source, reader
 
 
-def insert_masks(graph: fx.Graph, places: Sequence[Place]) -> None:
-    """Insert a mask at each place, as a further input of the graph."""
-    ends = sorted(enumerate(ends_of(graph, place) for place in places), key=lambda one: one[1][1] is None)
-    for number, (source, reader) in ends:  # edges first: what they read is replaced by nodes' masks
+#: node.meta: the node has the value of its first argument, whose relevance it masks.
+_MASKED = "lrpfx_masked"
+
+
+def _is_masked(node: fx.Node) -> bool:
+    return _MASKED in node.meta
+
+
+def _read_by(source: fx.Node, reader: fx.Node) -> fx.Node | None:
+    """What `reader` reads of the value of `source`: the node itself, or a mask on it; None if it reads neither."""
+    if reader in source.users:
+        return source
+    return next((found for user in source.users if _is_masked(user) and (found := _read_by(user, reader)) is not None), None)
+
+
+def insert_masks(graph: fx.Graph, places: Sequence[Place], names: Sequence[str], modules: Sequence[str] = ()) -> None:
+    """Insert a mask at each place, as a further input of the graph with the given name, None by default.
+
+    `modules`: the paths of the modules that apply the masks; by default, `keep_relevance` does.
+    """
+    ends = [ends_of(graph, place) for place in places]
+    given = []
+    for name in names:
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            given = graph.placeholder(mask_name(number), default_value=None)  # it may follow inputs that have defaults
-        set_info(given, NodeInfo(given.name, role=Role.CONSTANT))
-        with graph.inserting_after(source if source.op != "placeholder" else given):
-            routing = (routing_of(source) or ()) if isinstance(places[number], ExpertsOf) else ()
-            made = graph.call_function(keep_relevance, (source, given, node_info(source).name, *routing))
-        set_info(made, replace(node_info(source), operator=None, unlisted=None, rule=None, form=None))
-        if reader is None:
-            for user in [user for user in source.users if user is not made]:
-                user.replace_input_with(source, made)
-        else:
-            reader.replace_input_with(source, made)
+            given.append(graph.placeholder(name, default_value=None))  # it may follow inputs that have defaults
+        set_info(given[-1], NodeInfo(name, role=Role.CONSTANT))
+    for number, (source, reader) in enumerate(ends):
+        read = source if reader is None else _read_by(source, reader)
+        assert read is not None
+        with graph.inserting_after(read if read.op != "placeholder" else given[-1]):
+            if modules:
+                made = graph.call_module(modules[number], (read, given[number]))
+            else:
+                routing = (routing_of(source) or ()) if isinstance(places[number], ExpertsOf) else ()
+                made = graph.call_function(keep_relevance, (read, given[number], node_info(source).name, *routing))
+        made.meta[_MASKED] = True
+        info = node_info(source)
+        view = replace(NodeInfo(f"{info.name}.{names[number]}"), operator=operator_named("view"), description="mask")
+        facts = {name: getattr(info, name) for name in _FACTS_OF_VALUES}
+        set_info(made, replace(view, **facts))
+        for user in [user for user in read.users if user is not made] if reader is None else [reader]:
+            user.replace_input_with(read, made)
+
+
+#: What the compiler knows about a value and not about the call that computes it.
+_FACTS_OF_VALUES = ("source", "shape", "dtype", "sign", "relevant_where_positive", "carries_multiplier")
 
 
 def mask_name(number: int) -> str:
     """The name of the input for the mask of the place with this number."""
-    return f"mask_{number}"
+    return f"condition_{number}"
 
 
 def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -274,7 +308,7 @@ def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch
         wanted = torch.as_tensor(wanted)
     is_mask = isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.bool or wanted.is_floating_point())
     if is_mask:
-        return _given_mask(wanted, name, value)
+        return checked_mask(wanted, name, value).detach()
     several = wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted
     several = list(several) if isinstance(several, (list, tuple, range)) else [several]
     if isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.uint8 or len(set(several)) < len(several)):
@@ -295,19 +329,6 @@ def mask_of_experts(wanted: Expert | Sequence[Expert], name: str, mask: Mask) ->
     several = [wanted] if isinstance(wanted, Expert) else wanted
     indices = Expert(*(index for one in several for index in one.indices))
     return indices.mask_of_rows(*mask.experts, mask.like.shape, name)
-
-
-def _given_mask(mask: torch.Tensor, name: str, value: torch.Tensor) -> torch.Tensor:
-    if not_dense(mask) is not None:
-        raise InputTypeError(f"the mask for {name} is {not_dense(mask)}")
-    fits = mask.ndim <= value.ndim and all(
-        have in (1, want) for have, want in zip(reversed(mask.shape), reversed(value.shape), strict=False)
-    )
-    if not fits:
-        raise InputError(f"the mask for {name} has the shape {tuple(mask.shape)}, but its value has {tuple(value.shape)}")
-    if not torch.isfinite(mask).all():
-        raise InputError(f"the mask for {name} has values that are not finite")
-    return mask.detach()
 
 
 def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
@@ -394,15 +415,13 @@ class Masks:
         """The mask at each place for one condition; None where it has none."""
         found: list[torch.Tensor | None] = []
         for place, node, mask in zip(self.places, self.nodes, self.masks, strict=True):
-            condition = self.conditions[number]
-            key = place.path if isinstance(place, ExpertsOf) else place
-            name = key if isinstance(key, str) else " -> ".join(key)
+            condition, key = self.conditions[number], key_of(place)
             if key not in condition or mask.like is None or _place_of(key, condition[key]) != place:
                 found.append(None)
             elif isinstance(place, ExpertsOf):
-                found.append(mask_of_experts(condition[key], name, mask).to(dtype=mask.like.dtype))
+                found.append(mask_of_experts(condition[key], shown(place), mask).to(dtype=mask.like.dtype))
             else:
-                found.append(mask_of(condition[key], node, name, mask.like).to(dtype=mask.like.dtype))
+                found.append(mask_of(condition[key], node, shown(place), mask.like).to(dtype=mask.like.dtype))
         return found
 
     def stacked(self, numbers: Sequence[int]) -> list[torch.Tensor]:

@@ -51,7 +51,7 @@ def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
         by_name = [options.get(str(node.target), node.args[0] if node.args else None) for node in inputs]
         return interpreter.run(*(args or by_name))
 
-    arguments = Arguments(inputs)
+    arguments = Arguments(inputs, module)
     arguments.admit(module)
     arguments.call(run)
     return interpreter.env

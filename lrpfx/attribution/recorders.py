@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.attribution.conditions import Place, ends_of, insert_masks
+from lrpfx.attribution.conditions import Place, ends_of, insert_masks, mask_name
 from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError
 from lrpfx.ir.node import NodeInfo, Role, ancestors_of, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
@@ -55,7 +55,7 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
         if first:
             _check_before(graph, result, [*nodes, *(by_name[node_info(node).name] for node in masked)])
         output.args = (result,)
-        insert_masks(graph, recording.places)
+        insert_masks(graph, recording.places, [mask_name(number) for number in range(len(recording.places))])
         embeddings = [node for node in data_calls(graph) if node_info(node).kind is Embedding and recording.leaves]
         edges = _constant_terms(graph, module) if recording.constants else []
         if probed:

@@ -1,7 +1,8 @@
 """`lrpfx inspect` and `lrpfx verify`: what a file holds, and whether it still computes the same."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,7 @@ def inspect(artefact: ARTEFACT) -> None:
         "composite": manifest["composite"],
         "canonizers": ", ".join(manifest["canonizers"]) or "none",
         "target": manifest["target"],
+        "conditions": ", ".join(_conditions(manifest)) or "none",
         "relevance": manifest["reduce"] or "as it is",
         "preprocessing": str(preprocessing_in(manifest) or "none"),
         "categories": "none" if categories is None else f"{len(categories)}: {', '.join(categories[:3])}, ...",
@@ -37,6 +39,12 @@ def inspect(artefact: ARTEFACT) -> None:
     merged = manifest["merged"]
     rules = [(name, rule, ", ".join(merged.get(name, ()))) for name, rule in manifest["rules"].items()]
     say_table(("node", "rule", "merged"), rules)
+
+
+def _conditions(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """The masks of conditions, each with its place."""
+    for name, place in manifest.get("conditions", {}).items():
+        yield f"{name} at {place if isinstance(place, str) else ' -> '.join(place)}"
 
 
 def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify.")]) -> None:

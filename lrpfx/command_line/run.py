@@ -27,6 +27,7 @@ from lrpfx.command_line.results import Place, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.preprocessing import StoredPreprocessing, check_photographs, image_shape, stored_form
+from lrpfx.deploy.program import inputs_of
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.image import CMAPS, get_cmap, imsave
@@ -131,7 +132,7 @@ def _image_shape(runner: Runner) -> list[int | None]:
     """Channels, height and width of the program's input images, None for open sizes."""
     shape = image_shape(runner.manifest)
     if shape is None or shape[0] not in (1, 3):
-        shapes = [one["shape"][1:] for name, one in runner.manifest["arguments"].items() if name != "target"]
+        shapes = [one["shape"][1:] for one in inputs_of(runner.manifest).values()]
         raise InputError(f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}")
     if runner.manifest["target"] == "weights":
         raise InputError("the program takes relevance of the output as its target; export it with --target index or max")

@@ -26,7 +26,7 @@ def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[st
     wanted = recorded_names(module.unfused_graph, names)
     if not wanted:
         raise InputError("no node is named")
-    arguments = Arguments(inputs)
+    arguments = Arguments(inputs, module)
     arguments.admit(module)
     with torch.no_grad():
         _, *values = arguments.call(recorder_of(module, Recording(wanted)))

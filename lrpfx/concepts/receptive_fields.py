@@ -90,7 +90,7 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> Re
         raise InputError(f"receptive fields are those of one layer, not of {', '.join(names) or 'none'}")
     (node,) = resolve_names(module.unfused_graph, names)
     name = node_info(node).name
-    arguments = Arguments(inputs)
+    arguments = Arguments(inputs, module)
     arguments.admit(module)
     with torch.no_grad(), misfits(module, arguments):
         value = _value_of(module, node, with_own_positions(arguments.passed))

@@ -23,6 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.arguments import Arguments, embeddings_of
 from lrpfx.attribution.computation import Computation, Question, relevances_of
+from lrpfx.attribution.condition_module import names_of_masks, places_in
+from lrpfx.attribution.conditions import Key, ends_of, mask_name, shown
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.attribution.plausibility import advice, saturates
@@ -113,6 +115,7 @@ def lower(
     reduce: str | None = None,
     balance: bool = False,
     output: OutputSelector = None,
+    conditions: Key | Sequence[Key] = (),
 ) -> ExportedProgram:
     """Forward and relevance as one exported program: a function of the inputs and a target that returns a dict of tensors.
 
@@ -128,6 +131,10 @@ def lower(
     the relevance of each layer in `record`, under its name. With `balance`, the result "balance" is the relevance of the inputs
     minus that of the output, for each sample.
 
+    `conditions`: places where the program masks relevance, as for `lrpfx.condition`. It takes a mask for each of them as a
+    further argument after the target, under the same names, in the shape and dtype of the value; a runner fills masks that are
+    left out with ones. "balance" then contains the relevance that the masks hold back.
+
     Parameters keep their names in `explain_model`. Nodes record their origin in `meta["custom"]["lrpfx"]`. Each step is logged
     at level INFO when it begins.
 
@@ -139,7 +146,7 @@ def lower(
     with torch.device("cpu"), ExitStack() as stack:  # the program does not depend on the caller's context
         for device in sorted(devices - {"meta"}):
             stack.enter_context(torch.autocast(device, enabled=False))
-        return _lowered(module, example_inputs, target, record, dynamic_batch, reduce, balance, output)
+        return _lowered(module, example_inputs, target, record, dynamic_batch, reduce, balance, output, conditions)
 
 
 def _lowered(
@@ -151,7 +158,12 @@ def _lowered(
     reduce: str | None,
     balance: bool,
     output: OutputSelector,
+    conditions: Key | Sequence[Key],
 ) -> ExportedProgram:
+    if module.mask_names:
+        raise InputError(
+            f"{module.title} has masks of conditions: lower the module that lrpfx.transform returned, with conditions= of lower"
+        )
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise InputError(f"{module.title} is on the meta device, which holds no values to explain")
     if target not in TARGETS:
@@ -163,10 +175,13 @@ def _lowered(
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
         raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
+    without = isinstance(conditions, (list, tuple)) and not conditions
+    places = () if without else places_in(module.unfused_graph, conditions)
+    masks = dict(zip(places, names_of_masks(places, module.argument_names), strict=True))
     inputs, constants = _named_inputs(module, example_inputs)
-    placed = embeddings_of(module, Arguments({**inputs, **constants}))
+    placed = embeddings_of(module, Arguments({**inputs, **constants}, module))
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
-    job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output)
+    job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output, masks)
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
     of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "max")
@@ -183,6 +198,7 @@ def _lowered(
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}") from error
     dimensions = _dimensions(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
+    dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
     graphs = [_trace(job, example, dimensions) for example in examples[:2]]
     if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
         raise LoweringError(
@@ -328,6 +344,40 @@ def _dimensions(
     return found
 
 
+def _dimensions_of_masks(
+    job: "_Job", inputs: Mapping[str, torch.Tensor], opened: Sequence[_OpenSize], arguments: Sequence[torch.Tensor]
+) -> dict[str, dict[int, _OpenSize | None]]:
+    """The dimensions of masks that vary: those of their values. `arguments`: those of the first variant.
+
+    Each open size is changed alone, to tell it from a size computed from others. Raises `InputError` for values that are not
+    batches, and for sizes that no input has.
+    """
+    masks = dict(zip(job.names(), arguments, strict=True))
+    found: dict[str, dict[int, _OpenSize | None]] = {name: {} for name in job.conditions.values()}
+    first = {dimension: one.sizes[0] for one in opened for dimension in one.of}
+    for one in opened if found else ():
+        changed = _resized(inputs, first | dict.fromkeys(one.of, one.sizes[1]))
+        for (place, name), value in zip(job.conditions.items(), job.masked_values(list(changed.values())), strict=True):
+            for number, (before, after) in enumerate(zip(masks[name].shape, value.shape, strict=True)):
+                if before != after and ((before, after) != one.sizes[:2] or number in found[name]):
+                    raise InputError(
+                        f"the value of {shown(place)}, of shape {tuple(masks[name].shape)}, has a size in dimension {number} "
+                        "that is computed from those of the inputs, so no program takes a mask for it; lower with "
+                        "dynamic_batch=False"
+                    )
+                if before != after:
+                    found[name][number] = one
+    batch = next((one for one in opened if not one.of[0][1]), None)
+    for place, name in job.conditions.items():
+        shape = masks[name].shape
+        if found[name].get(0) is not batch or shape[:1] != arguments[0].shape[:1]:
+            raise InputError(
+                f"the first dimension of the value of {shown(place)}, of shape {tuple(shape)}, is not the batch, so no program "
+                "takes a mask for it"
+            )
+    return found
+
+
 def _from_one(
     job: "_Job", function: nn.Module, inputs: Mapping[str, torch.Tensor], size: _OpenSize, tolerance: float
 ) -> _OpenSize:
@@ -354,6 +404,7 @@ class _Job:
     reduce: str | None
     balance: bool
     output: OutputSelector
+    conditions: dict[Key, str]  # place -> the argument that is its mask
 
     @property
     def masks(self) -> list[str]:
@@ -361,25 +412,41 @@ class _Job:
         return [name for name in self.inputs if other_reader(self.module.unfused_graph, (name,)) is None]
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Arguments of the program: the inputs, and a target if the program takes one."""
+        """Arguments of the program: the inputs, a target if the program takes one, and masks."""
         with torch.no_grad():
             result = select_output(self.module(**self.values(tensors)), self.output)
+        target = self._example_target(result)
+        masks = map(_example_mask, self.masked_values(tensors))
+        return [*tensors, *([] if target is None else [target]), *masks]
+
+    def masked_values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The values at the places of conditions."""
+        if not self.conditions:
+            return []
+        sources = [ends_of(self.module.unfused_graph, place)[0] for place in self.conditions]
+        names = [node_info(source).name for source in sources]
+        with torch.no_grad():
+            _, *values = recorder_of(self.module, Recording(tuple(names)))(**self.values(tensors))
+        return list(values)
+
+    def _example_target(self, result: torch.Tensor) -> torch.Tensor | None:
+        """A target for an output; None if the program takes none."""
         if self.target == "max":
             if result.ndim != 2:
                 raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}')
-            return list(tensors)
+            return None
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
-            return [*tensors, result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])]
+            return result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])
         if self.target == "token":
             if result.ndim != 3:
                 raise InputError(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
             samples = torch.arange(len(result), device=result.device)
-            return [*tensors, torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)]
+            return torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)
         if result.ndim != 2:
             other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
             raise InputError(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
-        return [*tensors, torch.arange(len(result), device=result.device) % result.shape[1]]
+        return torch.arange(len(result), device=result.device) % result.shape[1]
 
     def values(self, arguments: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The model's arguments by name."""
@@ -388,13 +455,22 @@ class _Job:
     def names(self) -> list[str]:
         """Names of the program's arguments."""
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
-        return inputs if self.target == "max" else [*inputs, "target"]
+        return [*inputs, *([] if self.target == "max" else ["target"]), *self.conditions.values()]
+
+    def target_in(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The target among the program's arguments."""
+        return arguments[len(self.inputs)]
+
+    def masks_in(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The masks of conditions among the program's arguments."""
+        return arguments[len(arguments) - len(self.conditions) :]
 
     def target_of(self, arguments: Sequence[torch.Tensor]) -> Target:
         """The target for `lrpfx.attribute`."""
         if self.target == "token":
-            return arguments[-1][:, 0], arguments[-1][:, 1]
-        return None if self.target == "max" else arguments[-1]
+            positions, tokens = self.target_in(arguments).unbind(1)
+            return positions, tokens
+        return None if self.target == "max" else self.target_in(arguments)
 
     def results(
         self, result: Any, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: dict[str, torch.Tensor]
@@ -423,10 +499,12 @@ class _Job:
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
-            runner = recorder_of(self.module, Recording(names, bool(self.embeddings))) if names else self.module
+            recording = Recording(names, bool(self.embeddings), places=tuple(self.conditions))
+            runner = recorder_of(self.module, recording) if recording else self.module
             read = {name: hiding(leaf) if name in self.masks else leaf for name, leaf in leaves.items()}
-            result = _Tracer(runner)(**{**values, **read})
-            result, recorded = (result[0], result[1:]) if names else (result, ())
+            masks = {mask_name(number): mask for number, mask in enumerate(self.masks_in(arguments))}
+            result = _Tracer(runner)(**{**values, **read, **masks})
+            result, recorded = (result[0], result[1:]) if recording else (result, ())
             explained = select_output(result, self.output)
             seed = self._seed(explained.detach(), arguments)
             factors = [*(None for _ in leaves), *factors_of(runner, recorded)]
@@ -439,24 +517,37 @@ class _Job:
 
     def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.target == "weights":
-            return arguments[-1]
+            return self.target_in(arguments)
         if self.target == "token":
-            return _relevance_of_token(output, *arguments[-1].unbind(1))
-        indices = output.argmax(1) if self.target == "max" else arguments[-1]
+            return _relevance_of_token(output, *self.target_in(arguments).unbind(1))
+        indices = output.argmax(1) if self.target == "max" else self.target_in(arguments)
         return relevance_of_class(output, indices)
 
     def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The program's results according to `lrpfx.attribute`."""
         values = self.values(arguments)
         target = self.target_of(arguments)
-        found = Computation(self.module, values, Question(target, record=self.record, output=self.output))
+        named = zip(self.conditions, self.masks_in(arguments), strict=True)
+        conditions = [dict(named)] if self.conditions else None
+        question = Question(target, conditions=conditions, record=self.record, output=self.output)
+        found = Computation(self.module, values, question)
         with torch.no_grad():
             result = self.module(**values)
         floating = [name for name, value in values.items() if is_floating(value)]
+        of_inputs, of_layers = found.of_inputs, found.layers
+        if conditions is not None:  # relevances have a dimension for them
+            of_inputs, of_layers = pytree.tree_map_only(torch.Tensor, lambda value: value[0], (of_inputs, of_layers))
         relevances: dict[str, torch.Tensor] = {}
         for name in (*floating, *self.embeddings):
-            relevances.update(_by_name(name, found.of_inputs[name]))
-        return self.results(result, relevance_of_output(found.output, target), relevances, found.layers)
+            relevances.update(_by_name(name, of_inputs[name]))
+        return self.results(result, relevance_of_output(found.output, target), relevances, of_layers)
+
+
+def _example_mask(value: torch.Tensor) -> torch.Tensor:
+    """A mask for a value, neither all ones nor all zeros, with other entries for each sample."""
+    entries = torch.arange(value.numel(), device=value.device, dtype=torch.float64)
+    mask = torch.where(entries % 3 == 2, 0.0, 0.75 + (entries + 1).cos() / 4)
+    return mask.to(value.dtype).reshape(value.shape)
 
 
 def _relevance_of_token(output: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -639,6 +730,7 @@ def _with_facts(
         "reduce": job.reduce,
         "dynamic_batch": bool(opened),
         "sizes": shared,
+        "conditions": {name: place if isinstance(place, str) else list(place) for place, name in job.conditions.items()},
         "masks": [name for name, of in zip(names, job.inputs, strict=False) if of in job.masks],
         "tolerance": tolerance,
         "rules": {row.name: row.rule for row in rows},

@@ -17,9 +17,9 @@ from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 8
-#: The formats that are read. Files of format 7 have neither "preprocessing" nor "categories".
-READABLE = (7, 8)
+FORMAT = 9
+#: The formats that are read, each with the entries that older ones lack.
+READABLE: dict[int, tuple[str, ...]] = {7: (), 8: ("preprocessing", "categories"), 9: ("conditions",)}
 
 
 def checked_facts(program: ExportedProgram) -> dict[str, Any]:
@@ -74,10 +74,13 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         raise RefusedError("its manifest is not a JSON object")
     format = manifest.get("format")
     if type(format) is not int or format not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise RefusedError(f"it has format {format!r}, but this version of lrpfx reads the formats {known}")
-    if format < 8 and not manifest.keys().isdisjoint(("preprocessing", "categories")):
+        raise RefusedError(
+            f"it has format {format!r}, but this version of lrpfx reads the formats {min(READABLE)} to {max(READABLE)}"
+        )
+    if any(key in manifest for later, keys in READABLE.items() if later > format for key in keys):
         raise RefusedError("its manifest has entries that its format does not have")
+    if format < 9:
+        manifest["conditions"] = {}
     for key, kind in _MANIFEST_KEYS.items():
         if not isinstance(manifest.get(key), kind):
             raise RefusedError(f"its manifest has no {key}, or an invalid value for it")
@@ -91,7 +94,9 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     _check_sizes(manifest)
     if not all(isinstance(name, str) and name in manifest["arguments"] for name in manifest["masks"]):
         raise RefusedError("its manifest does not name the arguments that are masks")
-    names, results = list(manifest["arguments"]), manifest["results"]
+    _check_conditions(manifest)
+    masks, results = manifest["conditions"], manifest["results"]
+    names = [name for name in manifest["arguments"] if name not in masks]
     if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
@@ -131,6 +136,24 @@ def _check_sizes(manifest: dict[str, Any]) -> None:
         raise RefusedError("its manifest does not give the limits of all sizes")
 
 
+def _check_conditions(manifest: dict[str, Any]) -> None:
+    """Raise `RefusedError` unless `conditions` names the last arguments, with places, in sizes of others."""
+    conditions, arguments = manifest["conditions"], manifest["arguments"]
+    shared = [[name for name, _ in one["of"]] for one in manifest["sizes"]]
+    of_inputs = all(any(name not in conditions for name in names) for names in shared)
+    last = list(arguments)[len(arguments) - len(conditions) :]
+    edges = [place for place in conditions.values() if not isinstance(place, str)]
+    valid = all(type(place) is list and len(place) == 2 and all(isinstance(name, str) for name in place) for place in edges)
+    floating = all("float" in arguments[name]["dtype"] for name in last)
+    if list(conditions) != last or "target" in conditions or not (valid and floating and of_inputs):
+        raise RefusedError("its manifest does not describe the masks of its conditions")
+    if not conditions.keys().isdisjoint(manifest["masks"]):
+        raise RefusedError("its manifest does not name the arguments that are masks")
+    batches = {arguments[name]["shape"][0] for name in arguments}
+    if conditions and len(batches) > 1:
+        raise RefusedError("its manifest gives different batches for the masks of its conditions")
+
+
 def _texts_of(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -143,7 +166,7 @@ def _texts_of(value: Any) -> Iterator[str]:
 
 _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
-    **dict.fromkeys(("arguments", "results", "rules", "merged"), dict),
+    **dict.fromkeys(("arguments", "results", "rules", "merged", "conditions"), dict),
     **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
     **{"self_test": list, "sizes": list, "masks": list},
 }

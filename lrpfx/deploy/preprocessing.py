@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.program import inputs_of
 from lrpfx.errors import InputError, InputTypeError
 
 #: Names of the interpolations, as torchvision and timm have them.
@@ -222,7 +223,7 @@ def check_photographs(manifest: Mapping[str, Any]) -> None:
 
 def image_shape(manifest: Mapping[str, Any]) -> list[int | None] | None:
     """Channels, height and width of the images that a program takes, None for open sizes; None if it takes no images."""
-    inputs = [described for name, described in manifest["arguments"].items() if name != "target"]
+    inputs = list(inputs_of(manifest).values())
     if len(inputs) != 1 or len(inputs[0]["shape"]) != 4 or not inputs[0]["dtype"].startswith(("float", "bfloat")):
         return None
     return list(inputs[0]["shape"][1:])

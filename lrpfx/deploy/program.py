@@ -67,3 +67,9 @@ def problem_of_sizes(
         if problem is not None:
             return problem
     return None
+
+
+def inputs_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a program that are inputs of the model: without the target and the masks of conditions."""
+    others = {"target", *manifest.get("conditions", ())}
+    return {name: described for name, described in manifest["arguments"].items() if name not in others}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lrpfx.deploy.manifest import DTYPES
-from lrpfx.deploy.program import problem_of_sizes
+from lrpfx.deploy.program import inputs_of, problem_of_sizes
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
 from lrpfx.support.interrupts import undisturbed
@@ -31,6 +31,9 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
 
 class Runner:
     """A loaded program: `runner(input, target)` returns a dict of results, as arrays if any argument is an array.
+
+    Masks of conditions, `manifest["conditions"]`, follow these arguments. A mask is broadcast to the shape of the value that it
+    masks; one that is left out is ones.
 
     Inputs are checked before the program runs: for another memory format, compiled programs give wrong results without an
     error. The context of a call, such as autocast, does not change its results.
@@ -57,7 +60,8 @@ class Runner:
         if len(args) > len(names):
             raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments")
         given = {**dict(zip(names, args, strict=False)), **keywords}
-        missing = [name for name in names if name not in given]
+        conditions = self.manifest["conditions"]
+        missing = [name for name in names if name not in given and name not in conditions]
         unknown = [name for name in given if name not in names]
         twice = [name for name in names[: len(args)] if name in keywords]
         if missing or unknown or twice:
@@ -66,47 +70,65 @@ class Runner:
                 f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}"
             )
         try:
-            tensors = [self._checked(name, given[name]) for name in names]
+            tensors = {name: self._checked(name, given[name]) for name in names if name not in conditions}
             sizes = {name: described["shape"] for name, described in self.manifest["arguments"].items()}
-            problem = problem_of_sizes(dict(zip(names, tensors, strict=True)), sizes, self.manifest["sizes"])
+            problem = problem_of_sizes(tensors, sizes, self.manifest["sizes"])
             if problem is not None:
                 raise InputError(problem)
+            tensors |= {name: self._mask(name, given.get(name), tensors) for name in conditions}
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
         if self.manifest["target"] in ("index", "token"):
-            self._check_classes(tensors[-1])
+            self._check_classes(tensors["target"])
         results = self._run(tensors)
         if self.manifest["target"] == "token":
-            self._check_positions(tensors[-1][:, 0], results["output"].shape[1])
+            self._check_positions(tensors["target"][:, 0], results["output"].shape[1])
         if any(isinstance(value, np.ndarray) for value in given.values()):
             return {name: as_array(value) for name, value in results.items()}
         return results
 
     @undisturbed()  # an interrupt in an `__exit__` would leave gradients off
-    def _run(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        devices = {"cpu", *(tensor.device.type for tensor in tensors)}
+    def _run(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        devices = {"cpu", *(tensor.device.type for tensor in tensors.values())}
         try:
             with ExitStack() as stack:
                 stack.enter_context(torch.no_grad())
                 for device in devices:
                     stack.enter_context(torch.autocast(device, enabled=False))
-                return dict(self.function(*tensors))
+                return dict(self.function(*tensors.values()))
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
-            if any(tensor.dtype == torch.int64 for tensor in tensors[: len(self._inputs())]):
+            if any(tensors[name].dtype == torch.int64 for name in inputs_of(self.manifest)):
                 raise InputError(  # the checks leave no other fault of the inputs
                     f"the program cannot run on these inputs, perhaps because an index is out of range: {error}"
                 ) from error
             raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
 
-    def _inputs(self) -> list[str]:
-        """The arguments of the model itself."""
-        return [name for name in self.manifest["arguments"] if name != "target"]
+    def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The mask of a condition in its full shape, which follows from those of the other arguments; ones by default."""
+        described = self.manifest["arguments"][name]
+        first = next(iter(tensors.values()))
+        sizes = [first.shape[0] if size is None else size for size in described["shape"]]
+        for shared in self.manifest["sizes"]:
+            others = [tensors[other].shape[number] for other, number in shared["of"] if other in tensors]
+            for other, number in shared["of"]:
+                if other == name:
+                    sizes[number] = others[0]
+        if given is None:
+            return torch.ones(sizes, dtype=getattr(torch, described["dtype"]), device=first.device)
+        mask = self._checked(name, given)
+        try:
+            full = mask.broadcast_to(sizes)
+        except RuntimeError as error:
+            raise InputError(
+                f"{name} has the shape {tuple(mask.shape)}, but the value that it masks has {tuple(sizes)}"
+            ) from error
+        return full.contiguous()
 
     def _checked(self, name: str, value: Array) -> torch.Tensor:
         """The argument as a contiguous tensor, after all checks."""

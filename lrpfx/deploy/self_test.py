@@ -99,9 +99,16 @@ def read(content: bytes, manifest: Mapping[str, Any]) -> SelfTest:
         raise RefusedError("its manifest does not list valid batch sizes for its self-test")
     needed = {f"in.{name}" for name in manifest["arguments"]} | {f"out.{name}" for name in manifest["results"]}
     allowed = needed | {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
-    if not needed <= set(arrays) <= allowed or any(_is_misshapen(array, sizes[0]) for array in arrays.values()):
+    fits = needed <= set(arrays) <= allowed and not any(_is_misshapen(array, sizes[0]) for array in arrays.values())
+    if not fits or not all(_is_described(arrays[f"in.{name}"], one["shape"]) for name, one in manifest["arguments"].items()):
         raise RefusedError("its self-test does not have the arguments and results of its manifest")
     return SelfTest(tuple(sizes), arrays)
+
+
+def _is_described(array: np.ndarray, sizes: Sequence[int | None]) -> bool:
+    """Whether the rows of an array have the sizes in the manifest, of which None may be any."""
+    pairs = zip(array.shape[1:], sizes[1:], strict=False)
+    return array.ndim == len(sizes) and all(wanted in (None, size) for size, wanted in pairs)
 
 
 def _is_misshapen(array: np.ndarray, size: int) -> bool:

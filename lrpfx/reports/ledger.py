@@ -21,6 +21,7 @@ from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
 from lrpfx.operators.functions import detached
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
+from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, relevance_from, where_finite
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.format_table import format_table
@@ -197,7 +198,7 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
     if isinstance(target, list):
         raise InputError("a ledger accounts for one target, not for a list of them")
     with torch.inference_mode(False), torch.enable_grad():
-        arguments = Arguments(inputs)
+        arguments = Arguments(inputs, module)
         arguments.admit(module)
         sweep = _Sweep(module)
         with misfits(module, arguments):
@@ -368,8 +369,9 @@ class _Sweep:
         while self.calls:
             call = self.calls.pop()
             entries.append(self._account(call))
+        masks = set(self.module.mask_names.values())
         for node in self.module.unfused_graph.nodes:
-            if node.op == "placeholder":
+            if node.op == "placeholder" and node.target not in masks:
                 tensors = floating_tensors(self.values[node])
                 if tensors:
                     found = [self.relevance.get((node, number)) for number in range(len(tensors))]
@@ -438,8 +440,9 @@ class _Sweep:
         if node.target is carry_relevance:
             return {}
         if info.neutral and not info.keeps_gradient:
+            held_back = node.op == "call_module" and isinstance(self.module.get_submodule(str(node.target)), MaskedRelevance)
             relevances = [(output, _relevance(info, output.detach(), carried)) for output, carried in pairs]
-            return {"constants": self._taken_by_numbers(call, relevances)}
+            return {"stopped" if held_back else "constants": self._taken_by_numbers(call, relevances)}
         return {}
 
     def _taken_by_numbers(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -14,10 +14,11 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.ir.written_names import check_names
+from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.rule_table import rule_table
-from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation
+from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
@@ -157,6 +158,8 @@ class ExplainModule(TreeGraphModule):
     through `.data`, and if the module was compiled by torch.compile and is called directly. Buffers that the model reads as
     numbers are constants of the graph: `load_state_dict` raises `InputError` if it loads other values.
 
+    `mask_names` are the inputs that are masks on relevance, by the places that they mask: see `lrpfx.condition`.
+
     The compiler fixes flags, sizes and conditions on sizes. A call that differs in one of them raises `InputError`. So does a
     call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.
     """
@@ -174,13 +177,16 @@ class ExplainModule(TreeGraphModule):
         frozen: dict[str, torch.Tensor],
         unfused: fx.Graph | None = None,
         dtypes: dict[str, torch.dtype] | None = None,
+        mask_names: Mapping[Any, str] | None = None,
     ) -> None:
         """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one.
 
         `dtypes`: those of parameters and buffers, by name, for which alone the graph is valid; None if it follows their dtype.
+        `mask_names`: the inputs that are masks on relevance, by the places that they mask.
         """
         super().__init__(root, graph, title)
         self.unfused_graph = self.graph if unfused is None else unfused
+        self.mask_names: dict[Any, str] = dict(mask_names or {})
         self.composite = composite
         self.frozen = frozen
         self.dtypes = dtypes or {}
@@ -190,7 +196,7 @@ class ExplainModule(TreeGraphModule):
         self.derived = derived
         self.guards = guards
         self.lrpfx_cache = Cache()
-        self._inputs = {str(node.target): node.args for node in graph.find_nodes(op="placeholder")}  # name -> its default
+        self._inputs = self._defaults()
         self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
         self._sources = self._folded_tensors()
         self._versions = self._current_versions()
@@ -201,6 +207,17 @@ class ExplainModule(TreeGraphModule):
         """The table of rules, for notebooks."""
         rules = rule_table(self.unfused_graph)
         return element("p", element("b", self.title), f", {len(rules)} nodes: {self.composite}") + rules._repr_html_()
+
+    def _defaults(self) -> dict[str, tuple[Any, ...]]:
+        """The inputs by name, each with its default in a tuple if it has one."""
+        return {str(node.target): node.args for node in self.graph.find_nodes(op="placeholder")}
+
+    def change_graphs(self, graph: fx.Graph, unfused: fx.Graph, mask_names: Mapping[Any, str]) -> None:
+        """Run `graph` from now on. `unfused` and `mask_names`: as for the constructor."""
+        self.graph, self.unfused_graph, self.mask_names = graph, unfused, dict(mask_names)
+        graph.owning_module = None
+        self._inputs = self._defaults()
+        self.lrpfx_cache = Cache()
 
     def refold(self) -> None:
         """Recompute the merged and modified weights from the parameters."""
@@ -277,6 +294,11 @@ class ExplainModule(TreeGraphModule):
         return {name: value for name, value in keywords.items() if name not in self._fixed}
 
     @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The arguments of a call in their order, then those that the graph has fixed."""
+        return *self._inputs, *self._fixed
+
+    @property
     def is_observed(self) -> bool:
         """Whether the module has hooks besides its own."""
         return bool(self._forward_hooks or self._backward_hooks or self._backward_pre_hooks or len(self._forward_pre_hooks) > 1)
@@ -284,9 +306,9 @@ class ExplainModule(TreeGraphModule):
     @contextmanager
     def inactive(self) -> Iterator[Self]:
         """A context with ordinary gradients, for derivatives of relevance. It needs `transform(..., fold=False)`."""
-        ruled = [module.ruled for module in self.modules() if isinstance(module, RuleModule)]
-        switches = {id(one.switch): one.switch for one in ruled if one.switch is not None}
-        if ruled and not switches:
+        rules = any(isinstance(module, RuleModule) for module in self.modules())
+        switches = {id(switch): switch for switch in self.rule_switches()}
+        if rules and not switches:
             raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
         before = [switch.on for switch in switches.values()]
         try:
@@ -296,6 +318,14 @@ class ExplainModule(TreeGraphModule):
         finally:
             for switch, was_on in zip(switches.values(), before, strict=True):
                 switch.on = was_on
+
+    def rule_switches(self) -> Iterator[Switch]:
+        """The switches of rules and masks, with repetitions; none unless the module was transformed with `fold=False`."""
+        for module in self.modules():
+            switch = module.ruled.switch if isinstance(module, RuleModule) else None
+            switch = module.switch if isinstance(module, MaskedRelevance) else switch
+            if switch is not None:
+                yield switch
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -314,7 +344,7 @@ class ExplainModule(TreeGraphModule):
         fold_graph = None if self.fold_graph is None else of_graph(self.fold_graph)
         unfused = None if self.unfused_graph is self.graph else of_graph(self.unfused_graph)
         facts = (self.derived, self.composite, self.guards, self.frozen)
-        return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes)
+        return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes, self.mask_names)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
         self._refold_if_changed()

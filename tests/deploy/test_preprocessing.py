@@ -178,14 +178,17 @@ def manifest(program, tmp_path_factory):
     return json.loads(archive.read_signed_archive(path.read_bytes())[0])
 
 
-def test_files_of_the_format_before_are_read(manifest):
-    older = {key: value for key, value in manifest.items() if key not in ("preprocessing", "categories")} | {"format": 7}
-    assert manifest_of(json.dumps(older))["format"] == 7
-    for key in ("preprocessing", "categories"):
-        with pytest.raises(archive.RefusedError, match="its format does not have"):
-            manifest_of(json.dumps({**older, key: manifest[key]}))
-    for format in (6, 9, 8.0, True, "8", None):
-        with pytest.raises(archive.RefusedError, match="reads the formats 7 and 8"):
+def test_files_of_earlier_formats_are_read(manifest):
+    later = {7: ("preprocessing", "categories", "conditions"), 8: ("conditions",)}
+    for format, keys in later.items():
+        older = {key: value for key, value in manifest.items() if key not in keys} | {"format": format}
+        read = manifest_of(json.dumps(older))
+        assert read["format"] == format and read["conditions"] == {}
+        for key in keys:
+            with pytest.raises(archive.RefusedError, match="its format does not have"):
+                manifest_of(json.dumps({**older, key: manifest[key]}))
+    for format in (6, 10, 9.0, True, "9", None):
+        with pytest.raises(archive.RefusedError, match="reads the formats 7 to 9"):
             manifest_of(json.dumps({**manifest, "format": format}))
 
 
