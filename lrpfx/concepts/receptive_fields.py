@@ -10,10 +10,11 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.names import recorded_names, resolve_names
-from lrpfx.concepts.reach import Call, Tracked, with_own_positions
+from lrpfx.concepts.reach import Call, Tracked, with_own_positions, without_reach
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.ir.node import attribute_of, map_arguments, node_info
+from lrpfx.ir.node import Role, attribute_of, map_arguments, node_info
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
+from lrpfx.support.torch_internals import pytree
 
 #: Entries of a value, batch excluded: one coordinate for each dimension, the only one of a value (batch, features) as a number,
 #: or what `Channel`, `Feature`, `Head`, `Token` or `Neuron` select.
@@ -94,12 +95,15 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> Re
     arguments.admit(module)
     with torch.no_grad(), misfits(module, arguments):
         value = _value_of(module, node, with_own_positions(arguments.passed))
-    if not isinstance(value, Tracked) or not value.value.ndim or not any(reach.any() for reach in value.reach):
-        raise InputError(f"{name} does not depend on positions of the input")
     shapes = map_arguments(arguments.values, lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else None)
+    structure = shapes if isinstance(inputs, Mapping) else tuple(shapes.values())
     if isinstance(inputs, torch.Tensor):
-        return ReceptiveFields(name, value, shapes[0])
-    return ReceptiveFields(name, value, shapes if isinstance(inputs, Mapping) else tuple(shapes.values()))
+        (structure,) = structure
+    if isinstance(value, Tracked) and value.value.ndim:
+        fields = ReceptiveFields(name, value, structure)
+        if any(one.stop for one in pytree.tree_leaves(fields[(slice(None),) * len(fields.shape)]) if one is not None):
+            return fields
+    raise InputError(f"{name} does not depend on positions of the input: dimensions after the batch")
 
 
 def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position) -> Any:
@@ -114,7 +118,9 @@ def _slices(leaf: torch.Tensor | None, numbers: Iterator[int]) -> tuple[slice, .
     """The field in an input of this shape, from the reach in each of its dimensions."""
     if leaf is None:
         return None
-    found = []
+    found: list[slice] = []
+    if leaf.ndim < 2:
+        next(numbers)  # whether it matters
     for size in leaf.shape[1:]:
         end, counted_from_end = next(numbers), next(numbers)
         found.append(slice(size - counted_from_end, end) if end else slice(0, 0))
@@ -136,6 +142,8 @@ def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any])
         args, options = map_arguments(
             (node.args, node.kwargs), lambda leaf: values[leaf] if isinstance(leaf, fx.Node) else leaf
         )
+        if node_info(node).role is Role.METADATA:
+            args, options = without_reach((args, options))
         values[node] = attribute_of(node, module) if node.op == "get_attr" else _call_of(node, module, args, options).run()
         for read in set(node.all_input_nodes):
             unread[read] -= 1
