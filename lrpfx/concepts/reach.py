@@ -8,7 +8,7 @@ entry that depends on several others is the largest of theirs, and padding with 
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -87,6 +87,12 @@ class Call:
     row: Operator | None
     args: tuple[Any, ...]
     options: dict[str, Any]
+
+    def without_gate(self) -> "Call":
+        """The same call, in which a factor that scales the signal, the first argument, has no reach."""
+        if self.row is None or not issubclass(self.row.kind, types.Gate):
+            return self
+        return replace(self, args=(*self.args[:1], *without_reach(self.args[1:])), options=without_reach(self.options))
 
     def run(self) -> Any:
         """The result; its tensors are `Tracked` if an argument is."""

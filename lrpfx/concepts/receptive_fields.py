@@ -78,12 +78,13 @@ class ReceptiveFields:
         return given
 
 
-def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> ReceptiveFields:
+def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, gates: bool = True) -> ReceptiveFields:
     """The receptive fields of all entries of a layer's value.
 
     `inputs`: as for `lrpfx.attribute`; only their shapes matter, so one sample does. `layer`: the name of a node or module, as
-    for `record=`. The model runs once, up to the layer. `InputError` for an unknown name, and for a layer that depends on no
-    dimension of the input after the batch.
+    for `record=`. The model runs once, up to the layer. `gates`: whether what only scales a signal counts, such as the channel
+    gates of squeeze-and-excitation, which see the whole image; relevance does not flow through it. `InputError` for an unknown
+    name, and for a layer that depends on no dimension of the input after the batch.
     """
     module = explainable(explain_model, "receptive_fields")
     names = recorded_names(module.unfused_graph, layer)
@@ -94,7 +95,7 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> Re
     arguments = Arguments(inputs)
     arguments.admit(module)
     with torch.no_grad(), misfits(module, arguments):
-        value = _value_of(module, node, with_own_positions(arguments.passed))
+        value = _value_of(module, node, with_own_positions(arguments.passed), gates)
     shapes = map_arguments(arguments.values, lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else None)
     structure = shapes if isinstance(inputs, Mapping) else tuple(shapes.values())
     if isinstance(inputs, torch.Tensor):
@@ -106,12 +107,12 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> Re
     raise InputError(f"{name} does not depend on positions of the input: dimensions after the batch")
 
 
-def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position) -> Any:
+def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position, *, gates: bool = True) -> Any:
     """The part of the input that a position of a layer depends on, as slices of its dimensions after the batch.
 
     Arguments as for `receptive_fields`, which is faster for several positions; `position` and result as for `ReceptiveFields`.
     """
-    return receptive_fields(explain_model, inputs, layer)[position]
+    return receptive_fields(explain_model, inputs, layer, gates=gates)[position]
 
 
 def _slices(leaf: torch.Tensor | None, numbers: Iterator[int]) -> tuple[slice, ...] | None:
@@ -127,7 +128,7 @@ def _slices(leaf: torch.Tensor | None, numbers: Iterator[int]) -> tuple[slice, .
     return tuple(found)
 
 
-def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any]) -> Any:
+def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any], gates: bool) -> Any:
     """The value of a node, and its reach if it depends on the inputs."""
     values: dict[fx.Node, Any] = {}
     graph = module.unfused_graph
@@ -144,7 +145,11 @@ def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any])
         )
         if node_info(node).role is Role.METADATA:
             args, options = without_reach((args, options))
-        values[node] = attribute_of(node, module) if node.op == "get_attr" else _call_of(node, module, args, options).run()
+        if node.op == "get_attr":
+            values[node] = attribute_of(node, module)
+        else:
+            call = _call_of(node, module, args, options)
+            values[node] = (call if gates else call.without_gate()).run()
         for read in set(node.all_input_nodes):
             unread[read] -= 1
             if not unread[read]:

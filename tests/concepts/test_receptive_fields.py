@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import NETWORKS, Binary, Unary
+from helpers import NETWORKS, Binary, Unary, box_around
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models.convnext import CNBlock
@@ -35,16 +35,6 @@ def value_of(model, path, inputs):
     return found[-1]
 
 
-def hull(matters):
-    """The smallest box around the entries that matter."""
-    box = []
-    for dim in range(matters.ndim):
-        others = [other for other in range(matters.ndim) if other != dim]
-        places = (matters.any(others) if others else matters).nonzero().flatten().tolist()
-        box.append(slice(places[0], places[-1] + 1) if places else slice(0, 0))
-    return tuple(box)
-
-
 def chosen(shape, count=24):
     """Positions: the corners, and others at random."""
     corners = [tuple(0 for _ in shape), tuple(size - 1 for size in shape)]
@@ -58,7 +48,7 @@ def hulls_of_derivatives(model, path, x):
     value = value_of(model, path, (x,))
     for position in chosen(value.shape[1:]):
         (gradient,) = torch.autograd.grad(value[(0, *position)], x, retain_graph=True, allow_unused=True)
-        yield position, hull(gradient[0] != 0)
+        yield position, box_around(gradient[0] != 0)
 
 
 def backwards(layers, size, position):
@@ -504,3 +494,24 @@ def test_masks_made_from_lengths_decide_nothing():
     explain_model = explained(model, inputs)
     fields = receptive_fields(explain_model, inputs, lrpfx.node_names(explain_model)[-1])
     assert [fields[at] for at in range(4)] == [((slice(0, at + 1),), ()) for at in range(4)]
+
+
+class Squeezed(nn.Module):
+    """A convolution whose channels are scaled by gates that see the whole image."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.squeeze = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        x = self.convolution(x)
+        return self.squeeze(x.mean((2, 3), keepdim=True)).sigmoid() * x
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_gates_can_be_left_out(capture):
+    x = torch.rand(1, 2, 8, 9)
+    explain_model = explained(positive(Squeezed()), x, capture)
+    last = lrpfx.node_names(explain_model)[-1]
+    assert receptive_field(explain_model, x, last, (2, 3)) == (slice(0, 2), slice(0, 8), slice(0, 9))
+    assert receptive_field(explain_model, x, last, (2, 3), gates=False) == (slice(0, 2), slice(2, 5), slice(3, 6))
