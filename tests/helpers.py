@@ -36,6 +36,16 @@ def assert_close(actual, expected, tolerance=1e-9):
     assert difference <= tolerance, f"the largest difference is {difference:.1e}, allowed is {tolerance:.0e}"
 
 
+def box_around(matters):
+    """The slices of the smallest box around the entries where a boolean tensor is true; empty ones if there are none."""
+    box = []
+    for dim in range(matters.ndim):
+        others = [other for other in range(matters.ndim) if other != dim]
+        places = (matters.any(others) if others else matters).nonzero().flatten().tolist()
+        box.append(slice(places[0], places[-1] + 1) if places else slice(0, 0))
+    return tuple(box)
+
+
 def same_in_a_graph(function, *tensors):
     """The function's result, which a graph traced without values must give, too."""
     expected = function(*tensors)

@@ -5,9 +5,10 @@ counted from 1, and its first, counted from the end. Both are 0 for an entry tha
 entry that depends on several others is the largest of theirs, and padding with zeros has no reach.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -35,12 +36,24 @@ class Tracked:
     value: torch.Tensor
     reach: tuple[torch.Tensor, ...]
 
+    @functools.cached_property
+    def constant(self) -> torch.Tensor:
+        """Whether an entry depends on no input: padding, or a score that a causal mask hides."""
+        reached = [_compact(one) > 0 for one in self.reach]
+        found: torch.Tensor = ~reduce(torch.logical_or, reached) if reached else torch.ones((), dtype=torch.bool)
+        return found.broadcast_to(self.value.shape)
+
 
 def with_own_positions(arguments: Any, first: int = 1) -> Any:
-    """Nested arguments with `Tracked` for tensors, each with its own positions in all dimensions from the `first` on."""
+    """Nested arguments with `Tracked` for tensors, each with its own positions in all dimensions from the `first` on.
+
+    The reach has two components for each of these dimensions, and one for a tensor without such a dimension.
+    """
     tensors: list[torch.Tensor] = []
     map_arguments(arguments, lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None)
-    places = [(number, dim) for number, tensor in enumerate(tensors) for dim in range(first, tensor.ndim)]
+    places: list[tuple[int, int | None]] = []
+    for number, tensor in enumerate(tensors):
+        places += [(number, dim) for dim in range(first, tensor.ndim)] or [(number, None)]
     numbers = itertools.count()
 
     def tracked(leaf: Any) -> Any:
@@ -49,8 +62,9 @@ def with_own_positions(arguments: Any, first: int = 1) -> Any:
         own = next(numbers)
         reach: list[torch.Tensor] = []
         for number, dim in places:
-            if number != own:
-                reach += [_nothing(leaf), _nothing(leaf)]
+            if dim is None or number != own:
+                everywhere = torch.tensor(float(number == own), dtype=_COUNT, device=leaf.device).expand(leaf.shape)
+                reach += [everywhere] * (1 if dim is None else 2)
                 continue
             counted = torch.arange(1, leaf.shape[dim] + 1, dtype=_COUNT, device=leaf.device)
             alone = [-1 if at == dim else 1 for at in range(leaf.ndim)]
@@ -58,6 +72,11 @@ def with_own_positions(arguments: Any, first: int = 1) -> Any:
         return Tracked(leaf, tuple(reach))
 
     return map_arguments(arguments, tracked)
+
+
+def without_reach(arguments: Any) -> Any:
+    """Nested arguments with plain tensors."""
+    return map_arguments(arguments, _value)
 
 
 @dataclass(frozen=True)
@@ -69,11 +88,17 @@ class Call:
     args: tuple[Any, ...]
     options: dict[str, Any]
 
+    def without_gate(self) -> "Call":
+        """The same call, in which a factor that scales the signal, the first argument, has no reach."""
+        if self.row is None or not issubclass(self.row.kind, types.Gate):
+            return self
+        return replace(self, args=(*self.args[:1], *without_reach(self.args[1:])), options=without_reach(self.options))
+
     def run(self) -> Any:
         """The result; its tensors are `Tracked` if an argument is."""
         if self.row is not None and self.row.picks and isinstance(self.args[0], (tuple, list, dict)):
             return self.function(*self.args, **self.options)  # an item of a container
-        args, options = map_arguments((self.args, self.options), _value)
+        args, options = without_reach((self.args, self.options))
         result = self.function(*args, **options)
         tracked = _tracked((self.args, self.options))
         leaves, structure = pytree.tree_flatten(result)
@@ -139,8 +164,15 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
 def _united(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those at their place."""
     assert call.row is not None
+    if call.row.name in _CHOICES:
+        return [_chosen(call, number)]
     read = _tracked(call.first if call.row.like else (call.args, call.options))
-    return [_union([_compact(one.reach[number]) for one in read]) if read else _nothing(values[0])] * len(values)
+    if not read:
+        return [_nothing(value) for value in values]
+    united = _union([_compact(one.reach[number]) for one in read])
+    for decided in _decided(call):
+        united = torch.where(decided, 0.0, united)
+    return [united] * len(values)
 
 
 def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
@@ -153,6 +185,10 @@ def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
     if not isinstance(call.first, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
     kept = _compact(call.first.reach[number]).amax(dims, keepdim=True)
+    if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.negates:
+        hidden = call.first.constant & _excludes(call.first.value)
+        if hidden.any():
+            return [torch.where(hidden & ~hidden.all(dims[0], keepdim=True), 0.0, kept)]
     removed = kept.squeeze(dims)
     return [kept if one.ndim == rank else removed for one in values]
 
@@ -182,8 +218,8 @@ def _moved(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
         options, others = {"pad": call.bound["pad"], "mode": call.bound["mode"]}, []
     moved, others, options = (
         map_arguments(moved, lambda leaf: _reach(leaf, number)),
-        map_arguments(others, _value),
-        map_arguments(options, _value),
+        without_reach(others),
+        without_reach(options),
     )
     function = row.copying.get(call.function, call.function)  # strides of the reach differ from those of the value
     found = pytree.tree_leaves(function(*moved, *others, **options))
@@ -250,6 +286,10 @@ def _multiplied(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
     """An entry of a matrix product depends on a row of the first factor and a column of the second."""
     assert call.row is not None
     first, second = (call.bound[name] for name in call.row.data)
+    if isinstance(first, Tracked) and isinstance(second, Tracked) and issubclass(call.row.kind, types.WeightedValues):
+        without = first.constant & (first.value == 0)  # weights of values that a mask hides
+        if without.any():
+            return [_weighted(first.reach[number], second.reach[number], without, _MATRIX_PRODUCTS[call.row.name])]
     if _MATRIX_PRODUCTS[call.row.name]:
         first, second = second, first
     parts = []
@@ -262,6 +302,15 @@ def _multiplied(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
         reach = reach.amax(-1 if vector else -2, keepdim=True)
         parts.append(reach if _value(first).ndim > 1 and not vector else reach.squeeze(-1 if vector else -2))
     return [_union(parts)]
+
+
+def _weighted(weights: torch.Tensor, values: torch.Tensor, without: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """The reach of weighted values, of which some have no weight: the same for all features of a result."""
+    if transposed:
+        weights, values, without = weights.mT, values.mT, without.mT
+    of_values = values.amax(-1).unsqueeze(-2)
+    of_results = torch.maximum(weights.amax(-1), torch.where(without, 0.0, of_values).amax(-1)).unsqueeze(-1)
+    return of_results.mT if transposed else of_results
 
 
 def _contracted(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
@@ -296,6 +345,53 @@ def _largest(call: Call, number: int) -> torch.Tensor:
     """The reach of an entry that depends on all entries of all arguments."""
     reaches = [_compact(one.reach[number]) for one in _tracked((call.args, call.options))]
     return _union([one.amax() if one.numel() else one.new_zeros(()) for one in reaches])
+
+
+# --- entries that do not depend on the inputs -------------------------------------------------------------------------------
+
+
+def _excludes(value: torch.Tensor) -> torch.Tensor:
+    """Whether a score is so low that a softmax excludes it: -inf, or what stands for it."""
+    return value <= torch.finfo(value.dtype).min / 2 if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
+
+
+#: Rows whose result depends on one operand alone where the other is a constant of which this holds.
+_DECIDING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "logical_and": torch.logical_not,
+    "bitwise_and": torch.logical_not,
+    "logical_or": lambda value: value != 0,
+    "bitwise_or": lambda value: value if value.dtype == torch.bool else torch.zeros_like(value, dtype=torch.bool),
+    "add": _excludes,
+}
+#: Rows that choose between two operands. The arguments for the condition, for where it is true, and for where it is not.
+_CHOICES = {"where": ("condition", "input", "other"), "masked_fill": ("mask", "value", "input")}
+
+
+def _decided(call: Call) -> list[torch.Tensor]:
+    """Where a constant among the operands decides about the result."""
+    assert call.row is not None
+    decides = _DECIDING.get(call.row.name)
+    if decides is None:
+        return []
+    found = []
+    for operand in (*call.args, *call.options.values()):
+        if isinstance(operand, Tracked):
+            found.append(operand.constant & decides(operand.value))
+        elif isinstance(operand, torch.Tensor):
+            found.append(decides(operand))
+    return found
+
+
+def _chosen(call: Call, number: int) -> torch.Tensor:
+    """An entry depends on the chosen operand where the condition is constant, on all operands elsewhere."""
+    assert call.row is not None
+    condition, first, second = (call.bound[name] for name in _CHOICES[call.row.name])
+    zero = torch.zeros((), dtype=_COUNT, device=_value(condition).device)
+    taken, left = (_reach(way, number) if isinstance(way, (Tracked, torch.Tensor)) else zero for way in (first, second))
+    chosen = torch.where(_value(condition).bool(), taken, left)
+    if not isinstance(condition, Tracked):
+        return chosen
+    return torch.where(condition.constant, chosen, _union([condition.reach[number], taken, left]))
 
 
 # --- parts of transfers ----------------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.names import recorded_names, resolve_names
-from lrpfx.concepts.reach import Call, Tracked, with_own_positions
+from lrpfx.concepts.reach import Call, Tracked, with_own_positions, without_reach
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.ir.node import ancestors_of, attribute_of, map_arguments, node_info
+from lrpfx.ir.node import Role, attribute_of, map_arguments, node_info
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
+from lrpfx.support.torch_internals import pytree
 
 #: Entries of a value, batch excluded: one coordinate for each dimension, the only one of a value (batch, features) as a number,
 #: or what `Channel`, `Feature`, `Head`, `Token` or `Neuron` select.
@@ -77,12 +78,13 @@ class ReceptiveFields:
         return given
 
 
-def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> ReceptiveFields:
+def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, gates: bool = True) -> ReceptiveFields:
     """The receptive fields of all entries of a layer's value.
 
     `inputs`: as for `lrpfx.attribute`; only their shapes matter, so one sample does. `layer`: the name of a node or module, as
-    for `record=`. The model runs once, up to the layer. `InputError` for an unknown name, and for a layer that depends on no
-    dimension of the input after the batch.
+    for `record=`. The model runs once, up to the layer. `gates`: whether what only scales a signal counts, such as the channel
+    gates of squeeze-and-excitation, which see the whole image; relevance does not flow through it. `InputError` for an unknown
+    name, and for a layer that depends on no dimension of the input after the batch.
     """
     module = explainable(explain_model, "receptive_fields")
     names = recorded_names(module.unfused_graph, layer)
@@ -93,35 +95,40 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str) -> Re
     arguments = Arguments(inputs, module)
     arguments.admit(module)
     with torch.no_grad(), misfits(module, arguments):
-        value = _value_of(module, node, with_own_positions(arguments.passed))
-    if not isinstance(value, Tracked) or not value.value.ndim or not any(reach.any() for reach in value.reach):
-        raise InputError(f"{name} does not depend on positions of the input")
+        value = _value_of(module, node, with_own_positions(arguments.passed), gates)
     shapes = map_arguments(arguments.values, lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else None)
+    structure = shapes if isinstance(inputs, Mapping) else tuple(shapes.values())
     if isinstance(inputs, torch.Tensor):
-        return ReceptiveFields(name, value, shapes[0])
-    return ReceptiveFields(name, value, shapes if isinstance(inputs, Mapping) else tuple(shapes.values()))
+        (structure,) = structure
+    if isinstance(value, Tracked) and value.value.ndim:
+        fields = ReceptiveFields(name, value, structure)
+        if any(one.stop for one in pytree.tree_leaves(fields[(slice(None),) * len(fields.shape)]) if one is not None):
+            return fields
+    raise InputError(f"{name} does not depend on positions of the input: dimensions after the batch")
 
 
-def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position) -> Any:
+def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position, *, gates: bool = True) -> Any:
     """The part of the input that a position of a layer depends on, as slices of its dimensions after the batch.
 
     Arguments as for `receptive_fields`, which is faster for several positions; `position` and result as for `ReceptiveFields`.
     """
-    return receptive_fields(explain_model, inputs, layer)[position]
+    return receptive_fields(explain_model, inputs, layer, gates=gates)[position]
 
 
 def _slices(leaf: torch.Tensor | None, numbers: Iterator[int]) -> tuple[slice, ...] | None:
     """The field in an input of this shape, from the reach in each of its dimensions."""
     if leaf is None:
         return None
-    found = []
+    found: list[slice] = []
+    if leaf.ndim < 2:
+        next(numbers)  # whether it matters
     for size in leaf.shape[1:]:
         end, counted_from_end = next(numbers), next(numbers)
         found.append(slice(size - counted_from_end, end) if end else slice(0, 0))
     return tuple(found)
 
 
-def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any]) -> Any:
+def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any], gates: bool) -> Any:
     """The value of a node, and its reach if it depends on the inputs."""
     values: dict[fx.Node, Any] = {}
     graph = module.unfused_graph
@@ -136,7 +143,13 @@ def _value_of(module: ExplainModule, wanted: fx.Node, inputs: Mapping[Any, Any])
         args, options = map_arguments(
             (node.args, node.kwargs), lambda leaf: values[leaf] if isinstance(leaf, fx.Node) else leaf
         )
-        values[node] = attribute_of(node, module) if node.op == "get_attr" else _call_of(node, module, args, options).run()
+        if node_info(node).role is Role.METADATA:
+            args, options = without_reach((args, options))
+        if node.op == "get_attr":
+            values[node] = attribute_of(node, module)
+        else:
+            call = _call_of(node, module, args, options)
+            values[node] = (call if gates else call.without_gate()).run()
         for read in set(node.all_input_nodes):
             unread[read] -= 1
             if not unread[read]:

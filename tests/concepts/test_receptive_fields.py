@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import NETWORKS, Binary, Unary
+from helpers import NETWORKS, Binary, Unary, box_around
 from torch import nn
 from torch.nn import functional as F
 from torchvision.models.convnext import CNBlock
@@ -35,16 +35,6 @@ def value_of(model, path, inputs):
     return found[-1]
 
 
-def hull(matters):
-    """The smallest box around the entries that matter."""
-    box = []
-    for dim in range(matters.ndim):
-        others = [other for other in range(matters.ndim) if other != dim]
-        places = (matters.any(others) if others else matters).nonzero().flatten().tolist()
-        box.append(slice(places[0], places[-1] + 1) if places else slice(0, 0))
-    return tuple(box)
-
-
 def chosen(shape, count=24):
     """Positions: the corners, and others at random."""
     corners = [tuple(0 for _ in shape), tuple(size - 1 for size in shape)]
@@ -58,7 +48,7 @@ def hulls_of_derivatives(model, path, x):
     value = value_of(model, path, (x,))
     for position in chosen(value.shape[1:]):
         (gradient,) = torch.autograd.grad(value[(0, *position)], x, retain_graph=True, allow_unused=True)
-        yield position, hull(gradient[0] != 0)
+        yield position, box_around(gradient[0] != 0)
 
 
 def backwards(layers, size, position):
@@ -423,3 +413,105 @@ def test_text_has_ranges_of_tokens(capture):
     fields = receptive_fields(explain_model, tokens, "convolution")
     assert [fields[:, at] for at in (0, 4, 8)] == [(slice(0, 2),), (slice(3, 6),), (slice(7, 9),)]
     assert receptive_field(explain_model, tokens, "attention.linear1", Token(4)) == (slice(0, 9),)
+
+
+class Causal(nn.Module):
+    """Two layers of causal attention. `hide`: how scores of later tokens are hidden."""
+
+    def __init__(self, hide):
+        super().__init__()
+        self.embedding, self.hide = nn.Embedding(11, 4), hide
+        self.layers = nn.ModuleList(nn.Linear(4, 12) for _ in range(2))
+
+    def forward(self, tokens, present=None):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            query, key, value = layer(x)[:, None].chunk(3, -1)
+            x = x + self.hide(query, key, value, present)[:, 0]
+        return x.mean(1)
+
+
+def fused(query, key, value, present):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def lower(query):
+    size = query.shape[-2]
+    return torch.ones(size, size, dtype=torch.bool).tril()
+
+
+def masked(query, key, value, present):
+    allowed = lower(query) if present is None else lower(query) & (present > 0)[:, None, None, :]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
+
+
+def filled(query, key, value, present):
+    return (query @ key.mT).masked_fill(~lower(query), -torch.inf).softmax(-1) @ value
+
+
+def added(query, key, value, present):
+    lowest = torch.finfo(query.dtype).min
+    bias = torch.where(lower(query), 0.0, lowest)
+    if present is not None:
+        bias = torch.where(torch.logical_and(lower(query), present[:, None, None, :] > 0), 0.0, lowest)
+    return torch.softmax(query @ key.mT + bias, -1) @ value
+
+
+@pytest.mark.parametrize("with_padding", [False, True])
+@pytest.mark.parametrize("hide", [fused, masked, filled, added])
+def test_causal_attention_sees_earlier_tokens(hide, with_padding):
+    torch.manual_seed(0)
+    inputs = {"tokens": torch.arange(6)[None]}
+    if with_padding and hide in (masked, added):
+        inputs["present"] = torch.ones(1, 6, dtype=torch.int64)
+    explain_model = explained(Causal(hide).eval(), inputs, "export")
+    last = [name for name in lrpfx.node_names(explain_model) if name.rpartition(".")[2].startswith("add")][-1]
+    fields = receptive_fields(explain_model, inputs, last)
+    assert fields.shape == (6, 4)
+    for token in range(6):
+        assert all(field == (slice(0, token + 1),) for field in fields[Token(token)].values())
+
+
+def test_a_constant_mask_decides_what_an_entry_sees():
+    mask = torch.tensor([[True, False, True, False]])
+    model = Binary(lambda a, b: torch.where(mask, a.cumsum(1), b.flip(1)))
+    inputs = (torch.rand(1, 4), torch.rand(1, 4))
+    explain_model = explained(model, inputs)
+    fields = receptive_fields(explain_model, inputs, lrpfx.node_names(explain_model)[-1])
+    nothing = (slice(0, 0),)
+    assert [fields[at] for at in range(4)] == [
+        ((slice(0, 1),), nothing),
+        (nothing, (slice(2, 3),)),
+        ((slice(0, 3),), nothing),
+        (nothing, (slice(0, 1),)),
+    ]
+
+
+def test_masks_made_from_lengths_decide_nothing():
+    """An input without positions matters all the same."""
+    model = Binary(lambda x, lengths: torch.where(torch.arange(4) < lengths[:, None], x, 0.0).cumsum(1))
+    inputs = (torch.rand(1, 4), torch.tensor([2]))
+    explain_model = explained(model, inputs)
+    fields = receptive_fields(explain_model, inputs, lrpfx.node_names(explain_model)[-1])
+    assert [fields[at] for at in range(4)] == [((slice(0, at + 1),), ()) for at in range(4)]
+
+
+class Squeezed(nn.Module):
+    """A convolution whose channels are scaled by gates that see the whole image."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.squeeze = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x):
+        x = self.convolution(x)
+        return self.squeeze(x.mean((2, 3), keepdim=True)).sigmoid() * x
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_gates_can_be_left_out(capture):
+    x = torch.rand(1, 2, 8, 9)
+    explain_model = explained(positive(Squeezed()), x, capture)
+    last = lrpfx.node_names(explain_model)[-1]
+    assert receptive_field(explain_model, x, last, (2, 3)) == (slice(0, 2), slice(0, 8), slice(0, 9))
+    assert receptive_field(explain_model, x, last, (2, 3), gates=False) == (slice(0, 2), slice(2, 5), slice(3, 6))

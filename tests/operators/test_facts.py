@@ -13,7 +13,7 @@ from lrpfx.concepts.reach import Call as TrackedCall
 from lrpfx.concepts.reach import Tracked, with_own_positions
 from lrpfx.ir.node import NodeInfo, floating_tensors, set_info
 from lrpfx.ir.operator import Channels, NotAffineError, Probability, Sign
-from lrpfx.operators import table
+from lrpfx.operators import mixing, table
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, Signal, Weight, call, of, signal, weight
 from lrpfx.support.dotted_paths import resolve_path
 
@@ -508,7 +508,7 @@ def check_reach(row):
                         for dim, at in enumerate(place):
                             end, from_end = reach[component + 2 * dim : component + 2 * dim + 2]
                             assert (end[differs] > at).all() and (from_end[differs] >= given.shape[dim] - at).all(), one.bound
-            component += 2 * given.ndim
+            component += 2 * given.ndim or 1
 
 
 def tensors_in_tracked(value):
@@ -768,6 +768,13 @@ FALSE = [
     ("keeps_nonpositive", True, check_keeps_nonpositive, "pow remainder exp abs square elu sin clamp softplus maximum"),
     ("channels", lambda channels, bound: channels, check_channels, "max_pool3d adaptive_max_pool3d relu sum softmax sub"),
     ("keeps_rank", True, check_rank, "sum mean std var matmul einsum bilinear max flatten unsqueeze expand stack column_stack"),
+    (
+        "mixes",
+        mixing.no_dimension,
+        check_reach,
+        "softmax log_softmax layer_norm rms_norm normalize group_norm sort masked_softmax",
+    ),
+    ("accumulates", mixing.no_dimension, check_reach, "cumsum cumprod cummax linear_recurrence weighted_key_value"),
     ("rank", always(7), check_rank, "conv2d linear relu"),
     ("rank_of", {nn.BatchNorm2d: 5}, check_rank, "batch_norm"),
     ("squeezes", True, check_rank, "layer_norm conv2d matmul relu flatten"),

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from helpers import Unary
+from helpers import Unary, box_around
 from torch import fx, nn
 
 import lrpfx
@@ -653,13 +653,3 @@ def test_receptive_fields_are_the_entries_that_matter(row):
             assert all(one.start >= two.start and one.stop <= two.stop for one, two in pairs if one.stop)
             wider |= expected != found
     assert wider == (row.name in UNKNOWN | WITHOUT_EFFECT)
-
-
-def box_around(matters):
-    """The smallest box around the entries that matter."""
-    box = []
-    for dim in range(matters.ndim):
-        others = [other for other in range(matters.ndim) if other != dim]
-        places = (matters.any(others) if others else matters).nonzero().flatten().tolist()
-        box.append(slice(places[0], places[-1] + 1) if places else slice(0, 0))
-    return tuple(box)
