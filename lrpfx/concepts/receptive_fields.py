@@ -12,7 +12,7 @@ from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.concepts.reach import Call, Tracked, with_own_positions, without_reach
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.ir.node import Role, attribute_of, map_arguments, node_info
+from lrpfx.ir.node import Role, ancestors_of, attribute_of, map_arguments, node_info
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.support.torch_internals import pytree
 
