@@ -51,6 +51,7 @@ def write(
     memory: list[dict[str, Any]],
     compilation: list[dict[str, Any]],
     language: list[dict[str, Any]],
+    conditions: list[dict[str, Any]],
 ) -> None:
     """Write the document and the plot."""
     if speed:
@@ -106,6 +107,13 @@ floor is the cost of the transposed convolutions alone: 0.5 with one for each la
 does Gamma where a convolution feeds a sum.
 
 {_table(further, {**what, "/ gradient": "to_gradient"})}
+
+## Conditions
+
+Fifty conditional maps of one image, each through another channel of one layer of ResNet-50, under EpsilonPlusFlat. In lrpfx
+they share one forward pass.
+
+{_table(conditions, {"contender": "contender", "seconds": "seconds", "lrpfx / contender": "lrpfx_to"})}
 
 ## Where the time goes
 

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import compilation
+import conditions
 import language
 import memory
 import report
@@ -14,7 +15,7 @@ import torch
 from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
-PARTS = ("speed", "formats", "profile", "memory", "compilation", "language")
+PARTS = ("speed", "formats", "profile", "memory", "compilation", "language", "conditions")
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -29,6 +30,7 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     measures = {
         "compilation": compilation.measure,
+        "conditions": lambda: conditions.measure(arguments.rounds),
         "language": lambda: language.measure(arguments.rounds),
         "memory": lambda: memory.measure(arguments.networks, list(COMPOSITES)),
         "speed": lambda: [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)],

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from lrpfx.attribution.computation import Computation, Question
+from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.concepts.channels import KINDS
 from lrpfx.concepts.collecting import TargetOfSamples, scores_of
@@ -123,18 +124,19 @@ def reference(
     count: int = 8,
     target: TargetOfSamples | None = None,
     output: OutputSelector = None,
+    gates: bool = True,
 ) -> References:
     """The samples with the largest scores for one channel, with what the channel saw in them.
 
     `explain_model`, `dataset`: those of which `lrpfx.concepts.collect` made the `collection`. `by`, `reduction`, `predicted`,
     `true`, `count`: see `Collection.top`. For samples ranked by relevance, their relevance is that of the target through this
     channel; for samples ranked by activation, that of the channel's own activation. `target`, `output`: as for `collect`; by
-    default the target that the collection was made for, if that was not a function.
+    default the target that the collection was made for, if that was not a function. `gates`: see `receptive_fields`.
 
     Errors: `InputError` for another model, and for samples whose scores are not those that they were ranked by, as those of
     another dataset or of random preprocessing.
     """
-    return _Sources(explain_model, dataset, collection, target, output).references(
+    return _Sources(explain_model, dataset, collection, target, output, gates).references(
         layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count
     )
 
@@ -153,6 +155,7 @@ def gallery(
     count: int = 8,
     target: TargetOfSamples | None = None,
     output: OutputSelector = None,
+    gates: bool = True,
     cropped: bool = True,
     masked: bool = True,
     **settings: Any,
@@ -162,7 +165,7 @@ def gallery(
     `channels`: such as `relevances(attribution, layer).indices[:5]`. `settings`: those of `lrpfx.pictures.sheet`. All else as
     for `reference`.
     """
-    sources = _Sources(explain_model, dataset, collection, target, output)
+    sources = _Sources(explain_model, dataset, collection, target, output, gates)
     rows = []
     for channel in channels:
         found = sources.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
@@ -192,6 +195,7 @@ class _Sources:
         collection: Collection,
         target: TargetOfSamples | None,
         output: OutputSelector,
+        gates: bool,
     ) -> None:
         if not isinstance(collection, Collection):
             raise InputTypeError(f"references are those of a collection, not of a {type(collection).__name__}")
@@ -199,6 +203,7 @@ class _Sources:
         self.module = explainable(explain_model, "reference")
         self.collection = collection
         self.output = output
+        self.gates = gates
         self._fields: dict[tuple[Any, ...], ReceptiveFields] = {}
         if not is_indexed(dataset):
             raise InputTypeError(f"references need a dataset with indices, which {type(dataset).__name__} has not")
@@ -222,15 +227,18 @@ class _Sources:
         sample, label = parts_of(self.dataset[ranked.sample])
         inputs = default_collate([sample])
         target = {"predicted": None, "true": label}[self.target] if isinstance(self.target, str) else self.target
-        whole = Computation(self.explain_model, inputs, Question(target, record=name, output=self.output))
-        values = whole.values[name] if by == "activation" else whole.layers[name]
-        self._check(name, layer, channel, ranked, by, reduction, values)
         kind = KINDS[layer.kind]
         if by == "activation":
-            relevance = Computation(self.explain_model, inputs, Question(kind(channel), start=name)).of_inputs
+            found = Computation(self.explain_model, inputs, Question(kind(channel), start=name))
+            values, relevance = found.output, found.of_inputs
         else:
-            question = Question(target, conditions=[{name: kind(channel)}], output=self.output)
-            relevance = pytree.tree_map(lambda one: one[0], Computation(self.explain_model, inputs, question).of_inputs)
+            conditions: list[Condition] = [{name: kind(channel)}, {name: torch.ones(1)}]
+            found = Computation(
+                self.explain_model, inputs, Question(target, conditions=conditions, record=name, output=self.output)
+            )
+            values = found.layers[name][1]
+            relevance = pytree.tree_map(lambda one: one[0], found.of_inputs)
+        self._check(name, layer, channel, ranked, by, reduction, values)
         entry = list(ranked.position)
         entry.insert(kind.dimension % (layer.dimensions + 2) - 1, channel)
         return Reference(
@@ -248,7 +256,7 @@ class _Sources:
         """The receptive fields of a layer, which depend on the shapes of the inputs alone."""
         key = (name, *(tuple(leaf.shape) for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)))
         if key not in self._fields:
-            self._fields[key] = receptive_fields(self.module, inputs, name)
+            self._fields[key] = receptive_fields(self.module, inputs, name, gates=self.gates)
         return self._fields[key]
 
     def _check(

@@ -54,6 +54,17 @@ def load(photograph: str) -> Image.Image:
         return image.convert("RGB")
 
 
+def crops() -> list[Image.Image]:
+    """Squares of all `PHOTOGRAPHS` with sides as long as the photograph is high or wide, and half as long; these overlap."""
+    found = []
+    for photograph in map(load, PHOTOGRAPHS):
+        whole = min(photograph.size)
+        for size in (whole, whole // 2):
+            lefts, tops = (range(0, length - size + 1, size // 2) for length in photograph.size)
+            found += [photograph.crop((left, top, left + size, top + size)) for top in tops for left in lefts]
+    return found
+
+
 @dataclass(frozen=True)
 class Classifier:
     """A classifier of photographs in evaluation mode.

@@ -5,6 +5,7 @@ in place with a variance of 1 and its epsilon of 1e-5, which scales values, and 
 outputs of ResNet-18 differ by 1e-5 and conditional maps by 3e-5.
 """
 
+import numpy as np
 import pytest
 import torch
 import zennit.composites
@@ -14,11 +15,12 @@ from crp.concepts import ChannelConcept
 from helpers import assert_close, torchvision_model
 from reference.for_zennit import for_zennit
 from reference.samples_of_zennit_crp import KEPT, digits_network, reference_samples
+from torch.utils.data import TensorDataset
 
 import lrpfx
 import lrpfx.demo.digits
 from lrpfx.composites import COMPOSITES, EpsilonPlusFlat
-from lrpfx.concepts import Channel, relevances, values_of
+from lrpfx.concepts import Channel, collect, relevances, values_of
 
 TARGET = 7
 TOLERANCE = 1e-10
@@ -138,12 +140,48 @@ def test_starts(case, layers):
     assert_close(found.relevance.sum(1), expected.heatmap, TOLERANCE)
 
 
-@pytest.mark.parametrize("max_target", ["sum", "max"])
-def test_reference_samples(max_target, tmp_path):
-    """What the docstring of `reference_samples` says, by relevance and activations of lrpfx."""
+@pytest.fixture(scope="module", params=["sum", "max"])
+def ranked(request, tmp_path_factory):
+    """How scores are reduced, a network, digits, and their samples by zennit-crp."""
+    torch.set_default_dtype(torch.float64)
     model, data = digits_network()
     layers = ["stem.0", "block1.conv2", "block1", "block2.conv1", "head"]
-    found = reference_samples(model, data.images, data.labels, layers, tmp_path, max_target=max_target)
+    directory = tmp_path_factory.mktemp("crp")
+    found = reference_samples(model, data.images, data.labels, layers, directory, max_target=request.param)
+    return request.param, model, data, found
+
+
+def test_collections(ranked):
+    """ActMax and RelMax of 500 digits: the same scores, and the same samples where they do not tie."""
+    reduction, model, data, expected = ranked
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    layers = list(dict.fromkeys(layer for _, layer in expected))
+    dataset = TensorDataset(data.images, data.labels)
+    found = collect(explain_model, dataset, layers, target="true", normalize=("activation", "relevance"), batch_size=64)
+    nodes = dict(zip(layers, found.layers, strict=True))
+    compared = []
+    for (quantity, layer), theirs in expected.items():
+        places = found.facts.layers[nodes[layer]].dimensions
+        for channel in range(theirs.scores.shape[1]):
+            rows = found.top(nodes[layer], channel, by=quantity, reduction=reduction)
+            scores = np.array([row.score for row in rows])
+            assert np.allclose(scores, theirs.scores[:, channel], rtol=1e-8, atol=1e-12)
+            gaps = np.abs(np.diff(theirs.scores[:, channel])) > 1e-9 * np.abs(theirs.scores[:, channel]).max()
+            alone = np.append(True, gaps) & np.append(gaps, False)  # the last may tie with one that was left out
+            ours = np.array([row.sample for row in rows])
+            assert np.array_equal(ours[alone], theirs.samples[alone, channel])
+            compared.append(alone.mean())
+            if places and reduction == "max":
+                width = 8 if layer in ("stem.0", "block1.conv2", "block1") else 4
+                y, x = np.array([row.position for row in rows]).T
+                assert np.mean((y * width + x == theirs.positions[:, channel])[alone]) > 0.9  # several may be the largest
+    assert np.mean(compared) > 0.9, "few tie"
+
+
+def test_reference_samples(ranked):
+    """What the docstring of `reference_samples` says, by relevance and activations of lrpfx."""
+    max_target, model, data, found = ranked
+    layers = list(dict.fromkeys(layer for _, layer in found))
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
     assert lrpfx.demo.digits.accuracy(model, data) < 1.0, "a predicted class is another than the true one"
     values = {

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import torch
 from PIL import Image, ImageOps
+from torch.utils.data import TensorDataset
 
 import lrpfx
 from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat, GammaByDepth
-from lrpfx.concepts import relevances
-from lrpfx.demo import photographs
+from lrpfx.concepts import attribution_graph, collect, gallery, relevances
+from lrpfx.demo import digits, photographs
 from lrpfx.image import imgify
 from lrpfx.pictures import heatmap, overlay, sheet, strip
 
@@ -49,6 +51,7 @@ def main() -> None:
         IMAGES / "layers.png", optimize=True
     )
     draw_concepts(network)
+    draw_concepts_of_digits()
 
 
 def draw_concepts(network: photographs.Classifier) -> None:
@@ -65,6 +68,26 @@ def draw_concepts(network: photographs.Classifier) -> None:
     maps = [("all channels", whole.relevance), *((f"channel {one}", part) for one, part in zip(channels, parts, strict=True))]
     drawn = [("input", photograph), *((title, overlay(photograph, relevance)) for title, relevance in maps)]
     sheet(drawn).save(IMAGES / "concepts.png", optimize=True)
+
+    layers = ["_blocks.13.add", layer, "_blocks.7.add"]
+    concepts = attribution_graph(explain_model, x, cat, layers=layers, width=[3, 4, 5])
+    concepts.picture().save(IMAGES / "concept-graph.png", optimize=True)
+
+    crops = [network.preprocess_whole(crop) for crop in photographs.crops()[::2]]
+    found = collect(explain_model, crops, layer, batch_size=8)
+    drawn = gallery(explain_model, crops, found, layer, [96, 102, 38, 85], count=6)
+    drawn.quantize(256).save(IMAGES / "concept-gallery.png", optimize=True)
+
+
+def draw_concepts_of_digits() -> None:
+    """The digits that four channels stand for."""
+    train, _ = digits.load()
+    torch.manual_seed(0)
+    reader = lrpfx.transform(digits.train(train, epochs=3), EpsilonPlusFlat(), example_inputs=train.images[:2])
+    dataset, layer = TensorDataset(train.images, train.labels), "block1.add"
+    strokes = collect(reader, dataset, layer, target="true", batch_size=64)
+    channels = relevances(lrpfx.attribute(reader, train.images, train.labels, record=layer), layer).indices[:4]
+    gallery(reader, dataset, strokes, layer, channels, width=900).save(IMAGES / "concept-digits.png", optimize=True)
 
 
 if __name__ == "__main__":
