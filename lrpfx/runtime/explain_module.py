@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import CaptureError, InputError, InputTypeError
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.ir.written_names import check_names
@@ -69,6 +69,11 @@ class ParameterModifier(nn.Module):
         return self.modify(value, self.parameter)
 
 
+_TAKEN = (
+    "{0} has a child or tensor named {1!r}, which an explainable module has too: give it another name, or wrap {0} in a module"
+)
+
+
 class TreeGraphModule(fx.GraphModule):
     """A graph that runs on the modules and tensors of `tree`. They share tables, so changes in one appear in the other."""
 
@@ -78,10 +83,19 @@ class TreeGraphModule(fx.GraphModule):
         super().__init__(nn.Module(), empty, class_name=title)
         self.title = title
         share_tables(tree, self)
+        for name in {**self._modules, **self._parameters, **self._buffers}:
+            if name in vars(self) or hasattr(type(self), name):
+                raise CaptureError(_TAKEN.format(title, name))
         self.training = False
         self.graph = graph
         # Without reference cycles, deleting the module frees its tensors at once.
         empty.owning_module = graph.owning_module = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        tables = vars(self)
+        if name in tables.get("_modules", ()) and not isinstance(value, nn.Module | None):
+            raise CaptureError(_TAKEN.format(self.title, name))
+        super().__setattr__(name, value)
 
     def _get_name(self) -> str:
         return self.title
@@ -106,7 +120,7 @@ class Recomputed(Scope):
 
     def forward(self, *values: Any) -> Any:
         if self.runner is None:
-            vars(self)["runner"] = TreeGraphModule(self, restore_graph(self.records), self.title)
+            vars(self)["runner"] = TreeGraphModule(self, restore_graph(self.records), self.lrpfx_title)
         run = vars(self)["runner"]
         observed = any(child._forward_hooks or child._forward_pre_hooks for child in self.children())
         if observed or self.execution != ORDINARY or torch.compiler.is_compiling() or not torch.is_grad_enabled():

@@ -11,10 +11,10 @@ class Scope(nn.Module):
 
     def __init__(self, title: str) -> None:
         super().__init__()
-        self.title = title
+        self.lrpfx_title = title
 
     def _get_name(self) -> str:
-        return self.title
+        return self.lrpfx_title
 
 
 def scope_tree(module: nn.Module, made: dict[nn.Module, Scope] | None = None) -> Scope:

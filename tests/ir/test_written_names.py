@@ -38,3 +38,14 @@ def test_names_that_it_can_write(name):
         lrpfx.attribute(lrpfx.transform(one, EpsilonPlus(), example_inputs=x), x, 1).relevance for one in (model, other)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["title", "graph", "code", "history", "frozen", "refold", "lrpfx_cache"])
+def test_names_that_explainable_modules_have(name):
+    x = torch.rand(2, 3)
+    with pytest.raises(
+        lrpfx.CaptureError, match=f"named '{name}', which an explainable module has too.*wrap Named in a module"
+    ):
+        lrpfx.transform(Named(name).eval(), EpsilonPlus(), example_inputs=x)
+    wrapped = nn.Sequential(Named(name)).eval()
+    torch.testing.assert_close(lrpfx.transform(wrapped, EpsilonPlus(), example_inputs=x)(x), wrapped(x))
