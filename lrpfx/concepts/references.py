@@ -199,8 +199,7 @@ class _Sources:
     ) -> None:
         if not isinstance(collection, Collection):
             raise InputTypeError(f"references are those of a collection, not of a {type(collection).__name__}")
-        self.explain_model = explain_model
-        self.module = explainable(explain_model, "reference")
+        self.module = explainable(explain_model, "reference")  # not compiled, since relevance may start anywhere there
         self.collection = collection
         self.output = output
         self.gates = gates
@@ -229,13 +228,11 @@ class _Sources:
         target = {"predicted": None, "true": label}[self.target] if isinstance(self.target, str) else self.target
         kind = KINDS[layer.kind]
         if by == "activation":
-            found = Computation(self.explain_model, inputs, Question(kind(channel), start=name))
+            found = Computation(self.module, inputs, Question(kind(channel), start=name))
             values, relevance = found.output, found.of_inputs
         else:
             conditions: list[Condition] = [{name: kind(channel)}, {name: torch.ones(1)}]
-            found = Computation(
-                self.explain_model, inputs, Question(target, conditions=conditions, record=name, output=self.output)
-            )
+            found = Computation(self.module, inputs, Question(target, conditions=conditions, record=name, output=self.output))
             values = found.layers[name][1]
             relevance = pytree.tree_map(lambda one: one[0], found.of_inputs)
         self._check(name, layer, channel, ranked, by, reduction, values)

@@ -116,6 +116,20 @@ class Words(nn.Module):
         return self.head(self.mix(self.embedding(ids).transpose(1, 2)).relu().mean(2))
 
 
+def test_compiled_modules(setting):
+    explain_model, dataset, collection = setting
+    compiled = torch.compile(explain_model, backend="aot_eager")
+    found = collect(compiled, dataset, ["first", "second", "amax"])
+    for by in ("activation", "relevance"):
+        ours, theirs = (
+            reference(module, dataset, one, "second", 3, by=by, count=3)
+            for module, one in ((compiled, found), (explain_model, collection))
+        )
+        assert [one.sample for one in ours] == [one.sample for one in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one.relevance, other.relevance)
+
+
 def test_references_of_texts():
     torch.manual_seed(0)
     sentences = [torch.randint(30, (length,)) for length in (4, 6, 9, 5)]
