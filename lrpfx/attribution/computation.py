@@ -12,15 +12,17 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
 from lrpfx.attribution.conditions import (
     Condition,
+    Index,
     Masks,
     empty_condition,
     ends_of,
+    meaning_of,
     multiplier_of_start,
     places_of,
     relevance_of_start,
     start_of,
 )
-from lrpfx.attribution.names import recorded_names
+from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.attribution.plausibility import Watch, advice, advice_on_sign, is_inverted, objection_to, saturates
 from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
 from lrpfx.attribution.targets import (
@@ -204,6 +206,7 @@ class Computation:
         count = first + len(self._names)
         recorded = dict(zip(self._names, found[first:count], strict=True))
         self.layers = {name: recorded[name] for name in self.record}
+        self.meanings = self._meanings(forward.layers)
         self.values = {name: value.detach() for name, value in zip(self._names, forward.layers, strict=False)}
 
         nodes = recorded_by(self._traced) if self._recording else []
@@ -220,6 +223,22 @@ class Computation:
         for (name, place), gradient in zip(self._again.items(), found[last:], strict=True):
             carries = node_info(nodes[place]).carries_multiplier
             self.multipliers[name] = gradient if carries else multiplier_from(self.values[name], gradient)
+
+    def _meanings(self, values: Sequence[torch.Tensor]) -> dict[str, type[Index]]:
+        """What plain indices of the recorded layers mean, where the graph shows it."""
+        known = self.module.lrpfx_cache.meanings
+        found = {}
+        for name, value in zip(self._names, values, strict=False):
+            if (name, value.ndim) not in known:
+                try:
+                    (node,) = resolve_names(self.module.unfused_graph, [name])
+                    known[name, value.ndim] = meaning_of(node, value.ndim)
+                except InputError:
+                    known[name, value.ndim] = None
+            meaning = known[name, value.ndim]
+            if meaning is not None and name in self.record:
+                found[name] = meaning
+        return found
 
     def objection(self) -> str | None:
         """Why the relevance of the inputs is implausible, or None."""
@@ -325,7 +344,7 @@ def _relevances_in_chunks(
 
         def propagate(seed: torch.Tensor, *values: torch.Tensor, retain: bool = retain) -> tuple[torch.Tensor, ...]:
             with masks.set_to_values(values):
-                return relevances_of(forward.output, wanted, seed, forward.factors, retain)
+                return relevances_of(forward.output, wanted, seed, forward.factors, retain, in_format=False)
 
         together = torch.func.vmap(propagate)
         parts.append(together(torch.stack([seed for _, seed in chunk]), *masks.stacked([number for number, _ in chunk])))
@@ -338,8 +357,12 @@ def relevances_of(
     seed: torch.Tensor,
     factors: Sequence[torch.Tensor | None],
     retain_graph: bool = False,
+    in_format: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `factors_of`."""
+    """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `factors_of`.
+
+    `in_format`: whether in the memory format of the tensors, of which vmap knows one only.
+    """
     tensors = [tensor for tensor in wanted if tensor.requires_grad]
     gradients = iter(torch.autograd.grad(output, tensors, seed, allow_unused=True, retain_graph=retain_graph))
     found = []
@@ -347,7 +370,10 @@ def relevances_of(
         gradient = next(gradients) if tensor.requires_grad else None
         if gradient is not None and factor is not None:
             gradient = relevance_from(factor.detach(), gradient)
-        found.append(torch.zeros_like(tensor) if gradient is None else _in_format_of(tensor, gradient))
+        if gradient is None:
+            found.append(torch.zeros_like(tensor))
+        else:
+            found.append(_in_format_of(tensor, gradient) if in_format else gradient)
     return tuple(found)
 
 

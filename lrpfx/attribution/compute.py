@@ -10,7 +10,7 @@ from torch import nn
 
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Condition
+from lrpfx.attribution.conditions import Condition, Index
 from lrpfx.attribution.summary import summary_of
 from lrpfx.attribution.targets import OutputSelector, Target, Targets, without_arrays
 from lrpfx.errors import LrpfxWarning
@@ -35,6 +35,7 @@ class Attribution(Generic[Relevance]):
     targets: int | None = None  # how many, if each relevance has a leading dimension for them
     conditions: int | None = None  # how many, if each relevance has a leading dimension for them, before that for targets
     multipliers: dict[str, torch.Tensor] = field(default_factory=dict)  # of layers by name: relevance / value
+    meanings: dict[str, type[Index]] = field(default_factory=dict)  # of plain indices of layers, where the graph shows it
 
     def _repr_html_(self) -> str:
         """Shapes and sums, and heatmaps of images, for notebooks."""
@@ -166,4 +167,5 @@ def attribute(
         targets=None if targets is None else len(found.targets),
         conditions=None if conditions is None else len(conditions),
         multipliers=found.multipliers,
+        meanings=found.meanings,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from lrpfx.attribution.layouts import channel_dimension
 from lrpfx.attribution.mixtures import experts_of_rows, product_of, routing_of
 from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError, InputTypeError
@@ -21,20 +22,7 @@ from lrpfx.operators.table import operator_named
 from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.torch_internals import apply
-from lrpfx.types import (
-    Activation,
-    AvgPool,
-    BatchNorm,
-    Convolution,
-    Interpolation,
-    Kind,
-    Linear,
-    MatMul,
-    MaxPool,
-    Product,
-    Softmax,
-    Sum,
-)
+from lrpfx.types import Activation, Linear, MatMul, Recurrent, Softmax
 
 
 @dataclass(frozen=True)
@@ -257,6 +245,11 @@ def _is_masked(node: fx.Node) -> bool:
     return _MASKED in node.meta
 
 
+def _is_alias_for(node: fx.Node, reader: fx.Node) -> bool:
+    """Whether a node stands for a value that `reader` reads a second time, as in x + x."""
+    return reader in node.users and node_info(node).name == f"{node_info(reader).name}.alias"
+
+
 def _read_by(source: fx.Node, reader: fx.Node) -> fx.Node | None:
     """What `reader` reads of the value of `source`: the node itself, or a mask on it; None if it reads neither."""
     if reader in source.users:
@@ -289,7 +282,8 @@ def insert_masks(graph: fx.Graph, places: Sequence[Place], names: Sequence[str],
         view = replace(NodeInfo(f"{info.name}.{names[number]}"), operator=operator_named("view"), description="mask")
         facts = {name: getattr(info, name) for name in _FACTS_OF_VALUES}
         set_info(made, replace(view, **facts))
-        for user in [user for user in read.users if user is not made] if reader is None else [reader]:
+        readers = [user for user in read.users if user is not made]
+        for user in readers if reader is None else [user for user in readers if user is reader or _is_alias_for(user, reader)]:
             user.replace_input_with(read, made)
 
 
@@ -305,10 +299,14 @@ def mask_name(number: int) -> str:
 def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch.Tensor:
     """The mask that a condition gives for the value of a node: it is broadcast to the value."""
     if isinstance(wanted, np.ndarray) and wanted.ndim:
+        if wanted.dtype.kind not in "biuf":
+            raise InputTypeError(f"the condition at {name} is an array of {wanted.dtype}: masks are boolean or floating point")
         wanted = torch.as_tensor(wanted)
     is_mask = isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.bool or wanted.is_floating_point())
     if is_mask:
         return checked_mask(wanted, name, value).detach()
+    if isinstance(wanted, torch.Tensor) and (wanted.ndim > 1 or wanted.is_complex()):
+        raise InputTypeError(f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point")
     several = wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted
     several = list(several) if isinstance(several, (list, tuple, range)) else [several]
     if isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.uint8 or len(set(several)) < len(several)):
@@ -332,42 +330,48 @@ def mask_of_experts(wanted: Expert | Sequence[Expert], name: str, mask: Mask) ->
 
 
 def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
-    """What a plain index means at a node: a channel, the feature of a dense layer, a head, or a token.
+    """What a plain index means at a node: a channel, the feature of a dense layer, a head, or a token of hidden states.
 
-    Activations have the channels of their input, and sums those of their terms. `InputError` for images whose channels may be
-    first or last.
+    `InputError` where the graph does not show which dimension is meant.
     """
-    kind, mixes = _maker_of(node)
-    if kind is not None and issubclass(kind, Softmax):
-        return Head if dimensions >= 4 else Feature
-    convolves = kind is not None and issubclass(kind, Convolution)
-    dense = kind is not None and issubclass(kind, Linear) and not convolves
-    if dimensions == 2 or (dense and not (mixes and dimensions == 3)):
+    found = channels_of(node, dimensions)
+    kind = node_info(node).kind
+    if found is not Feature or dimensions != 3 or kind is None or issubclass(kind, Softmax) or _is_dense(node):
+        return found
+    if issubclass(kind, Recurrent):
+        raise InputError(
+            f"{node_info(node).name} may have its samples or its steps first: say Feature(...), or Token(...) for the step of "
+            "values (batch, step, feature)"
+        )
+    return Token
+
+
+def channels_of(node: fx.Node, dimensions: int) -> type[Index]:
+    """What counts the channels of a node's value, each with entries at all positions: `Channel`, `Feature` or `Head`.
+
+    `InputError` where the graph does not show it.
+    """
+    kind = node_info(node).kind
+    if kind is not None and issubclass(kind, (Softmax, MatMul)) and dimensions == 4:
+        return Head
+    if dimensions == 2 or (kind is not None and issubclass(kind, Softmax)):
         return Feature
-    if dimensions == 3 and not convolves:
-        return Token
-    if dimensions == 4 and kind is not None and not (convolves or issubclass(kind, _BY_CHANNEL)):
-        raise InputError(f"{node_info(node).name} may have its channels first or last: say Channel(...) or Feature(...)")
-    return Channel
+    channels = channel_dimension(node, dimensions)
+    if channels not in (1, dimensions - 1):
+        raise InputError(
+            f"the graph does not show which of the {dimensions} dimensions of {node_info(node).name} has its channels: say "
+            "Channel for dimension 1, or Feature for the last"
+        )
+    return Channel if channels == 1 else Feature
 
 
-#: Layers that have their channels in dimension 1, as convolutions have.
-_BY_CHANNEL = (BatchNorm, AvgPool, MaxPool, Interpolation, MatMul, Product)
-
-
-def _maker_of(node: fx.Node) -> tuple[type[Kind] | None, bool]:
-    """The kind of layer that made the channels of a value, and whether sums came after it; None if an input has them."""
-    mixes = False
+def _is_dense(node: fx.Node) -> bool:
+    """Whether a value is the result of a dense layer, perhaps after an activation."""
     while True:
         kind = node_info(node).kind
-        adds = kind is not None and issubclass(kind, Sum)
-        if kind is None or not (adds or issubclass(kind, Activation)):
-            return kind, mixes
-        mixes |= adds
-        sources = [value for value in node.all_input_nodes if node_info(value).role is Role.DATA]
-        if not sources:
-            return None, mixes
-        node = sources[-1]
+        if kind is None or not issubclass(kind, Activation) or not node.all_input_nodes:
+            return kind is not None and issubclass(kind, Linear)
+        node = node.all_input_nodes[0]
 
 
 class Masks:

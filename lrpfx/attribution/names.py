@@ -76,7 +76,7 @@ def _returned_by(path: str, nodes: Mapping[str, fx.Node]) -> fx.Node | None:
 def _items(node: fx.Node, nodes: Mapping[str, fx.Node]) -> list[str] | None:
     """The names of the items of a node that returns several tensors; None if it returns one."""
     row = node_info(node).operator
-    if row is None or not (row.parts or row.results):
+    if row is None or not row.returns_several:
         return None
     return [name for name, other in nodes.items() if other in node.users and other.target is operator.getitem]
 

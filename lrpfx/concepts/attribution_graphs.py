@@ -8,7 +8,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Inputs
@@ -31,7 +31,7 @@ Concept = tuple[str, int]  # layer, channel
 #: The node above all concepts: what is explained.
 TARGET: Concept = ("target", 0)
 
-_LARGEST = 150  # pixels of the side of a heatmap
+_SMALLEST, _LARGEST = 24, 150  # pixels of the side of a heatmap
 _GREY, _INK, _SOFT = (210, 210, 210), (20, 20, 20), (95, 95, 95)
 
 
@@ -142,6 +142,8 @@ def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name
         if not kept:
             raise InputError(f"no relevance flows through {name}")
         return kept
+    if not isinstance(channels, Sequence):
+        raise InputTypeError(f"channels are indices, one at least, not {channels!r}")
     wrong = [one for one in channels if isinstance(one, bool) or not isinstance(one, (int, np.integer))]
     if wrong or not len(channels):
         raise InputTypeError(f"channels are indices, one at least, not {channels!r}")
@@ -186,9 +188,12 @@ class _Drawing:
         size = max(11, width // 80)
         self.font: Any = ImageFont.load_default(size)
         self.line = round(size * 1.35)
-        self.left = max(int(self.font.getlength(row[0][0])) for row in self.rows) + 2 * self.line
+        self.names = [self._cut(row[0][0], width // 4) for row in self.rows]
+        self.left = max(int(self.font.getlength(name)) for name in self.names) + 2 * self.line
         room = (width - self.left) // max(map(len, self.rows))
-        self.side = max(16, min(_LARGEST, room - 2 * self.line))
+        self.side = min(_LARGEST, room - self.line)
+        if self.side < _SMALLEST:
+            raise InputError(f"{max(map(len, self.rows))} concepts in a row do not fit into a picture {width} pixels wide")
         self.step = self.side + self.line + max(60, self.side // 2)
         colors = colors_of(cmap)
         (self.negative, self.positive) = (tuple((colors(np.array(one)) * 255).astype(int).tolist()) for one in (-0.8, 0.8))
@@ -206,10 +211,18 @@ class _Drawing:
             draw.line([(start, top), (end, bottom)], fill=self._color(facts["relevance"]), width=width)
         for number, row in enumerate(self.rows):
             top = self.line + number * self.step
-            draw.text((self.line // 2, top + self.side // 2), row[0][0], fill=_SOFT, font=self.font, anchor="lm")
+            draw.text((self.line // 2, top + self.side // 2), self.names[number], fill=_SOFT, font=self.font, anchor="lm")
             for concept in row:
                 self._draw_concept(image, draw, concept)
         return image
+
+    def _cut(self, name: str, width: int) -> str:
+        """The end of a name that fits into a width: the last parts of names tell layers apart."""
+        shown = name
+        while self.font.getlength(shown) > width and len(name) > 1:
+            name = name[1:]
+            shown = f"…{name}"
+        return shown
 
     def _place(self, concept: Concept) -> tuple[int, int]:
         """The middle of the upper side of a concept."""
@@ -226,7 +239,9 @@ class _Drawing:
         if drawn is None:
             draw.rectangle(box, fill="white")
         else:
-            image.paste(drawn.resize((self.side, self.side), Image.Resampling.BICUBIC), box[:2])
+            drawn = ImageOps.contain(drawn, (self.side, self.side), Image.Resampling.BICUBIC)
+            draw.rectangle(box, fill="white")
+            image.paste(drawn, (middle - drawn.width // 2, top + (self.side - drawn.height) // 2))
         draw.rectangle(box, outline=self._color(facts["relevance"]), width=2)
         below = (middle, box[3] + 2)
         draw.rectangle((box[0], box[3] + 1, box[2], box[3] + self.line), fill="white")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from lrpfx.attribution.conditions import Channel, Feature, Head, Index, Token, meaning_of
+from lrpfx.attribution.conditions import Channel, Feature, Head, Index, channels_of
 from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.runtime.explain_module import ExplainModule
@@ -18,6 +18,8 @@ KINDS: dict[str, type[Index]] = {kind.__name__: kind for kind in (Channel, Featu
 
 def named_layers(module: ExplainModule, layers: Layers) -> dict[str, type[Index] | None]:
     """What counts the channels of each layer, by the name of its node; None where the layer says it."""
+    if not isinstance(layers, (str, Sequence, Mapping)):
+        raise InputTypeError(f"layers are names of nodes, or a dict from names to what counts their channels, not {layers!r}")
     found: dict[str, type[Index] | None] = {}
     for pattern in [layers] if isinstance(layers, str) else layers:
         kind = layers[pattern] if isinstance(layers, Mapping) else None
@@ -35,8 +37,7 @@ def kind_of(module: ExplainModule, name: str, shape: tuple[int, ...], kind: type
     """What counts the channels of a layer whose value has this shape: `kind`, or what the layer says."""
     if kind is None:
         (node,) = resolve_names(module.unfused_graph, [name])
-        kind = meaning_of(node, len(shape))
-        kind = Feature if kind is Token else kind  # a token is a position
+        kind = channels_of(node, len(shape))
     if len(shape) < 2 or not -len(shape) < kind.dimension < len(shape):
         raise InputError(f"the values of {name} have the shape {shape}, without a dimension of {kind.__name__}s")
     return kind

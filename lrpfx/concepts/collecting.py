@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.concepts.channels import KINDS, Layers, by_channel, kind_of, named_layers
-from lrpfx.concepts.collection import ALL, QUANTITIES, TARGETS, Collection, Facts, Layer
+from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer
 from lrpfx.concepts.rankings import Ranking
-from lrpfx.concepts.samples import Batch, batches, hash_of_sample, is_indexed, parts_of
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.concepts.samples import Batch, batches, check_probe, is_indexed
+from lrpfx.deploy.files import checked_path, sole_writer
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, os_errors
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.runtime.fingerprint import fingerprint_of_function, fingerprint_of_module
 from lrpfx.support.optional_packages import progress_bar
 
 _TOGETHER = 256  # samples that are ranked together
+_MOST = 1_000_000  # places of a ranking, samples of a batch
 TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -61,26 +64,44 @@ def collect(
     sample. `samples`: the numbers of those to collect, such as a range; all by default.
 
     `path`: a file (.npz). The collection is written there every `save_every` seconds and at the end, whole or not at all. If it
-    exists already, what is in it is not computed again. Collections of different samples are merged by `merge`. `workers`:
+    exists already, what is in it is not computed again, and some of its samples are compared with those of the dataset. One
+    process at a time writes to a file. Collections of different samples are merged by `merge`. `workers`:
     processes that load samples.
 
     Errors: those of `lrpfx.attribute`; `InputError` for a file of another model, other settings or another dataset, for a
     sample that cannot be loaded, and for values that are not finite; what was collected until then is in the file.
     """
     module = explainable(explain_model, "collect")
-    job = _Job(
-        explain_model, module, dataset, named_layers(module, layers), target, top, top_by_class, tuple(normalize), output
-    )
-    job.check(batch_size, workers)
-    found = None
-    if path is not None and os.path.exists(path):
-        found = Collection.load(path)
-        job.check_continued(found, path)
-    before = found
-    loaded = batches(dataset, samples, lambda number: before is not None and before.has(number), batch_size, workers)
+    job = _Job(explain_model, module, dataset, named_layers(module, layers), target, top, top_by_class, normalize, output)
+    job.check(batch_size, workers, save_every)
+    if path is None:
+        return _collected(job, None, samples, batch_size, workers, save_every, progress)
+    path, target_file = checked_path(path, (SUFFIX,))
+    with os_errors(ArtefactError, path, "written"), sole_writer(target_file):
+        return _collected(job, target_file, samples, batch_size, workers, save_every, progress)
+
+
+def _collected(
+    job: "_Job",
+    path: Path | None,
+    samples: Iterable[int] | None,
+    batch_size: int,
+    workers: int,
+    save_every: float,
+    progress: bool,
+) -> Collection:
+    before = Collection.load(path) if path is not None and path.exists() else None
+    if before is not None:
+        job.check_continued(before, path)
+    probes = {} if before is None else before.probes
+
+    def is_done(number: int) -> bool:
+        return before is not None and before.has(number)
+
+    found, pending = before, list["_Scored"]()
     saved = time.monotonic()
-    pending: list[_Scored] = []
     try:
+        loaded = batches(job.dataset, samples, is_done, batch_size, workers, probes)
         for batch in progress_bar(loaded, progress, unit="batch"):
             computed = job.computed(batch)
             found = job.begun(computed, batch) if found is None else found
@@ -94,9 +115,9 @@ def collect(
     finally:
         if found is not None:
             found = _extended(found, pending)
-            if path is not None:
+            if path is not None and found is not before:
                 found.save(path)
-    if found is None:
+    if found is None or not found.count:
         raise InputError("there are no samples")
     return found
 
@@ -112,52 +133,56 @@ class _Job:
     target: TargetOfSamples
     top: int
     top_by_class: int
-    normalized: tuple[str, ...]
+    normalized: Sequence[str]
     output: OutputSelector
 
-    def check(self, batch_size: int, workers: int) -> None:
+    def check(self, batch_size: int, workers: int, save_every: float) -> None:
         """Raise `InputError` for settings that are wrong."""
-        least = {"top": (self.top, 1), "top_by_class": (self.top_by_class, 0), "batch_size": (batch_size, 1)}
-        for name, (value, low) in {**least, "workers": (workers, 0)}.items():
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-                raise InputError(f"{name} is a whole number, {low} or more, not {value!r}")
-        wrong = [one for one in self.normalized if one not in QUANTITIES]
-        if wrong:
-            raise InputError(f"normalize names {' and '.join(map(repr, QUANTITIES))}, not {wrong[0]!r}")
-        if isinstance(self.target, str) and self.target not in TARGETS:
+        bounds = {"top": (self.top, 1), "top_by_class": (self.top_by_class, 0), "batch_size": (batch_size, 1)}
+        for name, (value, low) in {**bounds, "workers": (workers, 0)}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= _MOST:
+                raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}")
+        if isinstance(save_every, bool) or not isinstance(save_every, (int, float)) or not save_every >= 0:
+            raise InputError(f"save_every is a number of seconds, not {save_every!r}")
+        given = [self.normalized] if isinstance(self.normalized, str) else self.normalized
+        wrong = given if not isinstance(given, Sequence) else [one for one in given if one not in QUANTITIES]
+        if wrong or not isinstance(given, Sequence) or isinstance(self.normalized, str):
+            raise InputError(
+                f"normalize is a list of {' and '.join(map(repr, QUANTITIES))}, or of one or none, not {self.normalized!r}"
+            )
+        is_index = isinstance(self.target, (int, np.integer)) and not isinstance(self.target, bool)
+        if not (is_index or self.target in TARGETS if isinstance(self.target, str) else is_index or callable(self.target)):
             raise InputError(f'target is "predicted", "true", a class index or a function of the output, not {self.target!r}')
         if isinstance(self.dataset, DataLoader):
             raise InputTypeError("collect loads its own batches: pass loader.dataset, batch_size= and workers=")
-        if not is_indexed(self.dataset) and (workers or not isinstance(self.dataset, Iterable)):
-            what = f"workers= need a dataset with a length and indices, which {type(self.dataset).__name__} has not"
-            raise InputTypeError(what if workers else f"a dataset has samples, but a {type(self.dataset).__name__} has none")
+        if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
+            raise InputTypeError(f"a dataset has samples one after the other, which a {type(self.dataset).__name__} has not")
+        if workers and not is_indexed(self.dataset):
+            raise InputTypeError(
+                f"workers= need a dataset with a length and indices, which {type(self.dataset).__name__} has not"
+            )
 
-    def check_continued(self, found: Collection, path: str | os.PathLike[str]) -> None:
+    def check_continued(self, found: Collection, path: Any) -> None:
         """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""
         facts = replace(self._facts(found.facts.layers), labels=found.facts.labels)
         difference = facts.difference(found.facts)
+        kinds = {name: found.facts.layers[name].kind for name in self.layers if name in found.facts.layers}
         if difference is None and list(found.facts.layers) != list(self.layers):
             difference = f"the layers ({found.layers} and {list(self.layers)})"
+        if difference is None and any(kind is not None and kinds[name] != kind.__name__ for name, kind in self.layers.items()):
+            difference = f"what counts the channels ({', '.join(kinds.values())})"
         if difference is not None:
             raise InputError(f"{path} is a collection that differs in {difference}; give another path, or remove it")
-        if is_indexed(self.dataset) and found.probes:
-            number, text = next(iter(found.probes.items()))
-            if number >= len(self.dataset) or hash_of_sample(parts_of(self.dataset[number])[0]) != text:
-                raise InputError(
-                    f"sample {number} of the dataset is not what it was when {path} was begun: has the dataset changed, or is "
-                    "its preprocessing random?"
-                )
-
-    def _is_indexed(self) -> bool:
-        return (
-            hasattr(self.dataset, "__getitem__") and hasattr(self.dataset, "__len__") and not isinstance(self.dataset, Mapping)
-        )
+        if is_indexed(self.dataset):
+            for number in found.probes:
+                check_probe(number, self.dataset[number] if number < len(self.dataset) else None, found.probes)
 
     def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
-        function = callable(self.target)
-        target = getattr(self.target, "__qualname__", type(self.target).__name__) if function else str(self.target)
-        fingerprint = fingerprint_of_module(self.module)
-        return Facts(fingerprint, target, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
+        target = fingerprint_of_function(self.target) if callable(self.target) else self.target
+        target = target if isinstance(target, str) else int(target)
+        output = fingerprint_of_function(self.output) if callable(self.output) else repr(self.output)
+        model = fingerprint_of_module(self.module)
+        return Facts(model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
 
     # --- scores --------------------------------------------------------------------------------------------------------------
 
@@ -181,7 +206,7 @@ class _Job:
             found = kind_of(self.module, name, tuple(value.shape), kind)
             layers[name] = Layer(found.__name__, value.shape[found.dimension], value.ndim - 2)
 
-        return Collection(self._facts(layers, batch.labels is not None), {}, probes={batch.numbers[0]: batch.first})
+        return Collection(self._facts(layers, batch.labels is not None), {})
 
     def scored(self, facts: Facts, computed: Computation, batch: Batch) -> "_Scored":
         """The scores of a batch."""
@@ -198,7 +223,7 @@ class _Job:
                 _check_values(name, layer, quantity, values, batch)
                 reduced, positions[name, quantity] = scores_of(layer, values, quantity in self.normalized)
                 scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
-        return _Scored(np.array(batch.numbers, dtype=np.int64), classes, scores, positions)
+        return _Scored(np.array(batch.numbers, dtype=np.int64), batch.first, classes, scores, positions)
 
 
 @dataclass(frozen=True)
@@ -206,6 +231,7 @@ class _Scored:
     """The scores of some samples."""
 
     numbers: NDArray[np.int64]
+    first: str  # hash of the first sample
     classes: dict[str, NDArray[np.int64]]  # of each sample, by grouping
     scores: dict[tuple[str, str, str], NDArray[np.float64]]  # by layer, quantity and reduction: (samples, channels)
     positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
@@ -232,7 +258,7 @@ def _extended(found: Collection, parts: Sequence[_Scored]) -> Collection:
                 ranking = groups.get(group) or Ranking.empty(places, layer.channels, layer.dimensions)
                 groups[group] = ranking.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
             rankings[key] = dict(sorted(groups.items()))
-    return found.with_samples(numbers.tolist(), rankings)
+    return found.with_samples(numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts})
 
 
 def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Batch) -> None:

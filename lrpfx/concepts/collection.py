@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -21,6 +20,7 @@ GROUPINGS = ("all", "predicted", "true")
 TARGETS = ("predicted", "true")
 SUFFIX = ".npz"
 FORMAT = 1
+_PROBES = 16  # samples of which hashes are kept
 Key = tuple[str, str, str, str]  # layer, quantity, reduction, grouping
 ALL = 0  # the only group of the grouping "all"
 
@@ -52,7 +52,8 @@ class Facts:
     """What collections must have in common to be merged, or continued."""
 
     model: str  # fingerprint
-    target: str  # one of `TARGETS`, a class index, or the name of a function
+    target: str | int  # one of `TARGETS`, a class index, or the fingerprint of a function
+    output: str  # the explained output
     top: int
     top_by_class: int
     normalized: tuple[str, ...]
@@ -62,9 +63,7 @@ class Facts:
     @property
     def target_of_samples(self) -> str | int | None:
         """The target of each sample; None if it was a function."""
-        if self.target in TARGETS:
-            return self.target
-        return int(self.target) if self.target.lstrip("-").isdigit() else None
+        return self.target if isinstance(self.target, int) or self.target in TARGETS else None
 
     def difference(self, other: "Facts") -> str | None:
         """What differs, in words, or None."""
@@ -120,6 +119,9 @@ class Collection:
         samples of that class alone. `count`: at most so many. Errors: `InputError` for what was not collected.
         """
         kind = self.checked(layer, channel)
+        for one in (predicted, true):
+            if one is not None and (isinstance(one, bool) or not isinstance(one, (int, np.integer))):
+                raise InputTypeError(f"a class is an index, not {one!r}")
         if predicted is not None and true is not None:
             raise InputError("samples are ranked by predicted or by true class, not by both")
         grouping = "predicted" if predicted is not None else "true" if true is not None else "all"
@@ -145,7 +147,7 @@ class Collection:
 
     def checked(self, layer: Any, channel: Any) -> Layer:
         """What the values of a layer are. `InputError` unless it was collected and has the channel."""
-        if layer not in self.facts.layers:
+        if not isinstance(layer, str) or layer not in self.facts.layers:
             raise InputError(f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}")
         found = self.facts.layers[layer]
         if isinstance(channel, bool) or not isinstance(channel, (int, np.integer)):
@@ -169,10 +171,14 @@ class Collection:
         """Whether a sample was seen."""
         return any(first <= sample < last for first, last in self.samples)
 
-    def with_samples(self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]]) -> Self:
+    def with_samples(
+        self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, str]
+    ) -> Self:
         """The collection with these rankings, which now have these samples, too."""
         seen = [(sample, sample + 1) for sample in samples]
-        return replace(self, rankings=dict(rankings), samples=_united([*self.samples, *seen]))
+        return replace(
+            self, rankings=dict(rankings), samples=_united([*self.samples, *seen]), probes=_thinned({**self.probes, **probes})
+        )
 
     # --- files ---------------------------------------------------------------------------------------------------------------
 
@@ -199,7 +205,9 @@ class Collection:
             content = path.read_bytes()
         try:
             return _read(content)
-        except (RefusedError, BadZipFile, ValueError, KeyError, TypeError, AttributeError, EOFError, IndexError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # of zipfile, json and numpy, for content of any kind
             raise ArtefactError(f"{path} is not a collection, or damaged: {error}") from error
 
     def __repr__(self) -> str:
@@ -215,6 +223,8 @@ def merge(parts: Iterable[Collection]) -> Collection:
 
     Errors: `InputError` for parts of different models, layers or settings, and for samples that two parts have.
     """
+    if not isinstance(parts, Iterable):
+        raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}")
     found: Collection | None = None
     for part in parts:
         if not isinstance(part, Collection):
@@ -238,9 +248,15 @@ def _merged(one: Collection, other: Collection) -> Collection:
         for group, ranking in other.rankings.get(key, {}).items():
             groups[group] = groups[group].merged(ranking) if group in groups else ranking
         rankings[key] = dict(sorted(groups.items()))
-    return Collection(
-        one.facts, rankings, _united([*one.samples, *other.samples]), dict(sorted({**one.probes, **other.probes}.items()))
-    )
+    return Collection(one.facts, rankings, _united([*one.samples, *other.samples]), _thinned({**one.probes, **other.probes}))
+
+
+def _thinned(probes: Mapping[int, str]) -> dict[int, str]:
+    """At most `_PROBES` of the probes, the first among them."""
+    found = dict(sorted(probes.items()))
+    while len(found) > _PROBES:
+        found = dict(list(found.items())[::2])
+    return found
 
 
 def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -284,6 +300,9 @@ def _read(content: bytes) -> Collection:
         if np.isnan(columns[0]).any() or ((columns[1] == NONE) != (columns[0] == -np.inf)).any() or (columns[2] < 0).any():
             raise RefusedError(f"the scores of {key} are invalid")
         rankings[key] = {group: Ranking(*parts) for group, *parts in zip(groups, *columns, strict=True)}
+    whole = {(name, quantity, reduction, "all") for name in facts.layers for quantity in QUANTITIES for reduction in REDUCTIONS}
+    if not whole <= set(rankings) or any(list(rankings[key]) != [ALL] for key in whole):
+        raise RefusedError("rankings are missing")
     if arrays:
         raise RefusedError(f"it holds {sorted(arrays)[0]!r}, which does not belong in it")
     return Collection(facts, rankings, _united(samples), probes)
@@ -295,8 +314,9 @@ def _facts_in(described: Mapping[str, Any]) -> Facts:
     numbers = [found.top, found.top_by_class, *(one for layer in layers.values() for one in (layer.channels, layer.dimensions))]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise RefusedError("its numbers of places, channels or dimensions are invalid")
-    texts = [found.model, found.target, *found.normalized]
-    if not all(isinstance(text, str) for text in texts) or not set(found.normalized) <= set(QUANTITIES):
+    texts = [found.model, found.output, *found.normalized]
+    is_known = type(found.target) in (str, int) and set(found.normalized) <= set(QUANTITIES)
+    if not is_known or not all(isinstance(text, str) for text in texts):
         raise RefusedError("its settings are invalid")
     if not all(layer.kind in KINDS for layer in layers.values()) or type(found.labels) is not bool:
         raise RefusedError("its layers are invalid")

@@ -126,7 +126,7 @@ def reference(
     output: OutputSelector = None,
     gates: bool = True,
 ) -> References:
-    """The samples with the largest scores for one channel, with what the channel saw in them.
+    """The samples with the largest scores for one channel, with what the channel saw in them; none with a score of 0.
 
     `explain_model`, `dataset`: those of which `lrpfx.concepts.collect` made the `collection`. `by`, `reduction`, `predicted`,
     `true`, `count`: see `Collection.top`. For samples ranked by relevance, their relevance is that of the target through this
@@ -166,14 +166,18 @@ def gallery(
     for `reference`.
     """
     sources = _Sources(explain_model, dataset, collection, target, output, gates)
+    if not isinstance(channels, Sequence):
+        raise InputTypeError(f"a gallery has a row for each of several channels, not {channels!r}")
     rows = []
     for channel in channels:
         found = sources.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
         rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
     if not any(rows):
         raise InputError("there are no references to draw")
-    title = settings.pop("title", f"{layer}: largest {by} ({reduction})")
-    return sheet([row for row in rows if row], title=title, **settings)
+    empty = [str(channel) for channel, row in zip(channels, rows, strict=True) if not row]
+    note = f"without any {by}: {', '.join(empty)}" if empty else None
+    named = {"title": f"{layer}: largest {by} ({reduction})", "caption": note}
+    return sheet([row for row in rows if row], **{**named, **settings})
 
 
 def _title(found: References, one: Reference) -> str:
@@ -215,7 +219,7 @@ class _Sources:
 
     def references(self, layer: str, channel: int, **settings: Any) -> References:
         described = self.collection.checked(layer, channel)
-        ranked = self.collection.top(layer, channel, **settings)
+        ranked = [one for one in self.collection.top(layer, channel, **settings) if one.score]
         channel = int(channel) % described.channels
         found = (self._reference(layer, described, channel, one, settings["by"], settings["reduction"]) for one in ranked)
         return References(layer, channel, tuple(found))

@@ -39,6 +39,8 @@ def _numbers(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
     """The numbers of the wanted samples."""
     if samples is None:
         return range(len(dataset)) if is_indexed(dataset) else itertools.count()
+    if not isinstance(samples, Iterable):
+        raise InputTypeError(f"samples are the numbers of several samples, such as range(100), not {samples!r}")
     found = list(samples)
     if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in found):
         raise InputTypeError("samples are the numbers of samples, from 0")
@@ -50,15 +52,23 @@ def _numbers(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
 
 
 def batches(
-    dataset: Any, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, workers: int
+    dataset: Any,
+    samples: Iterable[int] | None,
+    done: Callable[[int], bool],
+    size: int,
+    workers: int,
+    probes: Mapping[int, str],
 ) -> Iterator[Batch]:
-    """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
+    """The wanted samples that are not done, in order. `samples`: their numbers, by default all.
+
+    `probes`: hashes of samples by number, with which samples that are iterated over are compared.
+    """
     loaded: Iterable[list[Any]]
     numbers = itertools.filterfalse(done, _numbers(dataset, samples))
     if is_indexed(dataset):
         loaded = DataLoader(_Samples(dataset, list(numbers)), batch_size=size, num_workers=workers, collate_fn=list)
     else:
-        loaded = _grouped(_iterated(dataset, numbers, samples is None), size)
+        loaded = _grouped(_iterated(dataset, numbers, samples is None, probes), size)
     for items in loaded:
         failed = next((one for one in items if isinstance(one, _Failed)), None)
         whole = list(itertools.takewhile(lambda one: not isinstance(one, _Failed), items))
@@ -91,12 +101,14 @@ class _Samples(Dataset[Any]):
             return _Failed(number, first_lines(error))
 
 
-def _iterated(dataset: Iterable[Any], numbers: Iterator[int], is_all: bool) -> Iterator[Any]:
+def _iterated(dataset: Iterable[Any], numbers: Iterator[int], is_all: bool, probes: Mapping[int, str]) -> Iterator[Any]:
     """The samples with these numbers, which rise, of a dataset without indices. `is_all`: or as many as it has."""
     wanted, number = next(numbers, None), -1
     for number, item in enumerate(dataset):
         if wanted is None:
             return
+        if number in probes:
+            check_probe(number, item, probes)
         if number == wanted:
             yield number, *parts_of(item)
             wanted = next(numbers, None)
@@ -109,21 +121,43 @@ def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
         yield group
 
 
+def check_probe(number: int, item: Any, probes: Mapping[int, str]) -> None:
+    """Raise `InputError` unless a sample has the hash that it had before. `item`: None if there is none any more."""
+    if item is None or hash_of_sample(parts_of(item)[0]) != probes[number]:
+        raise InputError(
+            f"sample {number} of the dataset is not what it was when the file was begun: has the dataset changed, or is its "
+            "preprocessing random?"
+        )
+
+
 def parts_of(item: Any) -> tuple[Any, int | None]:
     """The inputs of a sample, and its label if it has one."""
-    if isinstance(item, (tuple, list)) and len(item) == 2 and _is_label(item[1]):
-        return item[0], int(item[1])
+    if isinstance(item, (tuple, list)) and len(item) == 2 and _may_be_label(item[1]):
+        return item[0], _label_of(item[1])
     if isinstance(item, Mapping):
-        key = next((key for key in LABELS if key in item and _is_label(item[key])), None)
+        key = next((key for key in LABELS if key in item and _may_be_label(item[key])), None)
         inputs = {name: value for name, value in item.items() if name != key}
-        return inputs, None if key is None else int(item[key])
+        return inputs, None if key is None else _label_of(item[key])
     return item, None
 
 
-def _is_label(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.ndim == 0 and not value.is_floating_point() and value.dtype != torch.bool
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def _may_be_label(value: Any) -> bool:
+    """Whether a value is a single one, and so not another input of a model."""
+    return not isinstance(value, (torch.Tensor, np.ndarray, Mapping, tuple, list)) or _is_single(value)
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0
+
+
+def _label_of(value: Any) -> int:
+    """A label as a class index. `InputTypeError` for others."""
+    plain = value.item() if _is_single(value) or isinstance(value, np.generic) else value
+    if isinstance(plain, bool) or not isinstance(plain, int):
+        raise InputTypeError(
+            f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples"
+        )
+    return plain
 
 
 def _batch_of(items: Sequence[tuple[int, Any, int | None]]) -> Batch:

@@ -83,9 +83,9 @@ def relevances(
 ) -> Shares:
     """The relevance of each channel of a recorded layer, with its share, the largest magnitude first.
 
-    `of`: `Channel`, `Feature`, `Token` or `Head`; by default channels of values (batch, channels, height, width) and features
-    of values (batch, features). `sample`: one of the batch; by default, relevance is summed over the batch. The attribution is
-    that of one target and no condition: `InputError` otherwise, and for a layer that was not recorded.
+    `of`: `Channel`, `Feature`, `Token` or `Head`; by default what an index means in conditions, but for hidden states, whose
+    tokens or features may be meant. `sample`: one of the batch; by default, relevance is summed over the batch. The
+    attribution is that of one target and no condition: `InputError` otherwise, and for a layer that was not recorded.
 
     For experts, pass what `lrpfx.attribution.relevance_of_experts` returns, the path of a mixture, and `of=Expert`: relevance
     is summed over tokens.
@@ -100,12 +100,12 @@ def relevances(
         raise InputError(f"{layer!r} was not recorded: pass record={layer!r}.{nearest(layer, attribution.layers)}")
     values = attribution.layers[layer].detach().double()
     if of is None:
-        kinds: dict[int, type[Index]] = {2: Feature, 4: Channel, 5: Channel}
-        if values.ndim not in kinds:
+        of = attribution.meanings.get(layer)
+        if of is None or of is Token:
+            shape = tuple(values.shape)
             raise InputError(
-                f"the value of {layer} has the shape {tuple(values.shape)}: say what is meant, of=Token or of=Feature"
+                f"the value of {layer} has the shape {shape}: say what is meant, of=Channel, of=Token or of=Feature"
             )
-        of = kinds[values.ndim]
     if of not in (Channel, Feature, Token, Head):
         name = "Channel, since neurons are not summed over positions" if of is Neuron else "Channel, Feature, Token or Head"
         raise InputTypeError(f"of= is {name}")

@@ -105,3 +105,27 @@ def hash_of_file(path: Path) -> str:
     """The SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """A context in which no other process writes to `path`. `InputError` if one does already.
+
+    The lock is a file beside it, and gone after the context.
+    """
+    name = path.with_name(f".{path.name}.lrpfx-lock")
+    while True:
+        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o666)
+        if locked(file) is False:
+            os.close(file)
+            raise InputError(f"another run writes to {path}: wait until it has ended, or give another path")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.stat(name)):
+                break
+        os.close(file)  # another process removed it when it ended
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            name.unlink()
+        os.close(file)

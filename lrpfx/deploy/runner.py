@@ -121,6 +121,10 @@ class Runner:
                     sizes[number] = others[0]
         if given is None:
             return torch.ones(sizes, dtype=getattr(torch, described["dtype"]), device=first.device)
+        if isinstance(given, np.ndarray) and given.dtype.kind in "bf" and not isinstance(given, np.ma.MaskedArray):
+            given = torch.from_numpy(given.astype(given.dtype.newbyteorder("=")))
+        if isinstance(given, torch.Tensor) and (given.dtype == torch.bool or given.is_floating_point()):
+            given = _plain(name, given).to(getattr(torch, described["dtype"]))
         mask = self._checked(name, given)
         try:
             full = mask.broadcast_to(sizes)

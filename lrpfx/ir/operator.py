@@ -275,6 +275,11 @@ class Operator:
         return issubclass(self.kind, (types.Neutral, types.MaxPool, types.Embedding))
 
     @property
+    def returns_several(self) -> bool:
+        """Whether a call returns several tensors."""
+        return self.parts or bool(self.results) or self.name.endswith("_with_indices")
+
+    @property
     def shares_with_constants(self) -> bool:
         """Whether a parameter or constant among the data takes a share of the relevance, as in x + position."""
         return not issubclass(self.kind, (types.Product, types.MatMul))

@@ -160,6 +160,7 @@ class Cache:
     runners: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # a recorder and how it runs -> it, and with plain calls
     compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict)
     layouts: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of recorded and masked values, without memory
+    meanings: dict[tuple[str, int], Any] = field(default_factory=dict)  # of indices of a node with so many dimensions, or None
     embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
 
 

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers import torchvision_model
+from helpers import assert_close, torchvision_model
 from torch import nn
 
 import lrpfx
@@ -306,7 +306,7 @@ def test_integers_are_no_masks(x):
     assert lrpfx.attribute(explain_model, x, targets=[0, 1], chunk_size=np.int64(2)).targets == 2
 
 
-def test_channels_that_may_be_last_are_named():
+def test_channels_that_are_last():
     class Last(nn.Module):
         def __init__(self):
             super().__init__()
@@ -321,5 +321,69 @@ def test_channels_that_may_be_last_are_named():
     whole = lrpfx.attribute(explain_model, x, 0).relevance
     parts = lrpfx.attribute(explain_model, x, 0, conditions=every("add", 5)).relevance
     assert torch.allclose(parts.sum(0), whole, atol=1e-12), "features of a dense layer"
-    with pytest.raises(InputError, match="channels first or last"):
-        lrpfx.attribute(explain_model, x, 0, conditions=[{"permute": [1]}])
+    of_permuted, of_dense = (
+        lrpfx.attribute(explain_model, x, 0, conditions=[{"permute": index}]).relevance for index in ([1], Feature(1))
+    )
+    assert torch.equal(of_permuted, of_dense), "the dense layer reads its features"
+
+
+def test_an_edge_to_a_reader_that_reads_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv1d(2, 3, 1), nn.Linear(3, 2)
+
+        def forward(self, x):
+            hidden = self.conv(x).relu()
+            return self.head((hidden + hidden).mean(2))
+
+    x = torch.rand(2, 2, 5)
+    explain_model = lrpfx.transform(Twice().eval(), EpsilonPlus(), example_inputs=x)
+    with pytest.warns(lrpfx.LrpfxWarning, match="leaves no relevance"):
+        found = lrpfx.attribute(explain_model, x, 0, conditions=[{("relu", "add"): []}])
+    assert not found.relevance.any()
+    halves = lrpfx.attribute(explain_model, x, 0, conditions=[{("relu", "add"): torch.tensor(0.5)}]).relevance[0]
+    assert_close(halves, lrpfx.attribute(explain_model, x, 0).relevance / 2)
+
+
+@pytest.mark.parametrize("record", [(), ["0", "1"]])
+def test_several_together_in_other_memory_formats(record):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    x = torch.rand(2, 3, 8, 8)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    conditions = [{"0": [0]}, {"0": [1]}, {"0": [2, 3]}]
+    expected = lrpfx.attribute(explain_model, x, targets=[0, 1], conditions=conditions, record=record)
+    last = x.to(memory_format=torch.channels_last)
+    for size in (2, 6):
+        found = lrpfx.attribute(explain_model, last, targets=[0, 1], conditions=conditions, record=record, chunk_size=size)
+        assert_close(found.relevance, expected.relevance)
+        for name, relevance in expected.layers.items():
+            assert_close(found.layers[name], relevance)
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.zeros(2, 4, 6, 6, dtype=torch.long), torch.zeros(4, dtype=torch.complex64), np.array(["a"]), "0", {1: 2}]
+)
+def test_what_is_no_mask_is_an_error(mask):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3)).eval()
+    x = torch.rand(2, 3, 8, 8)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    with pytest.raises(InputError, match=r"masks are boolean or floating point|takes indices"):
+        lrpfx.attribute(explain_model, x, 0, conditions=[{"0": mask}])
+
+
+def test_pooling_that_returns_indices():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool, self.head = nn.MaxPool1d(2, return_indices=True), nn.Linear(3, 2)
+
+        def forward(self, x):
+            values, places = self.pool(x)
+            return self.head(values.mean(2) + 0 * places.float().mean(2))
+
+    x = torch.rand(2, 3, 4)
+    explain_model = lrpfx.transform(Pooled().eval(), EpsilonPlus(), example_inputs=x)
+    for settings in ({"record": "pool"}, {"conditions": [{"pool": [0]}]}):
+        with pytest.raises(InputError, match="'pool' returns several tensors"):
+            lrpfx.attribute(explain_model, x, 0, **settings)

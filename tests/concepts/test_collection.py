@@ -119,6 +119,49 @@ def test_parts_merge_in_any_order_and_grouping(explain_model, dataset):
         merge([a, collect(explain_model, dataset, LAYERS, top=4, top_by_class=3, samples=[59])])
     with pytest.raises(lrpfx.InputError, match="no collections"):
         merge([])
+    with pytest.raises(lrpfx.InputTypeError, match="takes several collections"):
+        merge(a)
+
+
+def test_functions_are_told_apart(explain_model, dataset, tmp_path):
+    path = tmp_path / "concepts.npz"
+
+    def target_of(place):
+        return lambda output: output * torch.eye(CLASSES)[place].to(output)
+
+    collect(explain_model, dataset, LAYERS, path, target=target_of(0))
+    assert collect(explain_model, dataset, LAYERS, path, target=target_of(0)).count == 60
+    with pytest.raises(lrpfx.InputError, match="differs in target"):
+        collect(explain_model, dataset, LAYERS, path, target=target_of(1))
+
+
+def test_one_process_at_a_time_writes_to_a_file(explain_model, dataset, tmp_path):
+    path = tmp_path / "concepts.npz"
+
+    class Nested(Failing):
+        def __getitem__(self, number):
+            if number == self.at:
+                with pytest.raises(lrpfx.InputError, match="another run writes to"):
+                    collect(explain_model, dataset, LAYERS, path)
+            return self.dataset[number]
+
+    assert collect(explain_model, Nested(dataset, 30, None), LAYERS, path).count == 60
+    assert [one.name for one in tmp_path.iterdir()] == ["concepts.npz"]
+
+
+@pytest.mark.parametrize("label", ["cat", None, 1.5, True, torch.tensor(0.5)])
+def test_labels_that_are_no_class_indices(explain_model, dataset, label):
+    with pytest.raises(lrpfx.InputError, match="labels are class indices"):
+        collect(explain_model, [(image, label) for image in dataset.tensors[0][:3]], LAYERS)
+
+
+def test_labels_of_numpy(explain_model, dataset):
+    images, labels = dataset.tensors
+    expected = collect(explain_model, dataset, LAYERS)
+    for convert in (np.int32, lambda label: np.array(int(label))):
+        same(
+            collect(explain_model, [(one, convert(label)) for one, label in zip(images, labels, strict=True)], LAYERS), expected
+        )
 
 
 class Failing:
@@ -167,7 +210,12 @@ def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_p
         ({"explain_model": other}, "the model, its weights or its rules"),
         ({"explain_model": ruled}, "the model, its weights or its rules"),
         ({"dataset": TensorDataset(images + 1, labels)}, "sample 0 of the dataset is not what it was"),
+        ({"dataset": iter(list(images + 1))}, "sample 0 of the dataset is not what it was"),
+        ({"dataset": TensorDataset(torch.cat([images[:1], images[1:].flip(0)]), labels)}, "sample 32 of the dataset is not"),
         ({"layers": ["first"]}, "differs in the layers"),
+        ({"output": 0}, "differs in output"),
+        ({"layers": {"first": Channel, "add": Channel, "mean": Channel}}, "differs in what counts the channels"),
+        ({"target": lambda output: output}, "differs in target"),
         ({"target": "true"}, r"differs in target \(predicted and true\)"),
         ({"normalize": ()}, "differs in normalized"),
     ):
@@ -248,15 +296,26 @@ def test_features_and_heads_of_texts_of_any_length():
         ({"layers": ["nothing"]}, "no node or module named 'nothing'"),
         ({"layers": []}, "no layers are named"),
         ({"layers": {"head": Channel, "mean": Head}}, "without a dimension of Heads"),
-        ({"top": 0}, "top is a whole number, 1 or more"),
-        ({"top_by_class": -1}, "top_by_class is a whole number, 0 or more"),
-        ({"batch_size": 0}, "batch_size is a whole number, 1 or more"),
-        ({"normalize": ["both"]}, "normalize names 'activation' and 'relevance', not 'both'"),
+        ({"top": 0}, "top is a whole number from 1"),
+        ({"top_by_class": -1}, "top_by_class is a whole number from 0"),
+        ({"batch_size": 0}, "batch_size is a whole number from 1"),
+        ({"normalize": ["both"]}, "normalize is a list of 'activation' and 'relevance'"),
         ({"target": "label"}, 'target is "predicted", "true", a class index or a function'),
         ({"samples": [60]}, "sample 60 is out of range"),
         ({"samples": [1, 1]}, "given twice"),
         ({"samples": [-1]}, "numbers of samples"),
-        ({"dataset": 5}, "int has none"),
+        ({"normalize": None}, "normalize is a list"),
+        ({"normalize": "relevance"}, "normalize is a list"),
+        ({"top": 10**12}, "top is a whole number from 1"),
+        ({"samples": 5}, "numbers of several samples"),
+        ({"layers": None}, "layers are"),
+        ({"save_every": "often"}, "save_every is a number of seconds"),
+        ({"target": torch.zeros(60, dtype=torch.long)}, "class index or a function"),
+        ({"target": None}, "class index or a function"),
+        ({"path": "/nonexistent/a.npz"}, "no folder"),
+        ({"dataset": "images"}, "which a str has not"),
+        ({"dataset": {"image": [1, 2]}}, "which a dict has not"),
+        ({"dataset": 5}, "which a int has not"),
         ({"path": "concepts.txt"}, "suffix must be .npz"),
     ],
 )
@@ -278,6 +337,8 @@ def test_queries_that_are_wrong(explain_model, dataset):
         (("first", 0), {"predicted": 1}, "collect them with top_by_class="),
         (("first", 0), {"predicted": 1, "true": 1}, "not by both"),
         (("first", 0), {"count": 0}, "count is a positive number"),
+        ((["first"], 0), {}, "was not collected"),
+        (("first", 0), {"true": [1]}, "a class is an index"),
     ):
         with pytest.raises(lrpfx.InputError, match=message):
             found.top(*arguments, **settings)
@@ -305,8 +366,10 @@ def rewritten(content, path, change):
     """The file with changed arrays."""
     arrays = read_arrays(content)
     manifest = json.loads(arrays["manifest"].tobytes())
+    arrays["manifest"] = None
     change(manifest, arrays)
-    arrays["manifest"] = np.frombuffer(json.dumps(manifest).encode(), dtype=np.uint8)
+    if arrays["manifest"] is None:
+        arrays["manifest"] = np.frombuffer(json.dumps(manifest).encode(), dtype=np.uint8)
     np.savez(path, **arrays)
     return path
 
@@ -318,11 +381,11 @@ def test_a_file_holds_everything(explain_model, dataset, content, tmp_path):
     same(Collection.load(rewritten(content, path, lambda manifest, arrays: None)), Collection.load(path))
 
 
-@pytest.mark.parametrize("place", range(0, 100, 7))
+@pytest.mark.parametrize("place", [*range(0, 100, 7), *range(970, 1000)])
 def test_a_damaged_file_is_refused_or_the_same(content, tmp_path, place):
     path = tmp_path / "concepts.npz"
     damaged = bytearray(content)
-    damaged[len(content) * place // 100] ^= 0x55
+    damaged[len(content) * place // (100 if place < 100 else 1000)] ^= 0x55
     path.write_bytes(damaged)
     original = tmp_path / "original.npz"
     original.write_bytes(content)
@@ -366,6 +429,9 @@ def _array(name, value):
         _array("0.samples", np.zeros((1, 3, 6), dtype=np.float64)),
         _array("0.scores", np.array([["a"]], dtype=object)),
         _array("stranger", np.zeros(3)),
+        _set("rankings", value=[]),
+        _set("facts", "target", value=[1]),
+        lambda manifest, arrays: arrays.update(manifest=np.frombuffer(b"[" * 100_000, dtype=np.uint8)),
     ],
 )
 def test_a_crafted_file_is_refused(content, tmp_path, change):

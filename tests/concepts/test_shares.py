@@ -18,7 +18,7 @@ def attribution():
         "dense": torch.tensor([[3.0, -1.0], [0.0, 0.0]]),
         "hidden": torch.arange(12.0).reshape(2, 3, 2),
     }
-    return Attribution(torch.zeros(2, 3), torch.zeros(2, 1), layers)
+    return Attribution(torch.zeros(2, 3), torch.zeros(2, 1), layers, meanings={"conv": Channel, "dense": Feature})
 
 
 def test_shares_are_sums_over_positions(attribution):
