@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lrpfx.attribution.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.concepts.collection import ALL, QUANTITIES, TARGETS, Collection, Facts, Layer
 from lrpfx.concepts.rankings import Ranking
-from lrpfx.concepts.samples import Batch, batches, hash_of_sample, is_indexed, parts_of
+from lrpfx.datasets.samples import Batch, batches, hash_of_sample, is_indexed, parts_of
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
