@@ -65,18 +65,25 @@ class Explaining:
         """The dimensions of relevance before those of the values."""
         return (*(("condition",) if self.conditions is not None else ()), *(("target",) if self.has_several else ()))
 
-    def explained(self, group: Group, samples: Sequence[Sample]) -> Iterator[Explained]:
-        """Explanations of a group of a batch's samples. What fails for several is tried again with half of them."""
+    def explained(
+        self, group: Group, samples: Sequence[Sample], observe: Callable[[Computation], object]
+    ) -> Iterator[Explained]:
+        """Explanations of a group of a batch's samples. What fails for several is tried again with half of them.
+
+        `observe`: it is called with what is computed.
+        """
         numbers = [samples[place].number for place in group.places]
         try:
-            rows, problems = self.rows(group.inputs, [samples[place].label for place in group.places])
+            found = self.computed(group.inputs, [samples[place].label for place in group.places])
+            observe(found)
+            rows, problems = self.rows(found, len(numbers))
         except InputError as error:
             if len(numbers) == 1:
                 yield Explained([], {}, {group.places[0]: str(error)})
                 return
             middle = len(numbers) // 2
             for part in (slice(None, middle), slice(middle, None)):
-                yield from self.explained(Group(group.places[part], _taken(group.inputs, part)), samples)
+                yield from self.explained(Group(group.places[part], _taken(group.inputs, part)), samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
@@ -126,11 +133,8 @@ class Explaining:
 
         return pytree.tree_map(placed, inputs)
 
-    def rows(self, inputs: Any, labels: Sequence[int | None]) -> tuple[dict[str, Array], dict[int, str]]:
+    def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
-        return self.rows_of(self.computed(inputs, labels), len(labels))
-
-    def rows_of(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         values = {**self._relevance(found, count), **self._output(found.output, count), **self._sums(found, count)}
         problems: dict[int, str] = {}
         for name, value in values.items():

@@ -16,8 +16,8 @@ MISSING, EXPLAINED, FAILED = 0, 1, 2
 STATUS, LABEL, KEY, ERROR = "status", "label", "key", "error"
 #: The array with an entry for each block: 0 before it is done, then a digest of its first sample.
 DONE = "done"
-#: Scales of the values of another array.
-SCALE = ".scale"
+#: The beginning of the names of scales of the values of another array.
+SCALE = "scale_of."
 
 SAMPLE, BLOCK = "sample", "block"
 TEXT_BYTES = {KEY: 256, ERROR: 512}
@@ -37,7 +37,7 @@ class Layout:
     shape: tuple[int, ...]
     dtype: str
     dimensions: tuple[str, ...]
-    is_scaled: bool = False  # values are those in the array times those in another, named with `SCALE`
+    is_scaled: bool = False  # values are those in the array times those in another, whose name begins with `SCALE`
 
     @property
     def fill(self) -> float | int:
@@ -98,7 +98,7 @@ def layouts_of(values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, 
         dtype = "float16" if of_scaled else str(value.dtype)
         found.append(Layout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
         if of_scaled:
-            found.append(Layout(name + SCALE, (), "float32", (SAMPLE,)))
+            found.append(Layout(SCALE + name, (), "float32", (SAMPLE,)))
     return [*found, *own_layouts()]
 
 

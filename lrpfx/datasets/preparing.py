@@ -69,7 +69,10 @@ class Preparing:
                 inputs, other = parts_of(pytree.tree_map(_single, self.collate([item])))
                 label = other if label is None else label
             if self.preprocess is not None:
-                return Sample(number, self.preprocess(_photograph(inputs)), label, key)
+                photograph = _photograph(inputs)
+                if not self.preprocess.is_measured:  # the rules of the first layer may be those for the range of its values
+                    self.preprocess.measured(photograph.size)
+                return Sample(number, self.preprocess(photograph), label, key)
             return Sample(number, _arguments_in(inputs, self.arguments), label, key)
         except LrpfxError as error:
             return Sample(number, label=label, key=key, problem=str(error))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.conditions import Condition, places_of
 from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.attribution.targets import OutputSelector
@@ -118,7 +119,8 @@ def attribute(
     A sample that cannot be loaded, does not fit or has values that are not finite is in the store with the reason, and the run
     goes on. Errors: those of `lrpfx.attribute` if none of the first 32 samples can be explained; `InputError` if the store was
     begun with another model, other settings or other data, which says what differs, and if another run writes to it;
-    `ArtefactError` if the store cannot be written or is damaged. What was written before an error is kept. Needs zarr.
+    `ArtefactError` if the store cannot be written or is damaged. What was written before an error is kept. An `LrpfxWarning` is
+    issued if the maps of the first batch are implausible. Needs zarr.
     """
     zarr_package()
     asked = _Asked(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
@@ -228,6 +230,7 @@ class _Run:
             _count("scores", asked.scores)
         checked_reduction("reduce", asked.reduce)
         self.asked = asked
+        self._has_objected = False
         self.explainer = explainer
         self.preprocess = _preprocessing(explainer)
         self.categories = explainer.categories if isinstance(explainer, Explainer) else None
@@ -343,14 +346,11 @@ class _Run:
                 copies = self.batch_size if compiled else 1  # not to compile for a batch of one
                 try:
                     found = self.explaining.computed(as_copies(group.inputs, copies), [sample.label] * copies)
-                    rows, problems = self.explaining.rows_of(found, copies)
+                    rows, problems = self.explaining.rows(found, copies)
                 except InputError as one:
                     error = error or one
                     continue
                 if not problems:
-                    message = found.objection()
-                    if message is not None:
-                        warnings.warn(f"sample {sample.number}: {message}", LrpfxWarning, stacklevel=6)
                     return rows
                 error = error or InputError(f"sample {sample.number}: {problems[0]}")
         raise error or self._none_could_be_explained()
@@ -375,22 +375,36 @@ class _Run:
             return  # a stream that was read to its end
         shown = progress is True
         with progress_counter(shown, "explaining", "sample", total, before) as advance, WriterThread(writer) as thread:
-            done = before
-            for block in _in_blocks(self.source.batches(plan)):
-                rows = _Rows(writer.empty(block.number))
-                for batch in block.batches:
-                    rows.add(batch, self._explained(batch))
-                    done += len(batch.samples)
-                    advance(len(batch.samples))
-                    if callable(progress):
-                        progress(done, total)
-                thread.write(block.number, rows.arrays, rows.digest)
+            done, rows = before, None
+            for batch in self.source.batches(plan):
+                if rows is not None and rows.block != batch.block:
+                    thread.write(rows.block, rows.arrays, rows.digest)
+                    rows = None
+                rows = rows or _Rows(batch.block, writer.empty(batch.block))
+                rows.add(batch, self._explained(batch))
+                done += len(batch.samples)
+                advance(len(batch.samples))
+                if callable(progress):
+                    progress(done, total)
+                if rows.is_full:  # at once: what comes next may be an error
+                    thread.write(rows.block, rows.arrays, rows.digest)
+                    rows = None
+            if rows is not None:
+                thread.write(rows.block, rows.arrays, rows.digest)
         if writer.manifest.samples is None:
             writer.finish(done)
 
     def _explained(self, batch: Batch) -> Iterator[Explained]:
         for group in batch.groups:
-            yield from self.explaining.explained(group, batch.samples)
+            yield from self.explaining.explained(group, batch.samples, self._object)
+
+    def _object(self, found: Computation) -> None:
+        """Warn if the first maps of the run are implausible."""
+        if not self._has_objected:
+            self._has_objected = True
+            message = found.objection()
+            if message is not None:
+                warnings.warn(message, LrpfxWarning, stacklevel=7)
 
 
 def _preprocessing(explainer: Any) -> Preprocessing | None:
@@ -409,36 +423,11 @@ def _preprocessing(explainer: Any) -> Preprocessing | None:
     return explainer.preprocess
 
 
-@dataclass(frozen=True)
-class _BlockOfBatches:
-    number: int
-    batches: Iterator[Batch]
-
-
-def _in_blocks(batches: Iterator[Batch]) -> Iterator[_BlockOfBatches]:
-    """The batches of each block, which follow one another."""
-    pending: list[Batch] = list(_next(batches))
-
-    def of_block(number: int) -> Iterator[Batch]:
-        while pending and pending[0].block == number:
-            yield pending.pop()
-            pending.extend(_next(batches))
-
-    while pending:
-        number = pending[0].block
-        yield _BlockOfBatches(number, of_block(number))
-
-
-def _next(batches: Iterator[Batch]) -> Iterator[Batch]:
-    found = next(batches, None)
-    if found is not None:
-        yield found
-
-
 class _Rows:
     """The rows of a block, which fill up."""
 
-    def __init__(self, arrays: dict[str, Array]) -> None:
+    def __init__(self, block: int, arrays: dict[str, Array]) -> None:
+        self.block = block
         self.arrays = arrays
         self.count = 0
         self.digest = UNKNOWN
@@ -460,6 +449,11 @@ class _Rows:
                 self.arrays[name][places] = values
         self._describe(batch.samples, problems)
         self.digest = batch.digest if self.digest == UNKNOWN else self.digest
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all samples of the block are there."""
+        return self.count == len(self.arrays[STATUS])
 
     def _misfit(self, rows: Mapping[str, Array]) -> str | None:
         """Why rows do not fit into the store, or None."""

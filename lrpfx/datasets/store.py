@@ -179,7 +179,7 @@ class BlockWriter:
             rows = min(rows, self.manifest.samples - block * rows)
         made = {}
         for one in self.manifest.layouts:
-            if one.dimensions[0] == SAMPLE and not one.name.endswith(SCALE) and one.name not in TEXT_BYTES:
+            if one.dimensions[0] == SAMPLE and not one.name.startswith(SCALE) and one.name not in TEXT_BYTES:
                 made[one.name] = np.full((rows, *one.shape), one.fill, dtype="float32" if one.is_scaled else one.dtype)
         return made
 
@@ -192,7 +192,7 @@ class BlockWriter:
             self._make_room(block)
             first = block * self.manifest.block
             for one in self.manifest.layouts:
-                if one.dimensions[0] != SAMPLE or one.name.endswith(SCALE):
+                if one.dimensions[0] != SAMPLE or one.name.startswith(SCALE):
                     continue
                 if one.name not in rows:
                     if self.is_resumed:  # a killed run may have written some
@@ -201,7 +201,7 @@ class BlockWriter:
                 values = rows[one.name]
                 if one.is_scaled:
                     values, factors = scaled(values)
-                    self.arrays[one.name + SCALE][first : first + len(values)] = factors
+                    self.arrays[SCALE + one.name][first : first + len(values)] = factors
                 self.arrays[one.name][first : first + len(values)] = values
             self.arrays[DONE][block] = digest
 

@@ -112,7 +112,7 @@ class StoredArray:
         if self._is_text:
             return texts_of(values)
         if self._layout.is_scaled:
-            factors = self._read(self._arrays[self.name + SCALE], chosen)
+            factors = self._read(self._arrays[SCALE + self.name], chosen)
             values = values.astype(np.float32) * factors.reshape(-1, *[1] * (values.ndim - 1))
         return values
 
@@ -151,7 +151,7 @@ class Attributions:
         except Exception as error:  # of a damaged description, in many kinds
             raise ArtefactError(f"{path} is damaged: {first_lines(error)}") from error
         for name, one in self._layouts.items():
-            if one.is_scaled and name + SCALE not in self._layouts:
+            if one.is_scaled and SCALE + name not in self._layouts:
                 raise ArtefactError(f"{path} has no scales of its array {name!r}")
         held = rows[DONE] * self._manifest.block
         of_samples = [rows[name] for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE]
@@ -182,7 +182,7 @@ class Attributions:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the arrays."""
-        return tuple(name for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE and not name.endswith(SCALE))
+        return tuple(name for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE and not name.startswith(SCALE))
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
