@@ -4,6 +4,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from lrpfx.version import __version__
+
 if TYPE_CHECKING:
     from lrpfx import (
         attribution,
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
         composites,
         concepts,
         core,
+        datasets,
         image,
         layer,
         pictures,
@@ -51,8 +54,6 @@ if TYPE_CHECKING:
 # An installation has lrpfx.passes inside this folder. In the repository, passes/ is beside it.
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "passes")):
     __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-__version__ = "0.1.0"
 
 #: module -> the public names in it; modules are imported when one is first used, since torch takes long to import
 _NAMES_IN = {
@@ -115,6 +116,7 @@ __all__ = [
     "TextExplanation",
     "UnsupportedOperationError",
     "VerificationError",
+    "__version__",
     "assignment",
     "attribute",
     "attribution",
@@ -125,6 +127,7 @@ __all__ = [
     "concepts",
     "condition",
     "core",
+    "datasets",
     "draw",
     "explain",
     "history",

@@ -83,7 +83,8 @@ class Computation:
     """A forward pass, and the relevance of inputs and layers for each condition and target, which are *tasks*.
 
     `output`: the explained output. `of_inputs`: relevance in the structure of the inputs. `layers`, `constants`, `multipliers`,
-    `values`: by the names of nodes; the values are those of the layers.
+    `values`: by the names of nodes; the values are those of the layers. `seeds`: the relevance that each target assigns to the
+    output, or to the node where it starts. `signals`: relevance of the inputs, or of the embeddings that read them, as a list.
     """
 
     def __init__(self, explain_model: nn.Module, inputs: Inputs, question: Question) -> None:
@@ -130,7 +131,7 @@ class Computation:
         if forward.output.is_meta:
             raise InputError(NO_VALUES.format(self.module.title))
         self.output = forward.output.detach()
-        self._seeds = self._seeds_of(forward.output)
+        self.seeds = self._seeds = self._seeds_of(forward.output)
         if self._first is not None:
             runner, forward = self._from_start(self._first, runner, forward, given | masking)
 
@@ -217,7 +218,7 @@ class Computation:
 
         of_integers = {place: [(name, recorded[name]) for name in names] for place, names in self._embeddings.items()}
         self.of_inputs = self.arguments.in_form(found[:first], of_integers)
-        self._signals = [*found[:first], *(recorded[name] for names in self._embeddings.values() for name in names)]
+        self.signals = [*found[:first], *(recorded[name] for names in self._embeddings.values() for name in names)]
 
         self.multipliers: dict[str, torch.Tensor] = {}
         for (name, place), gradient in zip(self._again.items(), found[last:], strict=True):
@@ -244,7 +245,7 @@ class Computation:
         """Why the relevance of the inputs is implausible, or None."""
         question = self.question
         if question.conditions is not None:
-            return empty_condition(question.conditions, self._signals)
+            return empty_condition(question.conditions, self.signals)
         if question.start is not None:
             return None
         final = final_probabilities_of(self.module.graph, question.output)
@@ -255,7 +256,7 @@ class Computation:
             return advice(softmax)
         if final is not None and softmax is None and explains_class and is_inverted(final, self._seeds):
             return advice_on_sign(final)
-        shares = self._signals if self._several else [relevance[None] for relevance in self._signals]
+        shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
 
         def scale() -> float:
             return float(self.output.abs().amax()) if explains_class and self.output.numel() else 0.0

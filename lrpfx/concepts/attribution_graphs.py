@@ -12,11 +12,11 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Inputs
+from lrpfx.attribution.channels import Layers, by_channel, kind_of, named_layers
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.names import resolve_names
 from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output, without_arrays
-from lrpfx.concepts.channels import Layers, by_channel, kind_of, named_layers
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import ancestors_of
 from lrpfx.pictures import colors_of, heatmap, overlay

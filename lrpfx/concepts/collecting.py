@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lrpfx.attribution.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer
 from lrpfx.concepts.rankings import Ranking
-from lrpfx.concepts.samples import Batch, batches, check_probe, is_indexed
+from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed
 from lrpfx.deploy.files import checked_path, sole_writer
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, os_errors
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_function, fingerprint_of_module
 from lrpfx.support.optional_packages import progress_bar
@@ -77,7 +77,7 @@ def collect(
     if path is None:
         return _collected(job, None, samples, batch_size, workers, save_every, progress)
     path, target_file = checked_path(path, (SUFFIX,))
-    with os_errors(ArtefactError, path, "written"), sole_writer(target_file):
+    with sole_writer(target_file):
         return _collected(job, target_file, samples, batch_size, workers, save_every, progress)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from lrpfx.concepts.channels import KINDS
+from lrpfx.attribution.channels import KINDS
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.deploy.files import as_path, checked_path, whole_file

@@ -10,14 +10,14 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import default_collate
 
+from lrpfx.attribution.channels import KINDS
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.channels import KINDS
 from lrpfx.concepts.collecting import TargetOfSamples, scores_of
 from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
-from lrpfx.concepts.samples import is_indexed, parts_of
+from lrpfx.datasets.samples import is_indexed, parts_of
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet

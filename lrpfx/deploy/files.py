@@ -109,23 +109,31 @@ def hash_of_file(path: Path) -> str:
 
 @contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """A context in which no other process writes to `path`. `InputError` if one does already.
+    """A context in which no other process writes to `path`. `InputError` if one does already, `ArtefactError` without access.
 
     The lock is a file beside it, and gone after the context.
     """
     name = path.with_name(f".{path.name}.lrpfx-lock")
-    while True:
-        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o666)
-        if locked(file) is False:
-            os.close(file)
-            raise InputError(f"another run writes to {path}: wait until it has ended, or give another path")
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), os.stat(name)):
-                break
-        os.close(file)  # another process removed it when it ended
+    with os_errors(ArtefactError, path, "written"):
+        file = _locked_file(name)
+    if file is None:
+        raise InputError(f"another run writes to {path}: wait until it has ended, or give another path")
     try:
         yield
     finally:
         with suppress(OSError):
             name.unlink()
         os.close(file)
+
+
+def _locked_file(name: Path) -> int | None:
+    """An open file that this process has locked; None if another one has."""
+    while True:
+        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o666)
+        if locked(file) is False:
+            os.close(file)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.stat(name)):
+                return file
+        os.close(file)  # another process removed it when it ended

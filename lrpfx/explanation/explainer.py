@@ -115,7 +115,7 @@ class Explainer:
             raise InputError("the list of texts is empty")
 
         def compiled_for(inputs: Any) -> CompiledModel:
-            compiled = self._compiled_for(inputs)
+            compiled = self.compiled_for(inputs)
             assert isinstance(compiled, CompiledModel)
             return compiled
 
@@ -144,7 +144,7 @@ class Explainer:
             classes = [wanted.of_image(number + place) for place in range(len(batch))]
             number += len(batch)
             inputs = torch.stack([one.input for one in batch])
-            compiled = self._compiled_for(inputs)
+            compiled = self.compiled_for(inputs)
             run = compiled.run(inputs, classes)
             for one, output, answers in zip(batch, run.outputs, run.answers, strict=True):
                 yield Explanation(
@@ -182,8 +182,8 @@ class Explainer:
 
     # --- the compiled model --------------------------------------------------------------------------------------------------
 
-    def _compiled_for(self, inputs: Any) -> Compiled:
-        """The compiled model: made at the first use, and again if the model has changed since."""
+    def compiled_for(self, inputs: Any) -> Compiled:
+        """The compiled model: made at the first use, for inputs like these, and again if the model has changed since."""
         compiled = self._compiled
         changed = isinstance(self.model, nn.Module) and not _are_same(self._state, _state_of(self.model))
         if compiled is None or changed or self._bounds != self._range():

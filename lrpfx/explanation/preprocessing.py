@@ -100,6 +100,11 @@ class Preprocessing:
         return self._measured[size]
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the preprocessing was measured for photographs of any size."""
+        return bool(self._measured)
+
+    @property
     def range(self) -> Range | None:
         """The values between those of a black and a white pixel, by channel.
 

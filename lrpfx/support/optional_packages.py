@@ -1,6 +1,7 @@
 """What needs packages that lrpfx can do without. They are imported when they are asked for."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,21 @@ def progress_bar(
         return steps
     bar: Iterable[Step] = optional_package("tqdm", "a progress bar").tqdm(steps, desc=title, unit=unit, total=total)
     return bar
+
+
+@contextmanager
+def progress_counter(
+    shown: bool, title: str, unit: str, total: int | None, before: int = 0
+) -> Iterator[Callable[[int], object]]:
+    """A function that counts steps that are done; if `shown`, a bar of tqdm shows them, the rate and the time left.
+
+    `total`: how many there are, None if that is not known. `before`: how many of them were done before.
+    """
+    if not shown:
+        yield lambda count: None
+        return
+    with optional_package("tqdm", "a progress bar").tqdm(desc=title, unit=unit, total=total, initial=before) as bar:
+        yield bar.update
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> "DataFrame":

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,9 @@ from lrpfx.errors import InputError, InputTypeError, first_lines
 from lrpfx.support.tensors import content_of
 from lrpfx.support.torch_internals import pytree
 
-LABELS = ("label", "labels")  # keys of a sample that is a dict
+# Entries of a sample that is a dict. "__key__" and "cls" are WebDataset's; other entries like "__url__" are not data either.
+LABELS = ("label", "labels", "cls")
+IDENTITIES = ("__key__", "key", "path", "id")
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,21 @@ def parts_of(item: Any) -> tuple[Any, int | None]:
         return item[0], _label_of(item[1])
     if isinstance(item, Mapping):
         key = next((key for key in LABELS if key in item and _may_be_label(item[key])), None)
-        inputs = {name: value for name, value in item.items() if name != key}
+        inputs = {name: value for name, value in item.items() if name != key and not str(name).startswith("__")}
         return inputs, None if key is None else _label_of(item[key])
     return item, None
+
+
+def identity_of(item: Any) -> str | None:
+    """The name that a sample brings with it: an entry of a dict, or the path of a file."""
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        item = item[0]
+    if isinstance(item, (torch.Tensor, np.ndarray)):
+        return None
+    entries = [item.get(name) for name in IDENTITIES] if isinstance(item, Mapping) else [item]
+    named = (one for one in entries if isinstance(one, (str, os.PathLike, int)) and not isinstance(one, bool))
+    found = next(named, None)
+    return None if found is None else os.fsencode(str(found)).decode("utf-8", "backslashreplace")
 
 
 def _may_be_label(value: Any) -> bool:

@@ -1,0 +1,285 @@
+"""Explanations of batches, as arrays with a row for each sample."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrpfx.attribution.channels import kind_of
+from lrpfx.attribution.computation import Computation, Question
+from lrpfx.attribution.conditions import Condition
+from lrpfx.attribution.targets import OutputSelector
+from lrpfx.datasets.layout import SAMPLE, Array
+from lrpfx.datasets.preparing import Group, Sample
+from lrpfx.errors import InputError, LrpfxError, first_lines
+from lrpfx.ir.node import is_floating
+from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.torch_internals import pytree
+
+PREDICTED, TRUE = "predicted", "true"
+SUM, CHANNELS = "sum", "channels"
+REDUCTIONS = (None, SUM, CHANNELS)
+RELEVANCE, LAYERS = "relevance", "layers."
+OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
+SEED, REACHED = "seed", "reached"
+
+#: "predicted", "true" for the label, the index of a class, or a function from the output to its relevance.
+TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
+Reduction = str | None
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Rows of arrays for some samples of a batch, and the reasons of those that could not be explained."""
+
+    places: list[int]
+    rows: dict[str, Array]
+    problems: dict[int, str]  # by place; their rows are missing
+
+
+@dataclass(frozen=True)
+class Explaining:
+    """Explains batches of samples.
+
+    `record`: the reduction of each layer, by its name. `reduce`: that of the inputs. `scores`: how many of the largest outputs
+    are kept; None for all. `dtype`: of relevance.
+    """
+
+    explain_model: nn.Module
+    module: ExplainModule
+    targets: tuple[TargetOfSamples, ...]
+    has_several: bool  # whether there is a dimension for targets
+    conditions: Sequence[Condition] | None
+    record: Mapping[str, Reduction]
+    reduce: Reduction
+    output: OutputSelector
+    scores: int | None
+    dtype: torch.dtype
+    is_cast: bool  # whether inputs are brought to the dtype of the model
+    chunk_size: int | None = None
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """The dimensions of relevance before those of the values."""
+        return (*(("condition",) if self.conditions is not None else ()), *(("target",) if self.has_several else ()))
+
+    def explained(
+        self, group: Group, samples: Sequence[Sample], observe: Callable[[Computation], object]
+    ) -> Iterator[Explained]:
+        """Explanations of a group of a batch's samples. What fails for several is tried again with half of them.
+
+        `observe`: it is called with what is computed.
+        """
+        numbers = [samples[place].number for place in group.places]
+        try:
+            found = self.computed(group.inputs, [samples[place].label for place in group.places])
+            observe(found)
+            rows, problems = self.rows(found, len(numbers))
+        except InputError as error:
+            if len(numbers) == 1:
+                yield Explained([], {}, {group.places[0]: str(error)})
+                return
+            middle = len(numbers) // 2
+            for part in (slice(None, middle), slice(middle, None)):
+                yield from self.explained(Group(group.places[part], _taken(group.inputs, part)), samples, observe)
+            return
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise MemoryError(
+                f"there is not enough memory for samples {numbers[0]} to {numbers[-1]} at once: a smaller batch_size needs "
+                f"less, and reduce= or record= fewer layers ({first_lines(error)})"
+            ) from error
+        except LrpfxError:
+            raise
+        except Exception as error:  # of a user's target or output function
+            raise InputError(f"samples {numbers[0]} to {numbers[-1]} cannot be explained: {first_lines(error)}") from error
+        kept = [at for at in range(len(numbers)) if at not in problems]
+        rows = rows if not problems else {name: values[kept] for name, values in rows.items()}
+        yield Explained([group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()})
+
+    # --- one batch -----------------------------------------------------------------------------------------------------------
+
+    def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
+        """The outputs and relevance of a batch."""
+        targets = [self._target(one, labels) for one in self.targets]
+        asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
+        question = Question(
+            **asked,
+            conditions=self.conditions,
+            record=tuple(self.record),
+            output=self.output,
+            chunk_size=self.chunk_size,
+        )
+        return Computation(self.explain_model, self._placed(inputs), question)
+
+    def _target(self, target: TargetOfSamples, labels: Sequence[int | None]) -> Any:
+        if target == PREDICTED:
+            return None
+        if target != TRUE:
+            return target
+        if None in labels:
+            raise InputError('the sample has no label, which target="true" needs: pairs of an input and a label have one')
+        return torch.tensor(labels)
+
+    def _placed(self, inputs: Any) -> Any:
+        """The inputs on the device of the model."""
+        like = next((one for one in self.module.parameters() if one.is_floating_point()), None)
+
+        def placed(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or like is None:
+                return leaf
+            return leaf.to(like) if self.is_cast and leaf.is_floating_point() else leaf.to(like.device)
+
+        return pytree.tree_map(placed, inputs)
+
+    def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
+        """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
+        values = {**self._relevance(found, count), **self._output(found.output, count), **self._sums(found, count)}
+        problems: dict[int, str] = {}
+        for name, value in values.items():
+            if not value.is_floating_point():
+                continue
+            finite = value.reshape(count, -1).sum(1).isfinite()
+            if bool(finite.all()):
+                continue
+            finite = value.reshape(count, -1).isfinite().all(1)
+            for place in (~finite).nonzero().flatten().tolist():
+                problems.setdefault(place, f"{name} is not finite")
+        return {name: value.cpu().numpy() for name, value in values.items()}, problems
+
+    def _relevance(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = {}
+        names = self.module.argument_names
+        for name, relevance in _leaves(found.of_inputs, names):
+            embedded = not found.arguments.leaves  # relevance is that of vectors of tokens
+            channels = None if self.reduce is None else _channels_of_input(name, relevance.ndim - len(self.leading), embedded)
+            values[name] = self._row(name, relevance, count, self.reduce, channels)
+        for name, relevance in found.layers.items():
+            reduction, own = self.record[name], relevance.ndim - len(self.leading)
+            channels = None
+            if reduction is not None:
+                shape = tuple(relevance.shape[len(self.leading) :])
+                channels = kind_of(self.module, name, shape, None).dimension % own
+            values[LAYERS + name] = self._row(name, relevance, count, reduction, channels)
+        return values
+
+    def _row(self, name: str, relevance: torch.Tensor, count: int, reduction: Reduction, channels: int | None) -> torch.Tensor:
+        """Relevance with the samples in its first dimension, reduced."""
+        first = len(self.leading)
+        if relevance.ndim <= first or relevance.shape[first] != count:
+            raise InputError(
+                f"the relevance of {name} has the shape {tuple(relevance.shape[first:])}, without a dimension for the "
+                f"{count} samples of the batch in front"
+            )
+        moved = relevance.movedim(first, 0) if first else relevance
+        if reduction is not None and channels is not None:
+            at = channels + first
+            others = [axis for axis in range(first + 1, moved.ndim) if axis != at]
+            summed = [at] if reduction == SUM else others
+            moved = moved.sum(summed) if summed else moved
+        return moved.to(self.dtype)
+
+    def _output(self, output: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
+        if not output.ndim or len(output) != count:
+            raise InputError(
+                f"the output has the shape {tuple(output.shape)}, without a dimension for {count} samples in front"
+            )
+        if output.ndim != 2:
+            if self.scores is not None:
+                raise InputError(f"scores= are of outputs (samples, classes), but this one is {tuple(output.shape)}")
+            return {OUTPUT: output.to(self.dtype)}
+        prediction = {PREDICTION: output.argmax(1)}
+        if self.scores is None:
+            return {OUTPUT: output.to(self.dtype), **prediction}
+        top = output.topk(min(self.scores, output.shape[1]), dim=1)
+        return {TOP_SCORES: top.values.to(self.dtype), TOP_CLASSES: top.indices, **prediction}
+
+    def _sums(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
+        """The relevance that the output was given, and what of it reached the inputs."""
+        seeds = torch.stack([seed.reshape(count, -1).sum(1, dtype=torch.float64) for seed in found.seeds], 1)
+        first = len(self.leading)
+        parts = [signal.flatten(first + 1) if signal.ndim > first + 1 else signal[..., None] for signal in found.signals]
+        reached = torch.stack([part.sum(-1, dtype=torch.float64) for part in parts]).sum(0)
+        return {SEED: seeds if self.has_several else seeds[:, 0], REACHED: reached.movedim(first, 0)}
+
+    # --- dimensions ----------------------------------------------------------------------------------------------------------
+
+    def dimensions(self, values: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
+        """The names of the dimensions of each array."""
+        targets = ("target",) if self.has_several else ()
+        known = {SEED: targets, REACHED: self.leading, PREDICTION: (), TOP_CLASSES: ("rank",), TOP_SCORES: ("rank",)}
+        found = {}
+        for name, value in values.items():
+            own = known.get(name)
+            if own is None and name == OUTPUT:
+                own = ("class",) if value.ndim == 2 else self._numbered(name, value.ndim - 1)
+            if own is None:
+                reduction = self.record[name.removeprefix(LAYERS)] if name.startswith(LAYERS) else self.reduce
+                count = value.ndim - 1 - len(self.leading)
+                kept = (f"{name}.channel",) if reduction == CHANNELS else self._numbered(name, count)
+                own = (*self.leading, *kept)
+            found[name] = (SAMPLE, *own)
+        return found
+
+    def _numbered(self, name: str, count: int) -> tuple[str, ...]:
+        return tuple(f"{name}.{axis + 1}" for axis in range(count))
+
+    def of_relevance(self, values: Mapping[str, Array]) -> list[str]:
+        """The names of the arrays of relevance, which may be stored in fewer bits."""
+        return [name for name in values if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
+
+
+def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The relevance of each input, by the name of its array; None is left out."""
+    if isinstance(relevance, tuple) and len(relevance) == 1:
+        relevance = relevance[0]
+    if isinstance(relevance, tuple):
+        relevance = dict(zip(names, relevance, strict=False))
+    yield from _named(relevance, RELEVANCE)
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if is_floating(value):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _named(one, f"{name}.{str(key).replace('/', '|')}")
+    elif isinstance(value, (tuple, list)):
+        for place, one in enumerate(value):
+            yield from _named(one, f"{name}.{place}")
+
+
+def _channels_of_input(name: str, dimensions: int, embedded: bool) -> int:
+    """The dimension of the channels of an input (samples, ...), or of the features of its embedding."""
+    if embedded and dimensions > 1:
+        return dimensions - 1
+    if dimensions in (2, 4, 5):
+        return 1
+    raise InputError(
+        f"{name} has {dimensions} dimensions with that of samples, and which of them has the channels is not known: leave out "
+        "reduce=, and record a layer instead"
+    )
+
+
+def _taken(inputs: Any, part: slice) -> Any:
+    return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, inputs)
+
+
+def as_copies(inputs: Any, count: int) -> Any:
+    """A batch of copies of a batch of one."""
+
+    def repeated(leaf: Any) -> Any:
+        return leaf.repeat(count, *[1] * (leaf.ndim - 1)) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(repeated, inputs)
+
+
+def checked_reduction(name: str, reduction: Any) -> Reduction:
+    """A reduction. `InputError` for an unknown one."""
+    if reduction not in REDUCTIONS:
+        raise InputError(
+            f'{name}: relevance is reduced by "{SUM}" or "{CHANNELS}", or stays as it is with None, not {reduction!r}'
+        )
+    found: Reduction = reduction
+    return found

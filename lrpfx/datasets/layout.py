@@ -1,0 +1,137 @@
+"""The arrays of a store: what each holds for a sample, and how it lies in chunks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrpfx.errors import ArtefactError
+
+#: What a sample is in the array "status".
+MISSING, EXPLAINED, FAILED = 0, 1, 2
+#: Arrays with a row for each sample that every store has.
+STATUS, LABEL, KEY, ERROR = "status", "label", "key", "error"
+#: The array with an entry for each block: 0 before it is done, then a digest of its first sample.
+DONE = "done"
+#: The beginning of the names of scales of the values of another array.
+SCALE = "scale_of."
+
+SAMPLE, BLOCK = "sample", "block"
+TEXT_BYTES = {KEY: 256, ERROR: 512}
+_CHUNK_BYTES = 256 * 1024
+_MOST_ENTRIES = 1 << 40  # of one sample, and of samples: more is no honest store
+_FILLS: dict[str, float | int] = {"float16": math.nan, "float32": math.nan, "float64": math.nan, "int64": -1}
+_FILLS |= {"uint8": 0, "uint64": 0}
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One array. `dimensions`: names, of which the first is that of samples or blocks. `shape`: without this one."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    dimensions: tuple[str, ...]
+    is_scaled: bool = False  # values are those in the array times those in another, whose name begins with `SCALE`
+
+    @property
+    def fill(self) -> float | int:
+        """The value of entries that were not written."""
+        return _FILLS[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of one sample."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def chunk_rows(self, block: int) -> int:
+        """How many samples are compressed together: as many as make a good size, of a number that divides the block."""
+        if self.dimensions[0] == BLOCK:
+            return 1
+        most = max(1, _CHUNK_BYTES // max(1, self.row_bytes))
+        return next(rows for rows in range(min(most, block), 0, -1) if block % rows == 0)
+
+    def empty(self, rows: int) -> Array:
+        """Rows that hold nothing yet."""
+        return np.full((rows, *self.shape), self.fill, dtype=self.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as plain data."""
+        found = {"shape": list(self.shape), "dtype": self.dtype, "dimensions": list(self.dimensions)}
+        return {**found, "scaled": self.is_scaled}
+
+    @classmethod
+    def from_json(cls, name: str, data: Any) -> "Layout":
+        """The layout that a manifest states. `ArtefactError` for anything else."""
+        try:
+            shape, dtype = tuple(data["shape"]), data["dtype"]
+            found = cls(name, shape, dtype, tuple(data["dimensions"]), data["scaled"])
+        except (TypeError, KeyError) as error:
+            raise ArtefactError(f"the store says nothing about the array {name!r} that could be read") from error
+        sizes = all(type(size) is int and size >= 0 for size in shape) and math.prod(shape) <= _MOST_ENTRIES
+        names = all(isinstance(one, str) for one in found.dimensions) and len(found.dimensions) == len(shape) + 1
+        first = found.dimensions[0] if names else None
+        if not (sizes and names and dtype in _FILLS and type(found.is_scaled) is bool and first in (SAMPLE, BLOCK)):
+            raise ArtefactError(f"the store describes its array {name!r} in a way that lrpfx does not: {data!r}")
+        if not name or name.startswith(".") or set(name) & set("/\\\0"):
+            raise ArtefactError(f"{name!r} is not the name of an array")
+        return found
+
+
+def own_layouts() -> list[Layout]:
+    """The arrays that every store has."""
+    texts = [Layout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
+    of_samples = [Layout(STATUS, (), "uint8", (SAMPLE,)), Layout(LABEL, (), "int64", (SAMPLE,)), *texts]
+    return [*of_samples, Layout(DONE, (), "uint64", (BLOCK,))]
+
+
+def layouts_of(values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], scaled: Sequence[str]) -> list[Layout]:
+    """The arrays for explanations like these, and those that every store has. `scaled`: the names of those in float16."""
+    found = []
+    for name, value in values.items():
+        of_scaled = name in scaled
+        dtype = "float16" if of_scaled else str(value.dtype)
+        found.append(Layout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
+        if of_scaled:
+            found.append(Layout(SCALE + name, (), "float32", (SAMPLE,)))
+    return [*found, *own_layouts()]
+
+
+def default_block(layouts: Sequence[Layout], batch_size: int) -> int:
+    """How many samples are written together: some 16 MiB of them, at most 2048, in whole batches."""
+    size = sum(one.row_bytes for one in layouts if one.dimensions[0] == SAMPLE)
+    rows = max(1, min(2048, (16 << 20) // max(1, size)))
+    return max(1, rows // batch_size) * batch_size
+
+
+def scaled(values: Array) -> tuple[Array, Array]:
+    """Values of samples in float16, and a power of two for each sample that they are to be multiplied with.
+
+    The largest magnitude of a sample comes to lie between 2¹⁴ and 2¹⁵, so that entries down to 2⁻²⁹ of it keep the eleven bits
+    of float16.
+    """
+    largest = np.abs(values).reshape(len(values), -1).max(1, initial=0.0)
+    largest = np.where(np.isfinite(largest), largest, 0.0)  # of samples that are not there
+    exponents = np.clip(np.frexp(largest)[1] - 15, -126, 113)
+    factors = np.ldexp(np.float32(1.0), np.where(largest > 0, exponents, 0)).astype(np.float32)
+    inverse = np.ldexp(1.0, np.where(largest > 0, -exponents, 0)).astype(values.dtype)
+    return (values * inverse.reshape(-1, *[1] * (values.ndim - 1))).astype(np.float16), factors
+
+
+def text_rows(texts: Sequence[str], size: int) -> Array:
+    """Texts as rows of bytes in UTF-8, filled up with zeros."""
+    rows = np.zeros((len(texts), size), dtype=np.uint8)
+    for row, text in zip(rows, texts, strict=True):
+        content = text.encode("utf-8", "backslashreplace")[:size]
+        row[: len(content)] = np.frombuffer(content, dtype=np.uint8)
+    return rows
+
+
+def texts_of(rows: Array) -> list[str]:
+    """The texts in rows of bytes."""
+    return [row.tobytes().rstrip(b"\0").decode("utf-8", "ignore") for row in rows]

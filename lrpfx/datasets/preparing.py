@@ -1,0 +1,193 @@
+"""From the item of a dataset to the inputs of a model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import default_collate
+
+from lrpfx.datasets.samples import hash_of_sample, identity_of, parts_of
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.explanation.photographs import photographs
+from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.support.torch_internals import pytree
+
+#: The digest of a batch without a sample that could be loaded.
+UNKNOWN = 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample: the inputs for the model without a dimension for batches, or why there are none."""
+
+    number: int
+    inputs: Any = None
+    label: int | None = None
+    key: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples of one form together. `places`: which of a batch's samples they are."""
+
+    places: list[int]
+    inputs: Any
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one block that run together. `digest`: of the first that could be loaded, or `UNKNOWN`."""
+
+    block: int
+    samples: list[Sample]  # without their inputs
+    groups: list[Group] = field(default_factory=list)
+    digest: int = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """Makes samples from items. `arguments`: the names of the model's. `collate`: of a DataLoader, for one sample at a time."""
+
+    arguments: tuple[str, ...]
+    preprocess: Preprocessing | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def sample(self, number: int, load: Callable[[], Any]) -> Sample:
+        """The sample that `load` returns an item of. An exception of the user's code is its problem."""
+        key: str | None = None
+        label: int | None = None
+        try:
+            item = load()
+            key = identity_of(item)
+            inputs, label = parts_of(item)
+            if self.collate is not None:
+                inputs, other = parts_of(pytree.tree_map(_single, self.collate([item])))
+                label = other if label is None else label
+            if self.preprocess is not None:
+                photograph = _photograph(inputs)
+                if not self.preprocess.is_measured:  # the rules of the first layer may be those for the range of its values
+                    self.preprocess.measured(photograph.size)
+                return Sample(number, self.preprocess(photograph), label, key)
+            return Sample(number, _arguments_in(inputs, self.arguments), label, key)
+        except LrpfxError as error:
+            return Sample(number, label=label, key=key, problem=str(error))
+        except MemoryError:
+            raise
+        except Exception as error:
+            return Sample(number, label=label, key=key, problem=f"it cannot be loaded: {first_lines(error)}")
+
+
+def _single(value: Any) -> Any:
+    """What a batch of one holds."""
+    return value[0] if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim and len(value) == 1 else value
+
+
+def _photograph(inputs: Any) -> Image.Image:
+    """The photograph that a sample is."""
+    if isinstance(inputs, Mapping):
+        found = [value for value in inputs.values() if isinstance(value, (Image.Image, torch.Tensor, np.ndarray))]
+        found = list(inputs.values()) if len(inputs) == 1 else found
+        if len(found) != 1:
+            raise InputError(f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}")
+        inputs = found[0]
+    opened = list(islice(photographs(inputs), 2))
+    if len(opened) != 1:
+        raise InputError("a sample is one photograph, not several")
+    return opened[0].image
+
+
+def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
+    """The arguments of the model among the entries of a sample; what is neither an argument nor data is left out."""
+    if isinstance(inputs, (torch.Tensor, tuple)):
+        return inputs
+    if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):
+        raise InputTypeError(
+            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for photographs, pass "
+            "lrpfx.Explainer(model, preprocess=...)"
+        )
+    if not isinstance(inputs, Mapping):
+        return inputs
+    mine = {str(name): _as_tensor(value) for name, value in inputs.items() if name in arguments}
+    others = [name for name, value in inputs.items() if name not in arguments and _is_data(value)]
+    if mine and not others:
+        return mine
+    if len(others) == 1 and not mine:
+        return _arguments_in(_as_tensor(inputs[others[0]]), arguments)
+    raise InputError(
+        f"the sample has the entries {', '.join(map(repr, inputs))}, and the arguments of the model are "
+        f"{', '.join(map(repr, arguments))}: let the dataset give these alone, beside a label and a key"
+    )
+
+
+def _is_data(value: Any) -> bool:
+    is_numbers = isinstance(value, (list, tuple)) and len(value) > 0 and not isinstance(value[0], str)
+    return isinstance(value, (torch.Tensor, np.ndarray, Image.Image)) or is_numbers
+
+
+def _as_tensor(value: Any) -> Any:
+    """A list of numbers, as datasets of Hugging Face have them, as a tensor."""
+    return torch.tensor(value) if isinstance(value, list) else value
+
+
+def batched(block: int, samples: Sequence[Sample]) -> Batch:
+    """The samples in groups of one form, and those with values that are not finite as problems."""
+    found = list(samples)
+    of_form: dict[Any, list[int]] = {}
+    for place, sample in enumerate(found):
+        if sample.problem is None:
+            of_form.setdefault(_form(sample.inputs), []).append(place)
+    groups = []
+    for places in of_form.values():
+        try:
+            inputs = default_collate([found[place].inputs for place in places])
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
+            for place in places:
+                found[place] = _failed(found[place], f"it does not make a batch: {first_lines(error)}")
+            continue
+        wrong = _not_finite(inputs, len(places))
+        for at in wrong:
+            found[places[at]] = _failed(found[places[at]], "the input has values that are not finite")
+        if wrong:
+            kept = [at for at in range(len(places)) if at not in wrong]
+            places = [places[at] for at in kept]
+            inputs = pytree.tree_map(lambda leaf, kept=kept: leaf[kept] if isinstance(leaf, torch.Tensor) else leaf, inputs)
+        if places:
+            groups.append(Group(places, inputs))
+    first = next((sample.inputs for sample in found if sample.problem is None), None)
+    digest = UNKNOWN if first is None else max(UNKNOWN + 1, int(hash_of_sample(first)[:16], 16))
+    return Batch(block, [Sample(one.number, None, one.label, one.key, one.problem) for one in found], groups, digest)
+
+
+def _failed(sample: Sample, problem: str) -> Sample:
+    return Sample(sample.number, None, sample.label, sample.key, problem)
+
+
+def _form(inputs: Any) -> Any:
+    """The shapes and dtypes of a sample."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.shape, inputs.dtype
+    leaves, structure = pytree.tree_flatten(inputs)
+    forms = ((tuple(leaf.shape), str(leaf.dtype)) if hasattr(leaf, "shape") else type(leaf) for leaf in leaves)
+    return str(structure), *forms
+
+
+def _not_finite(inputs: Any, count: int) -> list[int]:
+    """The samples with NaN or infinity; -inf may be meant, in masks."""
+    wrong = torch.zeros(count, dtype=torch.bool)
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            bad = leaf.isnan() | leaf.isposinf()
+            wrong |= bad.reshape(count, -1).any(1).cpu()
+    found: list[int] = wrong.nonzero().flatten().tolist()
+    return found
+
+
+def chunks_of(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """The items in lists of this size; the last may be shorter."""
+    while taken := list(islice(items, size)):
+        yield taken

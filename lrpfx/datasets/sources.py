@@ -1,0 +1,325 @@
+"""Where samples come from: a folder, a sequence, or something to iterate over, in batches that do not cross blocks."""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+
+from lrpfx.datasets.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
+from lrpfx.datasets.samples import is_indexed
+from lrpfx.errors import InputError, InputTypeError, first_lines
+from lrpfx.explanation.photographs import image_files
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What remains to be done. `done`: for each block that was begun, how many samples it has if it is done, or 0."""
+
+    block: int
+    batch_size: int
+    done: Sequence[int]
+    digests: Sequence[int]  # of the first sample of each of these that could be loaded, `UNKNOWN` if none could
+
+    def pending(self, length: int) -> list[int]:
+        """The blocks that are not done."""
+        count = -(-length // self.block)
+        return [block for block in range(count) if block >= len(self.done) or not self.done[block]]
+
+
+class Source(ABC):
+    """Samples of a dataset, numbered from 0. `length`: their number, None if it is not known before the end."""
+
+    length: int | None = None
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What is known of the dataset, as plain data."""
+
+    @abstractmethod
+    def first(self, count: int) -> Iterator[Sample]:
+        """The first samples. They are there again when batches are asked for."""
+
+    @abstractmethod
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The samples of the blocks that are not done. `InputError` if those that are done have changed."""
+
+
+def changed(number: int) -> InputError:
+    """The error for a sample that is not what it was."""
+    return InputError(
+        f"the data set has changed: sample {number} is not what it was when the store was begun, or its preprocessing is "
+        "random; give another output, or the same data in the same order"
+    )
+
+
+# --- sequences ---------------------------------------------------------------------------------------------------------------
+
+
+class Indexed(Source):
+    """A dataset whose samples are found by their numbers."""
+
+    def __init__(self, dataset: Any, preparing: Preparing, workers: int, kind: str = "sequence") -> None:
+        self.dataset = dataset
+        self.preparing = preparing
+        self.workers = workers
+        self.kind = kind
+        self.length: int = len(dataset)
+
+    def identity(self) -> dict[str, Any]:
+        """The number of samples, and the fingerprint that a folder or a dataset of Hugging Face has."""
+        fingerprint = getattr(self.dataset, "_fingerprint", None)
+        return {"kind": self.kind, "samples": self.length, "fingerprint": fingerprint if isinstance(fingerprint, str) else None}
+
+    def sample(self, number: int) -> Sample:
+        """The sample with a number."""
+        return self.preparing.sample(number, lambda: self.dataset[number])
+
+    def first(self, count: int) -> Iterator[Sample]:
+        return (self.sample(number) for number in range(min(count, self.length)))
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        self._check(plan)
+        parts = _Parts(self, plan)
+        if not self.workers or not len(parts):
+            return (parts[place] for place in range(len(parts)))
+        generator = torch.Generator()  # for the seeds of the workers: else torch's own would go on
+        loader: DataLoader[Batch] = DataLoader(
+            parts, batch_size=None, num_workers=min(self.workers, len(parts)), collate_fn=_as_it_is, generator=generator
+        )
+        return _without_dead_workers(iter(loader))
+
+    def _check(self, plan: Plan) -> None:
+        """Raise `InputError` if the first sample of a block that is done has changed, for some of these blocks."""
+        done = [block for block, count in enumerate(plan.done) if count and plan.digests[block] != UNKNOWN]
+        for block in sorted({done[place] for place in np.linspace(0, len(done) - 1, 4).astype(int)} if done else ()):
+            numbers = range(block * plan.block, min((block + 1) * plan.block, self.length))
+            digests = ((number, batched(block, [self.sample(number)]).digest) for number in numbers)
+            number, digest = next(((number, digest) for number, digest in digests if digest != UNKNOWN), (numbers[0], 0))
+            if digest != plan.digests[block]:
+                raise changed(number)
+
+
+class _Parts(Dataset[Batch]):
+    """The batches of an indexed dataset, each found by its number, so that workers share them."""
+
+    def __init__(self, source: Indexed, plan: Plan) -> None:
+        self.source = source
+        self.plan = plan
+        self.blocks = plan.pending(source.length)
+        self.of_block = -(-plan.block // plan.batch_size)
+
+    def __len__(self) -> int:
+        if not self.blocks:
+            return 0
+        last = min(self.plan.block, self.source.length - self.blocks[-1] * self.plan.block)
+        return (len(self.blocks) - 1) * self.of_block + -(-last // self.plan.batch_size)
+
+    def __getitem__(self, place: int) -> Batch:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        block = self.blocks[place // self.of_block]
+        first = block * self.plan.block + place % self.of_block * self.plan.batch_size
+        last = min(first + self.plan.batch_size, (block + 1) * self.plan.block, self.source.length)
+        return batched(block, [self.source.sample(number) for number in range(first, last)])
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _without_dead_workers(batches: Iterator[Batch]) -> Iterator[Batch]:
+    try:
+        yield from batches
+    except RuntimeError as error:
+        raise InputError(f"a process that loads samples ended: {first_lines(error)}; run again to go on") from error
+
+
+class Folder(Sequence[dict[str, Any]]):
+    """The photographs in a folder, and in folders in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = image_files(folder)
+        if not self.files:
+            raise InputError(f"there is no image in the folder {folder}")
+        total = hashlib.sha256()
+        for file in self.files:
+            size = file.stat().st_size if file.exists() else 0
+            total.update(os.fsencode(file.relative_to(folder).as_posix()) + f"\0{size}\0".encode())
+        self._fingerprint = total.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, place: Any) -> Any:
+        file = self.files[place]
+        return {"__key__": str(file.relative_to(self.folder)), "image": file}
+
+
+# --- streams -----------------------------------------------------------------------------------------------------------------
+
+
+class Streamed(Source):
+    """Something to iterate over, which gives the same samples in the same order each time."""
+
+    def __init__(self, items: Iterable[Any], preparing: Preparing | None, identity: Mapping[str, Any]) -> None:
+        """`preparing`: None if the items are samples already."""
+        self.preparing = preparing
+        self._items = enumerate(iter(items))
+        self._read: deque[Sample] = deque()
+        self._identity = dict(identity)
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "stream", **self._identity}
+
+    def first(self, count: int) -> Iterator[Sample]:
+        for place in range(count):
+            if place == len(self._read):
+                item = self._next()
+                if item is None:
+                    return
+                self._read.append(self._sample(*item))
+            yield self._read[place]
+
+    def _next(self) -> tuple[int, Any] | None:
+        """The next item. After an error there would be no more, as if the end were reached, so it ends the run."""
+        try:
+            return next(self._items, None)
+        except Exception as error:
+            raise InputError(
+                f"the data set ended with an error: {first_lines(error)}; what was explained before is in the store"
+            ) from error
+
+    def _sample(self, number: int, item: Any) -> Sample:
+        return replace(item, number=number) if self.preparing is None else self.preparing.sample(number, lambda: item)
+
+    def _rest(self) -> Iterator[Callable[[], Sample]]:
+        """The samples that remain, each prepared when it is asked for."""
+        while self._read:
+            yield partial(_as_it_is, self._read.popleft())
+        while (item := self._next()) is not None:
+            yield partial(self._sample, *item)
+
+    def batches(self, plan: Plan) -> Iterator[Batch]:
+        """The batches; those of a stream that is done already up to its end are none."""
+        rest = self._rest()
+        block = 0
+        while (first := next(rest, None)) is not None:
+            of_block = chain([first], islice(rest, plan.block - 1))
+            if block < len(plan.done) and plan.done[block]:
+                self._skip(of_block, plan, block)
+            else:
+                for some in chunks_of(of_block, plan.batch_size):
+                    yield batched(block, [load() for load in some])
+            block += 1
+        if any(plan.done[block:]):
+            raise InputError(f"the data set has changed: it has less than {len(plan.done) * plan.block} samples now")
+
+    def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> None:
+        """Pass the samples of a block that is done, if they are those that were explained."""
+        count, compared = 0, plan.digests[block] == UNKNOWN
+        for load in samples:
+            count += 1
+            if compared:
+                continue
+            found = batched(block, [load()])
+            compared = found.digest == plan.digests[block]
+            if not compared and found.digest != UNKNOWN:
+                raise changed(found.samples[0].number)
+        if count != plan.done[block]:
+            first = block * plan.block
+            raise InputError(
+                f"the data set has changed: it has {count} samples from number {first} on, and had {plan.done[block]}"
+            )
+
+
+class _Prepared:
+    """Prepares the samples of a batch in a worker of a DataLoader."""
+
+    def __init__(self, preparing: Preparing) -> None:
+        self.preparing = preparing
+
+    def __call__(self, items: Any) -> list[Sample]:
+        return [self.preparing.sample(0, partial(_as_it_is, item)) for item in items]
+
+
+# --- whatever users have -----------------------------------------------------------------------------------------------------
+
+
+def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
+    """The samples that `data` stands for. `workers`: processes that load them; None for those of a DataLoader."""
+    if isinstance(data, DataLoader):
+        return _of_loader(data, preparing, data.num_workers if workers is None else workers)
+    if isinstance(data, (str, os.PathLike)):
+        return _of_path(data, preparing, workers or 0)
+    if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
+        if not len(data):
+            raise InputError("the data set is empty")
+        return Indexed(data, preparing, workers or 0)
+    if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
+        raise InputTypeError(
+            f"data is a folder, a dataset or a DataLoader of torch, a sequence or an iterable of samples, not "
+            f"{type(data).__name__}"
+        )
+    if workers:
+        raise InputTypeError(
+            f"workers= need a dataset with a length and indices, which {type(data).__name__} has not; a DataLoader of it has "
+            "workers of its own"
+        )
+    return Streamed(data, preparing, {"workers": 0})
+
+
+def _of_path(path: Any, preparing: Preparing, workers: int) -> Source:
+    try:
+        place = Path(os.fsdecode(path)).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: {error}") from error
+    if preparing.preprocess is None:
+        raise InputError(
+            "a folder of photographs needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors"
+        )
+    if place.is_dir():
+        return Indexed(Folder(place), preparing, workers, "folder")
+    if not place.exists():
+        raise InputError(f"there is no folder {path}")
+    return Indexed([place], preparing, workers)
+
+
+def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: int) -> Source:
+    """The samples of a DataLoader. Its batches are made anew, so that none crosses a block."""
+    own = loader.collate_fn
+    if loader.batch_size is not None and own is not default_collate:
+        preparing = replace(preparing, collate=own)
+    if not isinstance(loader.dataset, IterableDataset):
+        if not isinstance(loader.sampler, SequentialSampler):
+            raise InputError(
+                f"the DataLoader takes samples in the order of a {type(loader.sampler).__name__}, which another run would not "
+                "repeat: pass shuffle=False, and a torch.utils.data.Subset for a part of the dataset"
+            )
+        if not is_indexed(loader.dataset):
+            raise InputTypeError(f"the dataset of the DataLoader, {type(loader.dataset).__name__}, has no length")
+        return Indexed(loader.dataset, preparing, workers)
+    if not workers:
+        return Streamed(loader.dataset, preparing, {"workers": 0})
+    together = loader.batch_size or 1
+    anew: DataLoader[list[Sample]] = DataLoader(
+        loader.dataset,
+        batch_size=together,
+        num_workers=workers,
+        collate_fn=_Prepared(preparing),
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+    )
+    samples = chain.from_iterable(anew)
+    return Streamed(samples, None, {"workers": workers, "together": together})  # both change the order of the samples

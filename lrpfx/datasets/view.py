@@ -1,0 +1,264 @@
+"""Reading a store, also one that is still written to. Nothing is loaded before it is asked for, and nothing is executed."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrpfx.datasets.explaining import LAYERS, RELEVANCE
+from lrpfx.datasets.layout import (
+    DONE,
+    ERROR,
+    EXPLAINED,
+    FAILED,
+    KEY,
+    LABEL,
+    SAMPLE,
+    SCALE,
+    STATUS,
+    TEXT_BYTES,
+    Array,
+    Layout,
+    texts_of,
+)
+from lrpfx.datasets.store import Manifest, progress_of, read, read_manifest, rows_of, store_path, zarr_package
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
+from lrpfx.support.html import element, html_table
+
+
+class StoredArray:
+    """An array of a store. What is indexed is read, as NumPy's array; the first dimension is that of samples.
+
+    Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
+    """
+
+    def __init__(self, path: Path, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
+        self._path = path
+        self._layout = layout
+        self._arrays = arrays
+        self._length = length
+        self._is_text = layout.name in TEXT_BYTES
+        self.name = layout.name
+        self.dimensions = layout.dimensions[:1] if self._is_text else layout.dimensions
+        self.shape = (length,) if self._is_text else (length, *layout.shape)
+        self.dtype = np.dtype("O" if self._is_text else "float32" if layout.is_scaled else layout.dtype)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: Any) -> Any:
+        """Values at an index, a slice, or arrays of indices or truth values, for each dimension, as in NumPy.
+
+        Of arrays at most one may be among them. Errors: `InputError` out of range, `ArtefactError` for damaged chunks.
+        """
+        first, *rest = key if isinstance(key, tuple) else (key,)
+        if first is Ellipsis:
+            first, rest = slice(None), [Ellipsis, *rest]
+        chosen = self._chosen(first)
+        values = self._values(chosen)
+        others = tuple(rest) if isinstance(first, (int, np.integer)) else (slice(None), *rest)
+        if isinstance(first, (int, np.integer)):
+            values = values[0]
+        if self._is_text and not isinstance(values, str):
+            values = np.array(values, dtype=object)
+        try:
+            return values[others] if rest else values
+        except IndexError as error:
+            raise InputError(f"{self.name} has the shape {self.shape}: {first_lines(error)}") from error
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype=dtype)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The values of each sample; some are read together."""
+        step = self._layout.chunk_rows(1024)
+        for first in range(0, self._length, step):
+            yield from self[first : first + step]
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.dtype} {self.shape}>"
+
+    def _chosen(self, first: Any) -> Any:
+        """The samples that an index of the first dimension means, as a slice or an array of numbers."""
+        if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+            if not -self._length <= first < self._length:
+                raise InputError(f"sample {first} is out of range: there are {self._length}")
+            place = int(first) % self._length
+            return slice(place, place + 1)
+        if isinstance(first, slice):
+            start, stop, step = first.indices(self._length)
+            return slice(start, stop) if step == 1 else np.arange(start, stop, step)
+        numbers = np.asarray(first)
+        if numbers.dtype == bool and numbers.shape == (self._length,):
+            return numbers.nonzero()[0]
+        if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
+            raise InputTypeError(
+                f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}"
+            )
+        numbers = numbers.astype(np.int64)
+        if numbers.size and not (-self._length <= numbers.min() and numbers.max() < self._length):
+            raise InputError(f"a sample is out of range: there are {self._length}")
+        return numbers % max(1, self._length)
+
+    def _values(self, chosen: Any) -> Any:
+        values = self._read(self._arrays[self.name], chosen)
+        if self._is_text:
+            return texts_of(values)
+        if self._layout.is_scaled:
+            factors = self._read(self._arrays[SCALE + self.name], chosen)
+            values = values.astype(np.float32) * factors.reshape(-1, *[1] * (values.ndim - 1))
+        return values
+
+    def _read(self, array: Any, chosen: Any) -> Array:
+        if isinstance(chosen, slice):
+            return read(self._path, array, slice(chosen.start, max(chosen.start, chosen.stop)))
+        if not chosen.size:
+            return read(self._path, array, slice(0, 0))
+        numbers, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
+        return read(self._path, array.oindex, numbers)[places]
+
+
+class Attributions:
+    """What was found out about the samples of a data set: a read-only view of a store.
+
+    `view["relevance"]` is an array whose chunks are read when it is indexed. Arrays have a row for each sample: "relevance" (or
+    "relevance.NAME" of each input), "layers.NAME" of recorded layers, "output" or "top_scores" and "top_classes", "prediction",
+    "label" (-1: none), "key", "seed" (the relevance that the output was given), "reached" (what of it reached the inputs; the
+    rest is that of biases, stabilizers and other constants, or was stopped by conditions), "status" (0: not there yet, 1:
+    explained, 2: failed) and "error". After the dimension of samples come those of conditions and targets, if there are.
+    Samples that are not there or failed have NaN in them.
+
+    `path`: of the store. `manifest`: what it says about the model, the settings, the data and the versions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        zarr = zarr_package()
+        self.path = path
+        self._manifest: Manifest = read_manifest(path)
+        self._layouts = {one.name: one for one in self._manifest.layouts}
+        rows = {one.name: rows_of(path, self._manifest, one) for one in self._manifest.layouts}
+        try:
+            store = zarr.storage.LocalStore(path, read_only=True)
+            group = zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False)
+            self._arrays = {name: group[name] for name in self._layouts}
+        except Exception as error:  # of a damaged description, in many kinds
+            raise ArtefactError(f"{path} is damaged: {first_lines(error)}") from error
+        for name, one in self._layouts.items():
+            if one.is_scaled and SCALE + name not in self._layouts:
+                raise ArtefactError(f"{path} has no scales of its array {name!r}")
+        held = rows[DONE] * self._manifest.block
+        of_samples = [rows[name] for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE]
+        if min(of_samples) < min(held, self._manifest.samples or held):
+            raise ArtefactError(f"{path} is damaged: its arrays have different lengths")
+        self._length = self._manifest.samples
+        if self._length is None:  # of a stream whose end is not reached
+            self._length = self._end()
+
+    def _end(self) -> int:
+        """The samples up to the last that is there."""
+        counts = self._counts()
+        last = max((block for block, count in enumerate(counts) if count), default=-1)
+        return 0 if last < 0 else last * self._manifest.block + counts[last]
+
+    def _counts(self) -> list[int]:
+        return progress_of(self.path, self._manifest, self._arrays)[0]
+
+    def __len__(self) -> int:
+        """The number of samples of the data set; of a stream, those up to the last that was there when it was opened."""
+        return self._length or 0
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the store says of itself, as plain data."""
+        return self._manifest.to_json()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays."""
+        return tuple(name for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE and not name.startswith(SCALE))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> StoredArray:
+        if name not in self.names:
+            raise InputError(f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}")
+        return StoredArray(self.path, self._layouts[name], self._arrays, len(self))
+
+    @property
+    def relevance(self) -> StoredArray:
+        """The relevance of the input. `InputError` if the model has several inputs: they have names."""
+        return self[RELEVANCE]
+
+    @property
+    def layers(self) -> dict[str, StoredArray]:
+        """The relevance of recorded layers, by their names."""
+        return {name.removeprefix(LAYERS): self[name] for name in self.names if name.startswith(LAYERS)}
+
+    @property
+    def labels(self) -> Array:
+        """The label of each sample, -1 without one."""
+        return np.asarray(self[LABEL][:])
+
+    @property
+    def keys(self) -> list[str]:
+        """The name of each sample, such as the path of a photograph in its folder; an empty text without one."""
+        return [str(one) for one in self[KEY][:]]
+
+    @property
+    def done(self) -> Array:
+        """Whether each sample is there, explained or failed, at this moment."""
+        found = np.zeros(len(self), dtype=bool)
+        for block, count in enumerate(self._counts()):
+            first = block * self._manifest.block
+            found[first : first + count] = True
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples of the data set are there. Of a stream, that is known after its end."""
+        return self._manifest.samples is not None and bool(self.done.all())
+
+    @property
+    def explained(self) -> Array:
+        """The numbers of the samples that are there and did not fail."""
+        return np.asarray((self.done & (self[STATUS][:] == EXPLAINED)).nonzero()[0])
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """The samples that could not be explained, with the reason of each."""
+        failed = (self.done & (self[STATUS][:] == FAILED)).nonzero()[0]
+        return dict(zip(failed.tolist(), map(str, self[ERROR][failed]), strict=True))
+
+    def __repr__(self) -> str:
+        return f"<{self._summary()}: {', '.join(self.names)}>"
+
+    def _summary(self) -> str:
+        done = int(self.done.sum())
+        total = self._manifest.samples
+        of = f"{done} samples" if total == done else f"{done} of {'?' if total is None else total} samples"
+        return f"explanations of {of} by {self._manifest.facts['composite']}"
+
+    def _repr_html_(self) -> str:
+        """The arrays as a table, for notebooks."""
+        rows = [(name, str(self[name].dtype), " × ".join(map(str, self[name].shape))) for name in self.names]
+        return element("div", element("p", self._summary()), html_table(("array", "dtype", "shape"), rows))
+
+
+def open_store(path: str | os.PathLike[str]) -> Attributions:
+    """The explanations in a store that `lrpfx.datasets.attribute` wrote or is writing.
+
+    Nothing in it is executed, and nothing is loaded before it is indexed. Errors: `ArtefactError` if there is no store, or if
+    it is damaged; `InputError` without zarr.
+    """
+    found = store_path(path)
+    if not found.is_dir():
+        raise ArtefactError(f"there is no store {path}")
+    return Attributions(found)

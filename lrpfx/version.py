@@ -1,0 +1,3 @@
+"""The release of lrpfx."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,83 @@
+"""A small network, a data set of noise, and runs over it that other processes can start."""
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset
+
+import lrpfx
+import lrpfx.datasets
+
+CLASSES = 4
+LAYERS = {"first": None, "add": "channels", "mean": "sum"}
+
+
+class Small(nn.Module):
+    """A convolutional network with a skip."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        return self.head((self.second(hidden) + hidden).relu().mean((2, 3)))
+
+
+def small_model(seed=0):
+    model, generator = Small().double().eval(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def small_explain_model(seed=0, composite=None):
+    return lrpfx.transform(small_model(seed), composite or lrpfx.composites.EpsilonPlusFlat())
+
+
+class Noise(Dataset):
+    """Images of noise, each made from its number, with labels. Some numbers cannot be loaded or hold what is no number."""
+
+    def __init__(self, count, broken=(), infinite=()):
+        self.count, self.broken, self.infinite = count, broken, infinite
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        if number in self.broken:
+            raise OSError(f"file {number} is broken")
+        image = torch.rand(1, 6, 6, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+        if number in self.infinite:
+            image[0, 2, 3] = torch.inf
+        return image, number % CLASSES
+
+
+class Stream(IterableDataset):
+    """The same without numbers, shared among workers."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (self.dataset[number] for number in range(first, len(self.dataset), step))
+
+
+def tree(folder):
+    """The content of each file in a folder and those in it."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(path, count, kind="sequence", batch_size=8, **settings):
+    """One run; processes that are killed start here."""
+    torch.set_num_threads(1)
+    noise = Noise(count, broken=(5, 40), infinite=(17,))
+    readable = [noise[number] for number in range(count) if number not in noise.broken] if kind == "stream" else None
+    data = noise if readable is None else iter(readable)
+    given = {"record": LAYERS, "block_size": 16, "dtype": "float16", **settings}
+    return lrpfx.datasets.attribute(small_explain_model(), data, path, batch_size=batch_size, **given)

@@ -1,0 +1,99 @@
+"""Runs that are killed at random times, and go on."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from data_sets import run, tree
+from helpers import ROOT
+
+import lrpfx.datasets
+
+COUNT = 500
+
+
+@pytest.fixture(scope="module")
+def context():
+    """Processes are forked from one that has imported everything, but has no threads."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["data_sets"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        first = found.Process(target=str)
+        first.start()
+        first.join(60)
+    assert first.exitcode == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(context, tmp_path_factory):
+    """An uninterrupted run of each kind, and how long its process takes."""
+    made = {}
+
+    def of(kind):
+        if kind not in made:
+            path = tmp_path_factory.mktemp("whole") / "store"
+            start = time.perf_counter()
+            process = context.Process(target=run, args=(path, COUNT, kind))
+            process.start()
+            process.join()
+            made[kind] = path, time.perf_counter() - start
+        return made[kind]
+
+    return of
+
+
+def killed(context, path, kind, batch_size, seconds):
+    """Start a run, and kill it after some time. How many samples are there then."""
+    process = context.Process(target=run, args=(path, COUNT, kind, batch_size))
+    process.start()
+    process.join(seconds)
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), "the run itself failed"
+    return int(lrpfx.datasets.open(path).done.sum()) if path.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("sequence", 4), ("stream", 3), *(pytest.param(kind, 30, marks=pytest.mark.slow) for kind in ("sequence", "stream"))],
+)
+def test_a_killed_run_goes_on(kind, kills, context, whole, tmp_path):
+    expected, seconds = whole(kind)
+    path, chance = tmp_path / "store", random.Random(f"{kind}{kills}")
+    there = [0]
+    for number in range(kills):
+        there.append(killed(context, path, kind, 8, chance.uniform(0.2, 0.95) * seconds))
+        assert there[-1] >= there[-2], "samples were lost"
+        if there[-1] > 0.7 * COUNT and number < kills - 1:  # start over, to be killed again
+            run(path, COUNT, kind)
+            assert tree(path) == tree(expected)
+            shutil.rmtree(path)
+            there.append(0)
+    assert any(0 < count < COUNT for count in there), f"all kills were too early or too late: {there}"
+    found = run(path, COUNT, kind)
+    assert found.is_complete
+    assert tree(path) == tree(expected)
+    assert [one.name for one in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("kind", ["sequence", "stream"])
+def test_another_batch_size_goes_on(kind, context, whole, tmp_path):
+    expected, seconds = whole(kind)
+    path = tmp_path / "store"
+    for batch_size in (8, 5):
+        killed(context, path, kind, batch_size, 0.6 * seconds)
+    found, other = run(path, COUNT, kind, batch_size=3), lrpfx.datasets.open(expected)
+    assert found.is_complete and len(found) == len(other) and found.errors == other.errors
+    for name in other.names:
+        one, another = found[name][:], other[name][:]
+        if one.dtype.kind == "f":
+            np.testing.assert_allclose(one, another, rtol=2e-3, atol=1e-7 * np.nanmax(np.abs(another)))
+        else:
+            assert np.array_equal(one, another)

@@ -1,0 +1,42 @@
+"""The parts of samples: inputs, label and name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lrpfx.datasets.samples import identity_of, parts_of
+
+IMAGE = torch.rand(1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("item", "label", "identity"),
+    [
+        (IMAGE, None, None),
+        ((IMAGE, 3), 3, None),
+        ([IMAGE, np.int64(3)], 3, None),
+        ((IMAGE, torch.tensor(3)), 3, None),
+        ((IMAGE, torch.tensor(3, dtype=torch.uint8)), 3, None),
+        ((IMAGE, torch.tensor(0.5)), None, None),
+        ((IMAGE, True), None, None),
+        ((IMAGE, IMAGE), None, None),
+        ({"x": IMAGE, "label": 3}, 3, None),
+        ({"x": IMAGE, "labels": torch.tensor(3), "id": 7}, 3, "7"),
+        ({"__key__": "a/b", "__url__": "x.tar", "x": IMAGE, "cls": 3}, 3, "a/b"),
+        ({"x": IMAGE, "path": Path("a") / "b"}, None, "a/b"),
+        (("photo.jpg", 2), 2, "photo.jpg"),
+        (Path("photo.jpg"), None, "photo.jpg"),
+    ],
+    ids=str,
+)
+def test_parts(item, label, identity):
+    inputs, found = parts_of(item)
+    assert found == label and identity_of(item) == identity
+    if isinstance(item, dict):
+        assert inputs["x"] is IMAGE and not {"label", "labels", "cls", "__key__", "__url__"} & set(inputs)
+    elif label is not None:
+        assert inputs is item[0]
+    else:
+        assert inputs is item

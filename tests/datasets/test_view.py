@@ -1,0 +1,229 @@
+"""Stores as they are read: indices as in NumPy, by other readers, damaged and made by others."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import xarray
+import zarr
+from data_sets import LAYERS, Noise, small_explain_model
+
+import lrpfx
+import lrpfx.datasets
+
+COUNT = 30
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def store(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("stores") / "store"
+    asked = {"targets": ["predicted", "true"], "record": LAYERS, "block_size": 8, "dtype": request.param}
+    return lrpfx.datasets.attribute(small_explain_model(), Noise(COUNT, broken=[3]), path, **asked)
+
+
+@pytest.fixture
+def copy(store, tmp_path):
+    return shutil.copytree(store.path, tmp_path / "copy")
+
+
+INDICES = [
+    (slice(None),),
+    (5,),
+    (-1,),
+    (np.int64(4),),
+    (slice(5, 20),),
+    (slice(20, 5),),
+    (slice(2, 29, 3),),
+    (slice(None, None, -1),),
+    ([7, 2, 2, -1],),
+    (np.arange(COUNT) % 3 == 0,),
+    ([],),
+    (4, 1),
+    (slice(3, 9), 0, 0),
+    ([1, 9], slice(None), 0, slice(1, 3)),
+    (Ellipsis, 2),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_indices_are_those_of_numpy(index, store):
+    for name in ("relevance", "layers.add", "label", "key", "error"):
+        whole = store[name][:]
+        assert whole.shape == store[name].shape and len(store[name]) == COUNT
+        if len(index) > whole.ndim or (index[0] is Ellipsis and whole.ndim < 3):
+            continue
+        expected = whole[index if len(index) > 1 else index[0]]
+        found = store[name][index if len(index) > 1 else index[0]]
+        assert np.shape(found) == np.shape(expected)
+        if whole.dtype.kind == "O":
+            assert np.array_equal(found, expected)
+        else:
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_iteration_and_arrays(store):
+    np.testing.assert_array_equal(np.array(list(store.relevance)), store.relevance[:])
+    np.testing.assert_array_equal(np.asarray(store.relevance), store.relevance[:])
+    assert store.relevance.dtype == np.float32 and store["key"].ndim == 1
+
+
+@pytest.mark.parametrize("index", [COUNT, -COUNT - 1, [0, COUNT], (0, 2), "a", 1.5, [[1, 2]], [True, False]])
+def test_indices_out_of_range(index, store):
+    with pytest.raises(lrpfx.InputError):
+        store.relevance[index]
+
+
+def test_what_a_store_says(store):
+    assert len(store) == COUNT and store.is_complete and list(store.errors) == [3] and "broken" in store.errors[3]
+    assert list(store.layers) == list(LAYERS) and "relevance" in store and "done" not in store
+    assert store.manifest["settings"]["record"] == LAYERS and store.manifest["samples"] == COUNT
+    assert store.manifest["versions"]["lrpfx"] == lrpfx.__version__
+    assert repr(store).startswith("<explanations of 30 samples by EpsilonPlusFlat")
+    assert "relevance" in store._repr_html_()
+    with pytest.raises(lrpfx.InputError, match="no array 'relevence'"):
+        store["relevence"]
+
+
+def test_other_readers(store):
+    """Zarr and xarray read a store without lrpfx."""
+    group = zarr.open_group(store.path, mode="r")
+    opened = xarray.open_zarr(store.path, consolidated=False)
+    for name in store.names:
+        plain = opened[name].values
+        np.testing.assert_array_equal(plain, group[name][:])
+        if f"scale_of.{name}" in opened:
+            plain = plain * opened[f"scale_of.{name}"].values.reshape(-1, *[1] * (plain.ndim - 1))
+        if name not in ("key", "error"):
+            np.testing.assert_array_equal(plain, store[name][:])
+    assert opened["relevance"].dims[:2] == ("sample", "target") and opened["output"].dims == ("sample", "class")
+    by_class = opened["seed"].groupby("label" if "label" in opened.coords else opened["label"]).mean()
+    assert len(by_class["label"]) == 5  # four classes, and -1 for the sample that could not be loaded
+
+
+# --- damaged and hostile stores ----------------------------------------------------------------------------------------------
+
+
+def edited(path, change):
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", ["relevance", "label", "layers.add", "output", "status"])
+def test_a_damaged_chunk_is_an_error(name, copy):
+    chunk = max((path for path in (copy / name / "c" / "1").rglob("*") if path.is_file()), default=copy / name / "c" / "1")
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    chunk.write_bytes(content)
+    found = lrpfx.datasets.open(copy)
+    with pytest.raises(lrpfx.ArtefactError, match=f"the array '{name}' of .* cannot be read"):
+        found[name][:]
+    assert np.isfinite(found[name][:3]).all()  # other chunks are whole
+
+
+@pytest.mark.parametrize("name", ["relevance", "done"])
+def test_a_cut_chunk_is_an_error(name, copy):
+    chunk = next(path for path in (copy / name / "c").rglob("*") if path.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:5])
+    found = lrpfx.datasets.open(copy)
+    with pytest.raises(lrpfx.ArtefactError, match="damaged"):
+        found.done if name == "done" else found[name][:]
+
+
+def test_a_damaged_block_that_is_done_is_not_written_over(copy):
+    """A run does not read what is done; what it would repair is up to the user."""
+    (copy / "done" / "c" / "1").unlink()
+    found = lrpfx.datasets.open(copy)
+    assert not found.is_complete and found.done.sum() == COUNT - 8 and list(found.errors) == [3]
+
+
+def attributes(change):
+    return "", lambda data: change(data["attributes"]["lrpfx"])
+
+
+def codecs(*found):
+    return "label", lambda data: data.update(codecs=list(found))
+
+
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+SHARD = {"chunk_shape": [8], "index_codecs": []}
+HOSTILE = {
+    "no json": ("", None),
+    "no group": ("", lambda data: data.update(node_type="array")),
+    "format 2": ("", lambda data: data.update(zarr_format=2)),
+    "no attributes": ("", lambda data: data.update(attributes=[])),
+    "another's": ("", lambda data: data.update(attributes={})),
+    "another release": attributes(lambda data: data.update(format=99)),
+    "no block": attributes(lambda data: data.update(block=0)),
+    "block of text": attributes(lambda data: data.update(block="8")),
+    "huge": attributes(lambda data: data.update(samples=10**30)),
+    "negative": attributes(lambda data: data.update(samples=-1)),
+    "no arrays": attributes(lambda data: data.update(arrays=[])),
+    "no done": attributes(lambda data: data["arrays"].pop("done")),
+    "no data": attributes(lambda data: data.pop("data")),
+    "array outside": attributes(lambda data: data["arrays"].update({"../../secret": data["arrays"]["label"]})),
+    "array of objects": attributes(lambda data: data["arrays"]["label"].update(dtype="object")),
+    "array of text": attributes(lambda data: data["arrays"].update(label="label")),
+    "huge array": attributes(lambda data: data["arrays"]["output"].update(shape=[10**15])),
+    "other shape": attributes(lambda data: data["arrays"]["output"].update(shape=[5])),
+    "array without": ("label", None),
+    "array dtype": ("label", lambda data: data.update(data_type="string")),
+    "array shape": ("label", lambda data: data.update(shape=[10**30])),
+    "array shorter": ("label", lambda data: data.update(shape=[3])),
+    "array grid": ("label", lambda data: data["chunk_grid"]["configuration"].update(chunk_shape=[10**12])),
+    "codec of pickles": codecs({"name": "numcodecs.pickle", "configuration": {}}),
+    "codec without name": codecs({"configuration": {}}),
+    "codec text": codecs("pickle"),
+    "codec in a shard": codecs({"name": "sharding_indexed", "configuration": {**SHARD, "codecs": [BYTES, {"name": "evil"}]}}),
+    "transformers": ("label", lambda data: data.update(storage_transformers=[{"name": "evil"}])),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_hostile_descriptions_are_refused(attack, copy):
+    array, change = HOSTILE[attack]
+    file = copy / array / "zarr.json"
+    if change is None:
+        file.write_text("{")
+    else:
+        edited(file, change)
+    with pytest.raises(lrpfx.ArtefactError):
+        lrpfx.datasets.open(copy)
+    if array == "":
+        with pytest.raises(lrpfx.LrpfxError):
+            lrpfx.datasets.attribute(small_explain_model(), Noise(COUNT), copy)
+
+
+def test_nothing_is_executed(store, copy):
+    """A store in Zarr's second format may name codecs that unpickle: it is not even opened."""
+
+    class Evil:
+        def __reduce__(self):
+            return print, ("executed",)
+
+    for file in copy.rglob("zarr.json"):
+        file.unlink()
+    (copy / ".zgroup").write_text('{"zarr_format": 2}')
+    (copy / ".zattrs").write_text(json.dumps({"lrpfx": store.manifest}))
+    (copy / "label" / "0").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(lrpfx.ArtefactError, match="cannot be read"):
+        lrpfx.datasets.open(copy)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "file", "folder"])
+def test_no_store(kind, tmp_path):
+    path = tmp_path / "store"
+    if kind == "file":
+        path.write_text("")
+    if kind == "folder":
+        path.mkdir()
+    with pytest.raises(lrpfx.ArtefactError):
+        lrpfx.datasets.open(path)
+
+
+def test_zarr_is_needed_only_here(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "zarr", None)
+    with pytest.raises(lrpfx.InputError, match=r"needs zarr: pip install 'lrpfx\[datasets\]'"):
+        lrpfx.datasets.attribute(small_explain_model(), Noise(3), tmp_path / "store")
