@@ -1,0 +1,1 @@
+"""Explanations of whole datasets: analyses of stored relevance, and files for other tools."""
