@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputError, InputTypeError, os_errors
 from lrpfx.pictures.maps import Floats, array_of
 
 Numbers = NDArray[np.int64]
 
-_BLOCK_BYTES = 16 << 20  # that are read together
+_BLOCK_BYTES = 8 << 20  # that are read together
 _SKIPPED_BYTES = 256 << 10  # that are read and not used, at most, between two samples: less than the cost of another read
 
 
@@ -25,10 +26,6 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of samples, then the shape of each."""
-        ...
-
-    def __len__(self) -> int:
-        """The number of samples."""
         ...
 
     def __getitem__(self, rows: slice, /) -> Any:
@@ -59,7 +56,7 @@ class Column:
     shape: tuple[int, ...] | None  # of a sample; None if shapes may differ
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.source) if self.shape is None else int(self.source.shape[0])  # Zarr's arrays have no length
 
     def blocks(self, samples: Numbers) -> Iterator[Block]:
         """The rows of these samples, which rise, in order."""
@@ -88,14 +85,20 @@ class Column:
             raise InputError(f"{self.what} of sample {number} is not finite everywhere: leave the sample out, with samples=")
         return values
 
+    def item(self, number: int) -> Any:
+        """What the source has for one sample."""
+        with os_errors(InputError, Path(f"{self.what} of sample {number}"), "read"):
+            return self.source[number]
+
     def _read(self, numbers: Numbers) -> NDArray[Any]:
         if self.shape is None:
-            return array_of(self.source[int(numbers[0])], f"{self.what} of sample {numbers[0]}")[None]
-        start = int(numbers[0])
-        part = array_of(self.source[start : int(numbers[-1]) + 1], self.what)
-        if part.shape != (int(numbers[-1]) + 1 - start, *self.shape):
-            raise InputError(f"{self.what}[{start}:{numbers[-1] + 1}] has the shape {part.shape}, which contradicts its own")
-        return part[numbers - start]
+            return array_of(self.item(int(numbers[0])), f"{self.what} of sample {numbers[0]}")[None]
+        first, end = int(numbers[0]), int(numbers[-1]) + 1
+        with os_errors(InputError, Path(f"{self.what} of the samples {first} to {end - 1}"), "read"):
+            part = array_of(self.source[first:end], self.what)
+        if part.shape != (end - first, *self.shape):
+            raise InputError(f"{self.what} has the shape {(len(self), *self.shape)}, but [{first}:{end}] of it {part.shape}")
+        return part[numbers - first]
 
     def _rows_per_block(self) -> tuple[int, int]:
         """How many rows are read together, a multiple of those in a chunk, and how far apart two samples may be."""
@@ -109,7 +112,8 @@ class Column:
 
 def column(source: Any, what: str, count: int | None = None) -> Column:
     """A checked quantity of the samples. `count`: how many samples there must be."""
-    if isinstance(source, (str, bytes)) or not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+    is_sized = hasattr(source, "shape") or hasattr(source, "__len__")
+    if isinstance(source, (str, bytes)) or not hasattr(source, "__getitem__") or not is_sized:
         raise InputTypeError(
             f"{what} is an array with a row for each sample, or a sequence of arrays, not {type(source).__name__}"
         )
@@ -121,9 +125,10 @@ def column(source: Any, what: str, count: int | None = None) -> Column:
         raise InputTypeError(f"{what} is an array or a sequence, not a mapping ({type(source).__name__})")
     else:
         shape = None
-    if count is not None and len(source) != count:
-        raise InputError(f"{what} has {len(source)} samples, the other arrays have {count}")
-    return Column(what, source, shape)
+    found = Column(what, source, shape)
+    if count is not None and len(found) != count:
+        raise InputError(f"{what} has {len(found)} samples, the other arrays have {count}")
+    return found
 
 
 def chosen(samples: Any, count: int) -> Numbers:

@@ -36,8 +36,8 @@ class Statistic:
     """The relevance that one array has for one class, or for all samples, if `label` is None.
 
     `total`: the mean over samples of the sum over entries. `magnitude`: the same of absolute values. `share`: the part of the
-    explained scores that arrives here, Σ sign(score) · total / Σ |score|, or None without scores. Without skip connections, it
-    is what the layers above have not given to biases; with them, what flows through this layer.
+    output's relevance that arrives here, Σ sign(seed) · total / Σ |seed|, or None without seeds. The rest is that of biases and
+    other constants in the layers above, or flows around this layer.
     """
 
     array: str
@@ -56,17 +56,17 @@ class _Sums:
     total: float = 0.0
     magnitude: float = 0.0
     signed: float = 0.0
-    scores: float = 0.0
+    seeds: float = 0.0
     maps: Any = field(default=0.0)
 
-    def add(self, totals: Floats, magnitudes: Floats, maps: Floats, scores: Floats | None) -> None:
+    def add(self, totals: Floats, magnitudes: Floats, maps: Floats, seeds: Floats | None) -> None:
         self.samples += len(totals)
         self.total += float(totals.sum())
         self.magnitude += float(magnitudes.sum())
         self.maps = self.maps + maps.sum(axis=0)
-        if scores is not None:
-            self.signed += float((np.sign(scores) * totals).sum())
-            self.scores += float(np.abs(scores).sum())
+        if seeds is not None:
+            self.signed += float((np.sign(seeds) * totals).sum())
+            self.seeds += float(np.abs(seeds).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ def summarize(
     relevance: Mapping[str, Rows | Sequence[Any]],
     labels: Any = None,
     *,
-    scores: Rows | None = None,
+    seeds: Rows | None = None,
     samples: Any = None,
     normalize: bool = False,
     progress: bool = False,
@@ -154,8 +154,8 @@ def summarize(
 
     `relevance`: arrays with a row for each sample by name, such as the input's and those of layers: (channels, height, width),
     (height, width) or (features,). `labels`: integers of shape (samples,), negative for none; or booleans of shape (samples,
-    classes), where a sample counts for each of its classes. `scores`: the relevance that each sample started with, shape
-    (samples,), of which the shares are. `samples`: the numbers of the samples to use, by default all. `normalize`: divide
+    classes), where a sample counts for each of its classes. `seeds`: the relevance that the output of each sample was given,
+    shape (samples,), of which the shares are. `samples`: the numbers of the samples to use, by default all. `normalize`: divide
     each sample's map by its sum of magnitudes before the mean is taken; totals and shares are as they were.
 
     Memory holds one map for each class and array. Errors: `InputError` for values that are not finite.
@@ -168,20 +168,20 @@ def summarize(
         if len(one) != count:
             raise InputError(f"{name} has {len(one)} samples, the other arrays have {count}")
     truth = None if labels is None else labels_of(labels, count)
-    seeds = None if scores is None else column(scores, "scores", count)
-    if seeds is not None and seeds.shape != ():
-        raise InputError("scores are one number for each sample, of shape (samples,): that of the explained class")
+    starts = None if seeds is None else column(seeds, "seeds", count)
+    if starts is not None and starts.shape != ():
+        raise InputError("seeds are one number for each sample, of shape (samples,): the relevance that its output was given")
     wanted = chosen(samples, count)
     rows, maps = [], {}
     for name, one in arrays.items():
-        sums = _sums(one, truth, seeds, wanted, normalize, progress)
+        sums = _sums(one, truth, starts, wanted, normalize, progress)
         rows += [_statistic(name, label, found) for label, found in sums.items()]
         maps[name] = {label: found.maps / found.samples for label, found in sums.items()}
     return Summary(tuple(rows), maps)
 
 
 def _sums(
-    array: Column, truth: Column | None, seeds: Column | None, samples: Numbers, normalize: bool, progress: bool
+    array: Column, truth: Column | None, starts: Column | None, samples: Numbers, normalize: bool, progress: bool
 ) -> dict[int | None, _Sums]:
     """Sums of all samples, then of each class in order."""
     found: dict[int | None, _Sums] = {None: _Sums()}
@@ -194,11 +194,11 @@ def _sums(
         if maps.shape[1:] != shape:
             raise InputError(f"{array.what} of sample {block.numbers[0]} has another shape, so there is no mean map")
         maps = of_equal_weight(maps) if normalize else maps
-        scores = None if seeds is None else _together(seeds.floats(block.numbers))
+        seeds = None if starts is None else _together(starts.floats(block.numbers))
         labels = None if truth is None else _together(truth.blocks(block.numbers))
         for label, mine in _members(labels):
             of_class = found.setdefault(label, _Sums())
-            of_class.add(totals[mine], magnitudes[mine], maps[mine], None if scores is None else scores[mine])
+            of_class.add(totals[mine], magnitudes[mine], maps[mine], None if seeds is None else seeds[mine])
     return dict(sorted(found.items(), key=lambda one: (one[0] is not None, one[0] or 0)))
 
 
@@ -216,5 +216,5 @@ def _together(blocks: Iterator[Block]) -> NDArray[Any]:
 
 
 def _statistic(array: str, label: int | None, sums: _Sums) -> Statistic:
-    share = sums.signed / sums.scores if sums.scores else None
+    share = sums.signed / sums.seeds if sums.seeds else None
     return Statistic(array, label, sums.samples, sums.total / sums.samples, sums.magnitude / sums.samples, share)

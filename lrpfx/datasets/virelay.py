@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,16 @@ from numpy.typing import NDArray
 
 from lrpfx.datasets.clusters import Spray, checked_spray
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
-from lrpfx.datasets.virelay_arrays import Pictures, float32_of, write_labels, write_pictures, write_relevance
+from lrpfx.datasets.virelay_arrays import (
+    DifferentSizesError,
+    Pictures,
+    float32_of,
+    write_labels,
+    write_pictures,
+    write_relevance,
+)
 from lrpfx.deploy.files import as_path, checked_path, whole_file, written
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, os_errors
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, os_errors
 from lrpfx.pictures.maps import Channels
 from lrpfx.support.optional_packages import optional_package
 
@@ -56,12 +63,13 @@ def write_project(
 ) -> Path:
     """Write a project for ViRelAy to a folder, and return the path of its file, with which `virelay` is started.
 
-    `images`, `relevance`: a row for each sample, or sequences of arrays if sizes differ; images may be Pillow's. Row i is
-    sample i of the project. `scores`: the model's outputs, shape (samples, classes). `labels`: the true classes, integers of shape
-    (samples,), or booleans of shape (samples, classes) if a sample may have several. `classes`: their names; by default their
-    numbers. `keys`: their WordNet ids or other unique names; by default numbers of equal length. `samples`: the numbers of
-    those with relevance, by default all; others get an empty picture. `analyses`: results of `lrpfx.datasets.spray`, by
-    the name to show. `strategy`: whether relevance is that of the true or of the predicted class.
+    `images`, `relevance`: a row for each sample, or sequences of arrays if sizes differ. Images may also be Pillow's, and pairs
+    with a label, as in data sets of torchvision. Row i is sample i of the project. `scores`: the model's outputs, shape
+    (samples, classes). `labels`: the true classes, integers of shape (samples,), or booleans of shape (samples, classes) if a
+    sample may have several. `classes`: their names; by default their numbers. `keys`: their WordNet ids or other unique names;
+    by default numbers of equal length. `samples`: the numbers of those with relevance, by default all; others get an empty
+    picture. `analyses`: results of `lrpfx.datasets.spray`, by the name to show. `strategy`: whether relevance is that of the
+    true or of the predicted class.
 
     Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`.
     `channels`: of images, "first" or "last". Relevance is float32, of shape (channels, height, width). ViRelAy cannot draw
@@ -80,10 +88,11 @@ def write_project(
     outputs, truth = column(scores, "scores", count), labels_of(labels, count)
     if outputs.shape is None or len(outputs.shape) != 1:
         raise InputTypeError("scores are an array of shape (samples, classes)")
+    width = outputs.shape[0]
     wanted = chosen(samples, count)
-    described = label_map(classes if classes is not None else outputs.shape[0], keys)
-    if outputs.shape[0] > len(described):
-        raise InputError(f"scores have {outputs.shape[0]} classes, but there are names for {len(described)}")
+    described = label_map(classes if classes is not None else width, keys)
+    if width > len(described):
+        raise InputError(f"scores have {width} classes, but there are names for {len(described)}")
     if strategy not in ("true_label", "predicted_label"):
         raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}")
     if isinstance(compression, bool) or not isinstance(compression, int) or not 0 <= compression <= 9:
@@ -95,18 +104,22 @@ def write_project(
     sources = ["analysis.h5"] if len(shown) == 1 else [f"analysis_{number}.h5" for number in range(len(shown))]
     project = _project(name, model, method, strategy, dict(zip(shown, sources, strict=True)))
 
-    target = _empty_folder(folder)
-    with _whole_hdf5(target / DATASET) as file:
+    def write_dataset(file: Any, is_array: bool) -> None:
         write_labels(file, truth, wanted, len(described), is_every=True)
-        write_pictures(file, pictures, wanted, packed, progress)
-    with _whole_hdf5(target / ATTRIBUTION) as file:
-        write_relevance(file, maps, pictures.sizes, wanted, sum_channels, packed, progress)
+        write_pictures(file, pictures, wanted, is_array, packed, progress)
+
+    def write_attribution(file: Any, is_array: bool) -> None:
+        write_relevance(file, maps, pictures.sizes, wanted, is_array, sum_channels, packed, progress)
         write_labels(file, truth, wanted, len(described), is_every=False)
-        predictions = file.create_dataset("prediction", (len(wanted), *outputs.shape), "float32")
+        predictions = file.create_dataset("prediction", (len(wanted), width), "float32")
         for block in outputs.floats(wanted):
             predictions[block.places] = float32_of(block, outputs.what)
         if len(wanted) < count:
             file["index"] = _uint32(wanted)
+
+    target = _empty_folder(folder)
+    for path, write in ((target / DATASET, write_dataset), (target / ATTRIBUTION, write_attribution)):
+        _write_hdf5(path, write)
     for source, analysis in zip(sources, shown.values(), strict=True):
         write_analysis(target / source, analysis, described)
     text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
@@ -167,18 +180,32 @@ def _empty_folder(folder: str | os.PathLike[str]) -> Path:
     return target
 
 
+def _write_hdf5(path: Path, write: Callable[[Any, bool], None]) -> None:
+    """Write samples as arrays; if their sizes turn out to differ, anew, as an array for each."""
+    try:
+        with _whole_hdf5(path) as file:
+            write(file, True)
+    except DifferentSizesError:
+        with _whole_hdf5(path) as file:
+            write(file, False)
+
+
 @contextmanager
 def _whole_hdf5(path: Path) -> Iterator[Any]:
     """A new HDF5 file, which appears at `path` if the context ends without an error."""
     h5py = optional_package("h5py", "an HDF5 file", "datasets")
     with os_errors(ArtefactError, path, "written"), whole_file(path, SUFFIX) as temporary:
+        file = h5py.File(temporary, "w", locking=False)  # `whole_file` has locked it
         try:
-            with h5py.File(temporary, "w", locking=False) as file:  # `whole_file` has locked it
-                yield file
-        except RuntimeError as error:  # of h5py, if a full disk keeps it from closing the file
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from error
+            yield file
+        except BaseException:
+            with suppress(OSError, RuntimeError):
+                file.close()
             raise
+        try:
+            file.close()
+        except RuntimeError as error:  # what h5py makes of a disk that is full
+            raise ArtefactError(f"{path} cannot be written: {first_lines(error)}") from error
 
 
 def _project(name: str, model: str, method: str, strategy: str, analyses: Mapping[str, str]) -> str:

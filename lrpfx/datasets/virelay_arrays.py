@@ -19,6 +19,10 @@ _OUTSIDE = 1e-4  # of the range of values, by which rounding may exceed it
 _SHORTEST = 3  # side of an image: of a shorter one, ViRelAy takes the side for the channels
 
 
+class DifferentSizesError(InputError):
+    """Samples have different sizes, and each needs an array of its own."""
+
+
 class Pictures:
     """Images as RGB with eight bits. `sizes`: (height, width) of those that were read, by sample, if they differ."""
 
@@ -35,7 +39,8 @@ class Pictures:
         """Numbers of samples and their pictures, of shape (samples, 3, height, width)."""
         if self.source.shape is None:
             for number in samples:
-                item = self.source.source[int(number)]
+                item = self.source.item(int(number))
+                item = item[0] if isinstance(item, (tuple, list)) and len(item) == 2 else item  # an image and its label
                 is_image = isinstance(item, Image.Image)
                 values = np.asarray(item.convert("RGB")) if is_image else array_of(item, f"image {number}")
                 yield self._checked(
@@ -98,18 +103,21 @@ class Sizes:
         return self._others.get(number, self.of_all or (0, 0))
 
 
-def write_pictures(file: Any, reader: Pictures, samples: Numbers, packed: dict[str, Any], progress: bool) -> None:
-    """The dataset "data": an array, or a group with an array for each sample where sizes may differ."""
+def write_pictures(
+    file: Any, reader: Pictures, samples: Numbers, is_array: bool, packed: dict[str, Any], progress: bool
+) -> None:
+    """The dataset "data": an array, or a group with an array for each sample. `DifferentSizesError` if there is no array."""
     count = len(reader.source)
     data, keys = None, _keys(count)
     for numbers, pixels in progress_bar(reader.blocks(samples), progress, "images", "block"):
-        if reader.source.shape is None:
+        if not is_array:
             file.create_dataset(f"data/{keys(int(numbers[0]))}", data=pixels[0], chunks=pixels.shape[1:], **packed)
             continue
         if data is None:
             data = file.create_dataset("data", (count, *pixels.shape[1:]), "uint8", chunks=(1, *pixels.shape[1:]), **packed)
+        _check_size(data, pixels)
         _put(data, numbers, pixels, 0)
-    if reader.source.shape is None:
+    if not is_array:
         empty = np.zeros((_RGB, _SHORTEST, _SHORTEST), dtype=np.uint8)
         for number in np.setdiff1d(np.arange(count), samples, assume_unique=True).tolist():
             file[f"data/{keys(number)}"] = empty
@@ -134,21 +142,34 @@ def write_labels(file: Any, truth: Column, samples: Numbers, classes: int, is_ev
 
 
 def write_relevance(
-    file: Any, maps: Column, sizes: Sizes, samples: Numbers, sum_channels: bool, packed: dict[str, Any], progress: bool
+    file: Any,
+    maps: Column,
+    sizes: Sizes,
+    samples: Numbers,
+    is_array: bool,
+    sum_channels: bool,
+    packed: dict[str, Any],
+    progress: bool,
 ) -> None:
-    """The dataset "attribution": an array, or a group with an array for each sample where sizes may differ."""
+    """The dataset "attribution", in the form of `write_pictures`, with the rows of `samples` alone."""
     data, keys = None, _keys(len(samples))
     for block in progress_bar(maps.floats(samples), progress, "relevance", "block"):
         values = float32_of(Block(block.first, block.numbers, _drawable(block.values, maps.what, sum_channels)), maps.what)
         for number in block.numbers.tolist():
             _check_form(number, sizes[number], (values.shape[2], values.shape[3]))
-        if maps.shape is None:
+        if not is_array:
             file.create_dataset(f"attribution/{keys(block.first)}", data=values[0], chunks=values.shape[1:], **packed)
             continue
         if data is None:
             shape = (len(samples), *values.shape[1:])
             data = file.create_dataset("attribution", shape, "float32", chunks=(1, *shape[1:]), **packed)
+        _check_size(data, values)
         data[block.places] = values
+
+
+def _check_size(data: Any, values: NDArray[Any]) -> None:
+    if values.shape[1:] != data.shape[1:]:
+        raise DifferentSizesError(f"samples have the shapes {data.shape[1:]} and {values.shape[1:]}")
 
 
 def _drawable(values: Floats, what: str, sum_channels: bool) -> Floats:
