@@ -41,8 +41,8 @@ class Settings:
 class Cluster:
     """Samples of a class with similar relevance.
 
-    `share`: of the samples of the class. `typical`: numbers of samples, those nearest to the centre first. `mean`: the mean of
-    the maps as they were compared, summed over channels, pooled and normalized.
+    `share`: of the samples of the class. `typical`: numbers of samples, those whose maps are nearest to the mean first.
+    `mean`: the mean of the maps as they were compared: summed over channels, pooled and normalized.
     """
 
     number: int

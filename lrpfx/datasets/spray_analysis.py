@@ -146,7 +146,6 @@ def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers,
     coordinates = spectrum.first(number)
     machine = optional_package("sklearn.cluster", PURPOSE, EXTRA).KMeans(number, n_init=_STARTS, random_state=settings.seed)
     found = machine.fit_predict(coordinates)
-    distances = np.linalg.norm(coordinates - machine.cluster_centers_[found], axis=1)
     present = np.unique(found)
     sizes = [int((found == one).sum()) for one in present]
     firsts = [int(np.argmax(found == one)) for one in present]
@@ -156,8 +155,9 @@ def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers,
     for place, one in enumerate(order):
         members = np.flatnonzero(found == present[one])
         assignment[members] = place
-        nearest = members[np.argsort(distances[members], kind="stable")][: settings.typical]
         mean = maps[members].mean(axis=0)
+        distances = [float(np.linalg.norm(maps[member] - mean)) for member in members]
+        nearest = members[np.argsort(distances, kind="stable")][: settings.typical]
         described.append(Cluster(place, len(members), len(members) / len(samples), tuple(samples[nearest].tolist()), mean))
     return Clustering(assignment, tuple(described))
 
