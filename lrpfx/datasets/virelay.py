@@ -45,7 +45,7 @@ def write_project(
     *,
     images: Rows | Sequence[Any],
     relevance: Rows | Sequence[Any],
-    scores: Rows,
+    outputs: Rows,
     labels: Any,
     classes: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
@@ -64,7 +64,7 @@ def write_project(
     """Write a project for ViRelAy to a folder, and return the path of its file, with which `virelay` is started.
 
     `images`, `relevance`: a row for each sample, or sequences of arrays if sizes differ. Images may also be Pillow's, and pairs
-    with a label, as in data sets of torchvision. Row i is sample i of the project. `scores`: the model's outputs, shape
+    with a label, as in data sets of torchvision. Row i is sample i of the project. `outputs`: those of the model, shape
     (samples, classes). `labels`: the true classes, integers of shape (samples,), or booleans of shape (samples, classes) if a
     sample may have several. `classes`: their names; by default their numbers. `keys`: their WordNet ids or other unique names;
     by default numbers of equal length. `samples`: the numbers of those with relevance, by default all; others get an empty
@@ -85,14 +85,14 @@ def write_project(
     maps = column(relevance, "relevance")
     count = len(maps)
     pictures = Pictures(column(images, "images", count), channels, value_range)
-    outputs, truth = column(scores, "scores", count), labels_of(labels, count)
-    if outputs.shape is None or len(outputs.shape) != 1:
-        raise InputTypeError("scores are an array of shape (samples, classes)")
-    width = outputs.shape[0]
+    predictions, truth = column(outputs, "outputs", count), labels_of(labels, count)
+    if predictions.shape is None or len(predictions.shape) != 1:
+        raise InputTypeError("outputs are an array of shape (samples, classes)")
+    width = predictions.shape[0]
     wanted = chosen(samples, count)
     described = label_map(classes if classes is not None else width, keys)
     if width > len(described):
-        raise InputError(f"scores have {width} classes, but there are names for {len(described)}")
+        raise InputError(f"outputs have {width} classes, but there are names for {len(described)}")
     if strategy not in ("true_label", "predicted_label"):
         raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}")
     if isinstance(compression, bool) or not isinstance(compression, int) or not 0 <= compression <= 9:
@@ -111,9 +111,9 @@ def write_project(
     def write_attribution(file: Any, is_array: bool) -> None:
         write_relevance(file, maps, pictures.sizes, wanted, is_array, sum_channels, packed, progress)
         write_labels(file, truth, wanted, len(described), is_every=False)
-        predictions = file.create_dataset("prediction", (len(wanted), width), "float32")
-        for block in outputs.floats(wanted):
-            predictions[block.places] = float32_of(block, outputs.what)
+        rows = file.create_dataset("prediction", (len(wanted), width), "float32")
+        for block in predictions.floats(wanted):
+            rows[block.places] = float32_of(block, predictions.what)
         if len(wanted) < count:
             file["index"] = _uint32(wanted)
 

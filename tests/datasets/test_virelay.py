@@ -27,8 +27,8 @@ def data(shape=(3, 6, 8), count=COUNT, seed=0):
     random = np.random.default_rng(seed)
     images = random.random((count, *shape)).astype(np.float32)
     relevance = random.standard_normal((count, *shape)).astype(np.float32)
-    scores = random.standard_normal((count, len(CLASSES))).astype(np.float32)
-    return {"images": images, "relevance": relevance, "scores": scores, "labels": random.integers(0, 3, count)}
+    outputs = random.standard_normal((count, len(CLASSES))).astype(np.float32)
+    return {"images": images, "relevance": relevance, "outputs": outputs, "labels": random.integers(0, 3, count)}
 
 
 def pixels_of(image):
@@ -70,7 +70,7 @@ def test_every_item_of_a_project(analyzed, tmp_path):
         assert sample.index == attribution.index == number
         assert sample.data.dtype == np.uint8 and (sample.data == pixels_of(given["images"][number])).all()
         assert (attribution.data == np.moveaxis(given["relevance"][number], 0, -1)).all()
-        assert (attribution.prediction == given["scores"][number]).all()
+        assert (attribution.prediction == given["outputs"][number]).all()
         assert [one.index for one in sample.labels] == [one.index for one in attribution.labels] == [given["labels"][number]]
     with pytest.raises(LookupError):
         project.get_attribution(60)
@@ -104,7 +104,7 @@ def test_corelay_reads_the_same(analyzed, tmp_path):
     with HDF5Storage(folder / "attribution.h5", mode="r") as storage:
         assert set(storage.keys()) == {"attribution", "prediction", "label"}
         assert (storage["attribution"] == given["relevance"]).all()
-        assert (storage["prediction"] == given["scores"]).all() and (storage["label"] == given["labels"]).all()
+        assert (storage["prediction"] == given["outputs"]).all() and (storage["label"] == given["labels"]).all()
     for file in ("analysis_0.h5", "analysis_1.h5"):
         with HDF5Storage(folder / file, mode="r") as storage:
             read = storage[KEYS[1]]
@@ -223,7 +223,7 @@ def test_several_labels(tmp_path):
 def test_samples_without_relevance(form, several, tmp_path):
     """As those that could not be read: all else keeps its number."""
     given, samples = data(), [19, 2, 3, 11]
-    for name in ("images", "relevance", "scores"):
+    for name in ("images", "relevance", "outputs"):
         given[name][[one for one in range(COUNT) if one not in samples]] = np.nan
     if several:
         given["labels"] = np.eye(3, dtype=bool)[given["labels"]]
@@ -246,7 +246,7 @@ def test_samples_without_relevance(form, several, tmp_path):
         attribution, sample = project.get_attribution(number), project.get_sample(number)
         assert attribution.index == number and (sample.data == pixels_of(given["images"][number])).all()
         assert (attribution.data == np.moveaxis(given["relevance"][number], 0, -1)).all()
-        assert (attribution.prediction == given["scores"][number]).all()
+        assert (attribution.prediction == given["outputs"][number]).all()
         assert attribution.labels == sample.labels and len(sample.labels) == 1
     project.close()
 
@@ -278,8 +278,8 @@ NAN[17, 1, 2, 3] = np.nan
         (changed(relevance=np.zeros((COUNT, 5))), InputTypeError, "relevance is"),
         (changed(relevance=np.zeros((COUNT, 3, 6, 8), int)), InputTypeError, "floating-point numbers, not int64"),
         (changed(relevance={"input": 1}), InputTypeError, "not a mapping"),
-        (changed(scores=np.full((COUNT, 3), np.inf)), InputError, "scores of sample 0 is not finite"),
-        (changed(scores=np.zeros(COUNT)), InputTypeError, "scores are an array of shape"),
+        (changed(outputs=np.full((COUNT, 3), np.inf)), InputError, "outputs of sample 0 is not finite"),
+        (changed(outputs=np.zeros(COUNT)), InputTypeError, "outputs are an array of shape"),
         (changed(labels=np.zeros((COUNT, 3), int)), InputTypeError, "booleans of shape"),
         (changed(labels=np.zeros(COUNT, bool)), InputTypeError, "labels are integers"),
         (changed(labels=np.full(COUNT, 3)), InputError, "sample 0 has the label 3, which is not one of the 3 classes"),
@@ -374,7 +374,7 @@ def test_memory_does_not_grow_with_samples(tmp_path):
         images, maps = Counted((count, 3, 128, 128)), Counted((count, 3, 128, 128))
         tracemalloc.start()
         write_project(
-            tmp_path, images=images, relevance=maps, scores=np.zeros((count, 2)), labels=np.zeros(count, int), compression=0
+            tmp_path, images=images, relevance=maps, outputs=np.zeros((count, 2)), labels=np.zeros(count, int), compression=0
         )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
