@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.datasets.reduced_maps import Size, without_channels
-from lrpfx.datasets.rows import Numbers, column
+from lrpfx.datasets.rows import Numbers, column, without_label
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
@@ -160,7 +160,7 @@ class Spray:
             for sample in one.typical[:count]:
                 (block,) = maps.floats(np.array([sample]))
                 values = without_channels(block.values, maps.what)[0]
-                drawn = heatmap(values) if images is None else overlay(images[sample], values)
+                drawn = heatmap(values) if images is None else overlay(without_label(images[sample]), values)
                 row.append((f"sample {sample}", drawn))
             rows.append(row)
         title = settings.pop("title", f"class {label}: {len(analysis.samples)} samples in {len(found)} clusters")

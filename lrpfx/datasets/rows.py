@@ -131,6 +131,11 @@ def column(source: Any, what: str, count: int | None = None) -> Column:
     return found
 
 
+def without_label(item: Any) -> Any:
+    """The image of a pair (image, label), as data sets of torchvision have them; other items as they are."""
+    return item[0] if isinstance(item, (tuple, list)) and len(item) == 2 else item
+
+
 def chosen(samples: Any, count: int) -> Numbers:
     """The numbers of samples in rising order: all, or those that are given. `InputError` for others and for repetitions."""
     if samples is None:

@@ -174,6 +174,6 @@ def _embedding(name: str, coordinates: Floats, seed: int) -> Floats:
         perplexity = min(_PERPLEXITY, (len(coordinates) - 1) / 3)
         machine = _embedding_class(name)(2, perplexity=perplexity, init="pca", random_state=seed)
     else:
-        machine = _embedding_class(name)(n_components=2, n_neighbors=min(15, len(coordinates) - 1), random_state=seed)
+        machine = _embedding_class(name)(n_components=2, n_neighbors=min(15, len(coordinates) - 1), random_state=seed, n_jobs=1)
     found: Floats = np.asarray(machine.fit_transform(coordinates), dtype=np.float64)
     return found

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -162,9 +163,10 @@ def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -
     found = [f"{number:0{digits}d}" for number in range(len(names))] if keys is None else list(keys)
     if len(found) != len(names) or not all(isinstance(one, str) for one in found):
         raise InputError(f"keys are a str for each of the {len(names)} classes")
-    wrong = [one for one in found if not one or set(one) & set("/\0") or set(one) == {"."} or found.count(one) > 1]
+    counts = Counter(found)
+    wrong = [one for one in found if not one.isprintable() or not one.strip(".") or "/" in one or counts[one] > 1]
     if wrong:
-        raise InputError(f"{wrong[0]!r} cannot be the key of a class: keys are unique names without a slash")
+        raise InputError(f"{wrong[0]!r} cannot be the key of a class: keys are unique printable names without a slash")
     return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
 
 

@@ -1,5 +1,6 @@
 """Samples in the arrays that ViRelAy reads: pictures, labels and relevance."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,9 +9,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.datasets.reduced_maps import without_channels
-from lrpfx.datasets.rows import Block, Column, Numbers
+from lrpfx.datasets.rows import Block, Column, Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis
+from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis, checked_number
 from lrpfx.support.optional_packages import progress_bar
 
 NO_LABEL = -1  # which ViRelAy finds in no label map
@@ -29,18 +30,19 @@ class Pictures:
     def __init__(self, source: Column, channels: Channels, value_range: tuple[float, float]) -> None:
         self.source = source
         self.channels = channels
-        low, high = map(float, value_range)
-        if not low < high:
-            raise InputError(f"value_range is (lowest, highest), not {value_range!r}")
-        self.low, self.high = low, high
+        meaning = "value_range is two numbers, (lowest, highest)"
+        if not isinstance(value_range, (tuple, list)) or len(value_range) != 2:
+            raise InputError(f"{meaning}, not {value_range!r}")
+        self.low, self.high = (checked_number(one, meaning, math.isfinite) for one in value_range)
+        if not self.low < self.high:
+            raise InputError(f"{meaning}, not {value_range!r}")
         self.sizes = Sizes()
 
     def blocks(self, samples: Numbers) -> Iterator[tuple[Numbers, NDArray[np.uint8]]]:
         """Numbers of samples and their pictures, of shape (samples, 3, height, width)."""
         if self.source.shape is None:
             for number in samples:
-                item = self.source.item(int(number))
-                item = item[0] if isinstance(item, (tuple, list)) and len(item) == 2 else item  # an image and its label
+                item = without_label(self.source.item(int(number)))
                 is_image = isinstance(item, Image.Image)
                 values = np.asarray(item.convert("RGB")) if is_image else array_of(item, f"image {number}")
                 yield self._checked(

@@ -165,10 +165,9 @@ def test_the_result(clever_hans):
     assert found.table(2)[1] == (3, analysis.clustering(2).clusters[1])
     assert str(found).splitlines()[0].split() == ["class", "clusters", "cluster", "samples", "share", "typical"]
     assert found._repr_html_().startswith("<table") and repr(found) == "<SpRAy of 1 classes, 183 samples>" and len(found) == 1
-    plain, over = (
-        found.picture(3, relevance, clusters=2, count=4),
-        found.picture(3, relevance, images=images, clusters=2, count=4),
-    )
+    pairs = list(zip(images, labels, strict=True))
+    plain = found.picture(3, relevance, clusters=2, count=4)
+    over = found.picture(3, relevance, images=pairs, clusters=2, count=4)
     assert plain.width == over.width == 1200 and plain.tobytes() != over.tobytes()
 
     again = spray(zarr.array(relevance, chunks=(64, 1, 8, 8)), torch.as_tensor(labels), **settings)[3]
@@ -306,7 +305,7 @@ def test_umap(monkeypatch):
     points, _ = blobs([20, 20])
     monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=Umap))
     found = spray(points, np.zeros(40, int), clusters=(2,), **{**QUICK, "embeddings": ("umap",)}, seed=3)[0]
-    assert asked == [{"n_components": 2, "n_neighbors": 15, "random_state": 3}]
+    assert asked == [{"n_components": 2, "n_neighbors": 15, "random_state": 3, "n_jobs": 1}]
     np.testing.assert_array_equal(found.embeddings["umap"], found.embeddings["spectral"][:, 1:3].astype(np.float32))
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(InputError, match=r"pip install 'lrpfx\[umap\]'"):
