@@ -157,12 +157,15 @@ def identity_of(item: Any) -> str | None:
 
 
 def _may_be_label(value: Any) -> bool:
-    """Whether a value is a single one, and so not another input of a model."""
-    return not isinstance(value, (torch.Tensor, np.ndarray, Mapping, tuple, list)) or _is_single(value)
+    """Whether a value is a label, or what others may take for one, and not a tensor that is another input of a model."""
+    return not isinstance(value, (torch.Tensor, np.ndarray, np.floating, Mapping, tuple, list)) or _is_single(value)
 
 
 def _is_single(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0
+    """Whether a value is a tensor or an array with one integer."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 and value.dtype != torch.bool and not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
 
 
 def _label_of(value: Any) -> int:

@@ -33,27 +33,36 @@ def context():
 
 @pytest.fixture(scope="module")
 def whole(context, tmp_path_factory):
-    """An uninterrupted run of each kind, and how long its process takes."""
+    """An uninterrupted run of each kind."""
     made = {}
 
     def of(kind):
         if kind not in made:
             path = tmp_path_factory.mktemp("whole") / "store"
-            start = time.perf_counter()
             process = context.Process(target=run, args=(path, COUNT, kind))
             process.start()
             process.join()
-            made[kind] = path, time.perf_counter() - start
+            made[kind] = path
         return made[kind]
 
     return of
 
 
-def killed(context, path, kind, batch_size, seconds):
-    """Start a run, and kill it after some time. How many samples are there then."""
+def there(path):
+    """How many samples are in a store, which may be about to be made."""
+    try:
+        return int(lrpfx.datasets.open(path).done.sum())
+    except lrpfx.LrpfxError:
+        return 0
+
+
+def killed(context, path, kind, batch_size, after, delay):
+    """Start a run, and kill it some seconds after so many samples are in the store. How many are there then."""
     process = context.Process(target=run, args=(path, COUNT, kind, batch_size))
     process.start()
-    process.join(seconds)
+    while process.is_alive() and there(path) < after:
+        time.sleep(0.002)
+    process.join(delay)
     process.kill()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL), "the run itself failed"
@@ -65,18 +74,19 @@ def killed(context, path, kind, batch_size, seconds):
     [("sequence", 4), ("stream", 3), *(pytest.param(kind, 30, marks=pytest.mark.slow) for kind in ("sequence", "stream"))],
 )
 def test_a_killed_run_goes_on(kind, kills, context, whole, tmp_path):
-    expected, seconds = whole(kind)
+    expected = whole(kind)
     path, chance = tmp_path / "store", random.Random(f"{kind}{kills}")
-    there = [0]
+    counts = [0]
     for number in range(kills):
-        there.append(killed(context, path, kind, 8, chance.uniform(0.2, 0.95) * seconds))
-        assert there[-1] >= there[-2], "samples were lost"
-        if there[-1] > 0.7 * COUNT and number < kills - 1:  # start over, to be killed again
+        after = chance.randrange(counts[-1], max(counts[-1], COUNT // 2) + 1)
+        counts.append(killed(context, path, kind, 8, after, chance.uniform(0, 0.05)))
+        assert counts[-1] >= counts[-2], "samples were lost"
+        if counts[-1] > 0.7 * COUNT and number < kills - 1:  # start over, to be killed again
             run(path, COUNT, kind)
             assert tree(path) == tree(expected)
             shutil.rmtree(path)
-            there.append(0)
-    assert any(0 < count < COUNT for count in there), f"all kills were too early or too late: {there}"
+            counts.append(0)
+    assert any(0 < count < COUNT for count in counts), f"all kills were too early or too late: {counts}"
     found = run(path, COUNT, kind)
     assert found.is_complete
     assert tree(path) == tree(expected)
@@ -85,10 +95,9 @@ def test_a_killed_run_goes_on(kind, kills, context, whole, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sequence", "stream"])
 def test_another_batch_size_goes_on(kind, context, whole, tmp_path):
-    expected, seconds = whole(kind)
-    path = tmp_path / "store"
-    for batch_size in (8, 5):
-        killed(context, path, kind, batch_size, 0.6 * seconds)
+    expected, path = whole(kind), tmp_path / "store"
+    for batch_size, after in ((8, COUNT // 5), (5, COUNT // 2)):
+        killed(context, path, kind, batch_size, after, 0)
     found, other = run(path, COUNT, kind, batch_size=3), lrpfx.datasets.open(expected)
     assert found.is_complete and len(found) == len(other) and found.errors == other.errors
     for name in other.names:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import lrpfx
 from lrpfx.datasets.samples import identity_of, parts_of
 
-IMAGE = torch.rand(1, 2, 2)
+IMAGE = torch.arange(4.0).reshape(1, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,8 @@ IMAGE = torch.rand(1, 2, 2)
         ([IMAGE, np.int64(3)], 3, None),
         ((IMAGE, torch.tensor(3)), 3, None),
         ((IMAGE, torch.tensor(3, dtype=torch.uint8)), 3, None),
+        ((IMAGE, np.array(3)), 3, None),
         ((IMAGE, torch.tensor(0.5)), None, None),
-        ((IMAGE, True), None, None),
         ((IMAGE, IMAGE), None, None),
         ({"x": IMAGE, "label": 3}, 3, None),
         ({"x": IMAGE, "labels": torch.tensor(3), "id": 7}, 3, "7"),
@@ -40,3 +41,10 @@ def test_parts(item, label, identity):
         assert inputs is item[0]
     else:
         assert inputs is item
+
+
+@pytest.mark.parametrize("label", [True, "cat", None, 2.0])
+@pytest.mark.parametrize("form", [lambda label: (IMAGE, label), lambda label: {"x": IMAGE, "label": label}])
+def test_labels_that_are_no_class_indices(form, label):
+    with pytest.raises(lrpfx.InputTypeError, match="labels are class indices"):
+        parts_of(form(label))

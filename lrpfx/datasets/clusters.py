@@ -1,0 +1,201 @@
+"""The result of a spectral relevance analysis: clusters of each class, as a table and as pictures."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lrpfx.datasets.reduced_maps import Size, without_channels
+from lrpfx.datasets.rows import Numbers, column, without_label
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pictures import heatmap, overlay, sheet
+from lrpfx.pictures.maps import Floats
+from lrpfx.support.format_table import format_table
+from lrpfx.support.html import Html, html_table
+from lrpfx.support.optional_packages import data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_COLUMNS = {"class": "int64", "clusters": "int64", "cluster": "int64", "samples": "int64", "share": "float64", "typical": "str"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the analysis was made: arguments of `lrpfx.datasets.spray`."""
+
+    size: Size
+    normalize: bool
+    neighbors: int
+    clusters: tuple[int, ...]
+    dimensions: int
+    embeddings: tuple[str, ...]
+    typical: int
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Samples of a class with similar relevance.
+
+    `share`: of the samples of the class. `typical`: numbers of samples, those whose maps are nearest to the mean first.
+    `mean`: the mean of the maps as they were compared: summed over channels, pooled and normalized.
+    """
+
+    number: int
+    size: int
+    share: float
+    typical: tuple[int, ...]
+    mean: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """Clusters of a class, the largest first. `assignment`: the cluster of each sample of the class.
+
+    Fewer than were asked for if fewer points differ.
+    """
+
+    assignment: NDArray[np.int32]
+    clusters: tuple[Cluster, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LabelAnalysis:
+    """The samples of one class.
+
+    `samples`: their numbers, rising; embeddings and assignments are in this order. `eigenvalues`: rising. `parts`: the number
+    of connected components of the graph of neighbors. `embeddings`: "spectral" of shape (samples, dimensions), others of shape
+    (samples, 2).
+    `clusterings`: by the number of clusters that were asked for.
+    """
+
+    label: int
+    samples: Numbers
+    eigenvalues: Floats
+    parts: int
+    embeddings: Mapping[str, Floats]
+    clusterings: Mapping[int, Clustering]
+
+    @property
+    def gaps(self) -> Floats:
+        """The difference between each eigenvalue and the one before it: entry k - 1 speaks for k clusters."""
+        return np.diff(self.eigenvalues)
+
+    @property
+    def eigengap(self) -> int:
+        """The number of clusters behind which the gap is the largest, from 1 to the largest number that was asked for."""
+        return int(self.gaps[: max(self.clusterings)].argmax()) + 1
+
+    @property
+    def best(self) -> int:
+        """The number of clusters with the largest gap, among those that were asked for."""
+        return max(self.clusterings, key=lambda number: (self.gaps[number - 1], -number))
+
+    def clustering(self, clusters: int | None = None) -> Clustering:
+        """The clustering with this many clusters, by default `best`. `InputError` for a number that was not asked for."""
+        number = self.best if clusters is None else clusters
+        if number not in self.clusterings:
+            raise InputError(
+                f"there is no clustering with {number!r} clusters, only with {', '.join(map(str, self.clusterings))}"
+            )
+        return self.clusterings[number]
+
+
+@dataclass(frozen=True, eq=False)
+class Spray:
+    """The analyses of some classes, by label. `skipped`: why other classes have none."""
+
+    settings: Settings
+    analyses: Mapping[int, LabelAnalysis]
+    skipped: Mapping[int, str]
+
+    def __getitem__(self, label: int) -> LabelAnalysis:
+        """The analysis of one class. `InputError` if there is none."""
+        if label not in self.analyses:
+            reason = f": {self.skipped[label]}" if label in self.skipped else f"; the classes are {list(self.analyses)}"
+            raise InputError(f"class {label!r} was not analyzed{reason}")
+        return self.analyses[label]
+
+    def __iter__(self) -> Iterator[LabelAnalysis]:
+        return iter(self.analyses.values())
+
+    def __len__(self) -> int:
+        return len(self.analyses)
+
+    def table(self, clusters: int | None = None) -> list[tuple[int, Cluster]]:
+        """The clusters with the labels of their classes. `clusters`: how many each class has, by default its best number."""
+        return [(label, one) for label, analysis in self.analyses.items() for one in analysis.clustering(clusters).clusters]
+
+    def to_pandas(self, clusters: int | None = None) -> "DataFrame":
+        """The table as a DataFrame: class, clusters, cluster, samples, share, and the typical samples as text."""
+        return data_frame([dict(zip(_COLUMNS, row, strict=True)) for row in self._rows(clusters)], _COLUMNS)
+
+    def picture(
+        self,
+        label: int,
+        relevance: Any,
+        *,
+        images: Any = None,
+        clusters: int | None = None,
+        count: int = 6,
+        **settings: Any,
+    ) -> Image.Image:
+        """A row for each cluster of a class: its mean map, and the relevance of its typical samples.
+
+        `relevance`: what was analyzed. `images`: the inputs, as `lrpfx.pictures.photograph_of` accepts them; relevance is drawn
+        over them. `count`: how many samples a row has, at most. `settings`: those of `lrpfx.pictures.sheet`.
+        """
+        analysis = self[label]
+        maps = column(relevance, "relevance")
+        found = analysis.clustering(clusters).clusters
+        if found[0].mean.ndim != 2:
+            raise InputError("relevance of vectors has no picture: it was analyzed without positions")
+        rows = []
+        for one in found:
+            row = [(f"cluster {one.number}: {one.size} samples, {one.share:.0%}", heatmap(one.mean))]
+            for sample in one.typical[:count]:
+                (block,) = maps.floats(np.array([sample]))
+                values = without_channels(block.values, maps.what)[0]
+                drawn = heatmap(values) if images is None else overlay(without_label(images[sample]), values)
+                row.append((f"sample {sample}", drawn))
+            rows.append(row)
+        title = settings.pop("title", f"class {label}: {len(analysis.samples)} samples in {len(found)} clusters")
+        return sheet(rows, title=title, **settings)
+
+    def _rows(self, clusters: int | None) -> list[tuple[int, int, int, int, float, str]]:
+        return [
+            (
+                label,
+                len(self[label].clustering(clusters).clusters),
+                one.number,
+                one.size,
+                one.share,
+                " ".join(map(str, one.typical)),
+            )
+            for label, one in self.table(clusters)
+        ]
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        rows = self._rows(None)
+        return [(*map(str, row[:4]), f"{row[4]:.1%}", " ".join(row[5].split()[:5])) for row in rows]
+
+    def __str__(self) -> str:
+        skipped = "".join(f"\nclass {label} was skipped: {reason}" for label, reason in self.skipped.items())
+        return format_table(list(_COLUMNS), self._cells(), list(_COLUMNS)[:5]) + skipped
+
+    def __repr__(self) -> str:
+        return f"<SpRAy of {len(self)} classes, {sum(len(one.samples) for one in self)} samples>"
+
+    def _repr_html_(self) -> Html:
+        return html_table(list(_COLUMNS), self._cells(), list(_COLUMNS)[:5])
+
+
+def checked_spray(value: Any, what: str) -> Spray:
+    """The value, if it is a `Spray`."""
+    if not isinstance(value, Spray):
+        raise InputTypeError(f"{what} is what lrpfx.datasets.spray returns, not a {type(value).__name__}")
+    return value

@@ -1,0 +1,179 @@
+"""Spectral relevance analysis: groups of samples that a model classifies for the same reason (Lapuschkin et al. 2019)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Settings, Spray
+from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
+from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of, samples_by_label
+from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pictures.maps import Floats, checked_whole
+from lrpfx.support.optional_packages import optional_package, progress_bar
+
+CLUSTERS = (2, 3, 4, 5, 6, 8, 10)
+EMBEDDINGS = ("tsne", "umap")
+_STARTS = 10  # of k-means, of which the best counts
+_PERPLEXITY = 30.0
+
+
+def spray(
+    relevance: Rows | Sequence[Any],
+    labels: Any,
+    *,
+    classes: Iterable[int] | None = None,
+    samples: Any = None,
+    size: Size = 32,
+    normalize: bool = True,
+    neighbors: int = 10,
+    clusters: Iterable[int] = CLUSTERS,
+    dimensions: int = 32,
+    embeddings: Iterable[str] = ("tsne",),
+    typical: int = 8,
+    seed: int = 0,
+    progress: bool = False,
+) -> Spray:
+    """Cluster the relevance of the samples of each class: a cluster that looks at something else is a strategy of its own.
+
+    Maps are summed over channels, pooled, and compared by their Euclidean distances. Each class gets a graph of nearest
+    neighbors, the eigenvectors of its normalized Laplacian, and for each number k in `clusters`, k-means of the first k
+    eigenvectors. A large gap behind the k-th eigenvalue speaks for k clusters.
+
+    `relevance`: of the input or of a layer: a row for each sample, of shape (channels, height, width), (height, width) or
+    (features,), or a sequence of such if shapes differ. `labels`: the class of each sample, such as the predicted one:
+    integers, negative for none, or booleans of shape (samples, classes). `classes`: those to analyze; by default all, and
+    those that have too few samples or identical maps are listed in the result as skipped. `samples`: the numbers of the
+    samples to use, by default all. `size`: of pooled maps, the longer side at most, or (height, width); None does not pool.
+    `normalize`: divide each map by its sum of magnitudes. `dimensions`: of the spectral embedding, at most. `embeddings`: of
+    that in two dimensions, "tsne" and "umap" (package umap-learn). `typical`: how many samples represent a cluster. `seed`: of
+    k-means and the embeddings; the same seed gives the same result.
+
+    Memory holds the pooled maps of one class. It needs scikit-learn: `pip install 'lrpfx[datasets]'`.
+
+    Errors: `InputError` for values that are not finite, and for classes that were asked for and cannot be analyzed.
+    """
+    maps = column(relevance, "relevance")
+    wanted = chosen(samples, len(maps))
+    numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})
+    if not numbers:
+        raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]")
+    drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
+    if not set(drawn) <= set(EMBEDDINGS):
+        raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}")
+    settings = Settings(
+        size=checked_size(size),
+        normalize=bool(normalize),
+        neighbors=checked_whole(neighbors, "neighbors is a number of samples", 1),
+        clusters=tuple(numbers),
+        dimensions=checked_whole(dimensions, "dimensions is a number", 2),
+        embeddings=tuple(name for name in EMBEDDINGS if name in drawn),
+        typical=checked_whole(typical, "typical is a number of samples", 1),
+        seed=checked_whole(seed, "seed is a whole number", 0),
+    )
+    for name in settings.embeddings:
+        _embedding_class(name)
+    groups = samples_by_label(labels_of(labels, len(maps)), wanted)
+    asked = None if classes is None else _asked(classes, groups)
+    analyses, skipped = {}, {}
+    for label in progress_bar(groups if asked is None else asked, progress, "SpRAy", "class"):
+        try:
+            analyses[label] = _analysis(label, maps, groups[label], settings)
+        except _NothingToClusterError as error:
+            if asked is not None:
+                raise InputError(f"class {label} cannot be clustered: {error}") from error
+            skipped[label] = str(error)
+    if not analyses:
+        reasons = "; ".join(f"class {label}: {reason}" for label, reason in list(skipped.items())[:3])
+        raise InputError(f"no class can be clustered: {reasons or 'no sample has a label'}")
+    return Spray(settings, analyses, skipped)
+
+
+class _NothingToClusterError(Exception):
+    """Why a class cannot be clustered."""
+
+
+def _asked(classes: Iterable[int], groups: dict[int, Numbers]) -> list[int]:
+    found = sorted({int(one) for one in ([classes] if isinstance(classes, (int, np.integer)) else classes)})
+    missing = [label for label in found if label not in groups]
+    if missing:
+        raise InputError(f"no sample has the class {missing[0]}; the classes are {list(groups)}")
+    return found
+
+
+def _analysis(label: int, maps: Column, samples: Numbers, settings: Settings) -> LabelAnalysis:
+    least = max(settings.neighbors, max(settings.clusters)) + 1
+    if len(samples) < least:
+        raise _NothingToClusterError(
+            f"it has {len(samples)} samples, and {least} are needed for {settings.neighbors} neighbors and "
+            f"{max(settings.clusters)} clusters"
+        )
+    reduced = _reduced(maps, samples, settings)
+    vectors = reduced.reshape(len(reduced), -1)
+    if (vectors == vectors[0]).all():
+        raise _NothingToClusterError("the relevance of all its samples is the same")
+    affinity = affinity_of(vectors, settings.neighbors)
+    count = min(len(samples), max(settings.dimensions, max(settings.clusters) + 1))
+    spectrum = spectrum_of(affinity, count, settings.seed)
+    spectral = spectrum.coordinates[:, : settings.dimensions]
+    embedded = {"spectral": spectral}
+    for name in settings.embeddings:
+        embedded[name] = _embedding(name, spectral, settings.seed)
+    clusterings = {number: _clustering(number, spectrum, reduced, samples, settings) for number in settings.clusters}
+    return LabelAnalysis(label, samples, spectrum.eigenvalues, spectrum.parts, embedded, clusterings)
+
+
+def _reduced(maps: Column, samples: Numbers, settings: Settings) -> Floats:
+    """The maps of samples as they are compared."""
+    found: Floats | None = None
+    for block in maps.floats(samples):
+        reduced = pooled(without_channels(block.values, maps.what), settings.size)
+        if found is None:
+            found = np.empty((len(samples), *reduced.shape[1:]))
+        if reduced.shape[1:] != found.shape[1:]:
+            raise InputTypeError(
+                f"the relevance of sample {block.numbers[0]} has another shape than that of sample {samples[0]}: pass "
+                "size=(height, width), to which all maps are pooled"
+            )
+        found[block.places] = of_equal_weight(reduced) if settings.normalize else reduced
+    assert found is not None  # there are samples
+    return found
+
+
+def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers, settings: Settings) -> Clustering:
+    """The clusters by k-means, the largest first."""
+    coordinates = spectrum.first(number)
+    machine = optional_package("sklearn.cluster", PURPOSE, EXTRA).KMeans(number, n_init=_STARTS, random_state=settings.seed)
+    found = machine.fit_predict(coordinates)
+    present = np.unique(found)
+    sizes = [int((found == one).sum()) for one in present]
+    firsts = [int(np.argmax(found == one)) for one in present]
+    order = sorted(range(len(present)), key=lambda one: (-sizes[one], firsts[one]))
+    assignment = np.empty(len(samples), dtype=np.int32)
+    described = []
+    for place, one in enumerate(order):
+        members = np.flatnonzero(found == present[one])
+        assignment[members] = place
+        mean = maps[members].mean(axis=0)
+        distances = [float(np.linalg.norm(maps[member] - mean)) for member in members]
+        nearest = members[np.argsort(distances, kind="stable")][: settings.typical]
+        described.append(Cluster(place, len(members), len(members) / len(samples), tuple(samples[nearest].tolist()), mean))
+    return Clustering(assignment, tuple(described))
+
+
+def _embedding_class(name: str) -> Any:
+    if name == "tsne":
+        return optional_package("sklearn.manifold", "t-SNE", EXTRA).TSNE
+    return optional_package("umap", "the embedding 'umap'", "umap").UMAP
+
+
+def _embedding(name: str, coordinates: Floats, seed: int) -> Floats:
+    """Two dimensions for each sample."""
+    if name == "tsne":
+        perplexity = min(_PERPLEXITY, (len(coordinates) - 1) / 3)
+        machine = _embedding_class(name)(2, perplexity=perplexity, init="pca", random_state=seed)
+    else:
+        machine = _embedding_class(name)(n_components=2, n_neighbors=min(15, len(coordinates) - 1), random_state=seed, n_jobs=1)
+    found: Floats = np.asarray(machine.fit_transform(coordinates), dtype=np.float64)
+    return found

@@ -1,0 +1,258 @@
+"""Projects for ViRelAy, which shows clusters of relevance with their samples, in the layout that its loader reads (0.6.1)."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lrpfx.datasets.clusters import Spray, checked_spray
+from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
+from lrpfx.datasets.virelay_arrays import (
+    DifferentSizesError,
+    Pictures,
+    float32_of,
+    write_labels,
+    write_pictures,
+    write_relevance,
+)
+from lrpfx.deploy.files import as_path, checked_path, whole_file, written
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, os_errors
+from lrpfx.pictures.maps import Channels
+from lrpfx.support.optional_packages import optional_package
+
+PROJECT, LABEL_MAP, DATASET, ATTRIBUTION = "project.yaml", "label_map.json", "dataset.h5", "attribution.h5"
+SUFFIX = ".h5"
+Strategy = Literal["true_label", "predicted_label"]
+
+
+@dataclass(frozen=True)
+class Label:
+    """A class as ViRelAy's label map has it. `key`: its WordNet id, or another name that only this class has."""
+
+    index: int
+    key: str
+    name: str
+
+
+def write_project(
+    folder: str | os.PathLike[str],
+    *,
+    images: Rows | Sequence[Any],
+    relevance: Rows | Sequence[Any],
+    outputs: Rows,
+    labels: Any,
+    classes: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    samples: Any = None,
+    analyses: Spray | Mapping[str, Spray] | None = None,
+    name: str = "lrpfx",
+    model: str = "model",
+    method: str = "LRP",
+    strategy: Strategy = "predicted_label",
+    value_range: tuple[float, float] = (0.0, 1.0),
+    channels: Channels = None,
+    sum_channels: bool = False,
+    compression: int = 1,
+    progress: bool = False,
+) -> Path:
+    """Write a project for ViRelAy to a folder, and return the path of its file, with which `virelay` is started.
+
+    `images`, `relevance`: a row for each sample, or sequences of arrays if sizes differ. Images may also be Pillow's, and pairs
+    with a label, as in data sets of torchvision. Row i is sample i of the project. `outputs`: those of the model, shape
+    (samples, classes). `labels`: the true classes, integers of shape (samples,), or booleans of shape (samples, classes) if a
+    sample may have several. `classes`: their names; by default their numbers. `keys`: their WordNet ids or other unique names;
+    by default numbers of equal length. `samples`: the numbers of those with relevance, by default all; others get an empty
+    picture. `analyses`: results of `lrpfx.datasets.spray`, by the name to show. `strategy`: whether relevance is that of the
+    true or of the predicted class.
+
+    Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`.
+    `channels`: of images, "first" or "last". Relevance is float32, of shape (channels, height, width). ViRelAy cannot draw
+    one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Relevance
+    with more channels than rows or columns, as that of hidden layers, must be summed over them: `sum_channels`. `compression`:
+    the level of gzip, 0 for none.
+
+    Data is read and written in blocks, and each file appears whole or not at all, the project file last: an interrupted call
+    leaves none. It needs h5py: `pip install 'lrpfx[datasets]'`.
+
+    Errors: `InputError` for data that ViRelAy cannot show; `ArtefactError` if a file cannot be written.
+    """
+    maps = column(relevance, "relevance")
+    count = len(maps)
+    pictures = Pictures(column(images, "images", count), channels, value_range)
+    predictions, truth = column(outputs, "outputs", count), labels_of(labels, count)
+    if predictions.shape is None or len(predictions.shape) != 1:
+        raise InputTypeError("outputs are an array of shape (samples, classes)")
+    width = predictions.shape[0]
+    wanted = chosen(samples, count)
+    described = label_map(classes if classes is not None else width, keys)
+    if width > len(described):
+        raise InputError(f"outputs have {width} classes, but there are names for {len(described)}")
+    if strategy not in ("true_label", "predicted_label"):
+        raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}")
+    if isinstance(compression, bool) or not isinstance(compression, int) or not 0 <= compression <= 9:
+        raise InputError(f"compression is a level from 0 to 9, not {compression!r}")
+    packed = {"compression": "gzip", "compression_opts": compression, "shuffle": True} if compression else {}
+    shown = {} if analyses is None else {"SpRAy": analyses} if isinstance(analyses, Spray) else dict(analyses)
+    for title, analysis in shown.items():
+        _check_analysis(checked_spray(analysis, f"the analysis {title!r}"), wanted, described)
+    sources = ["analysis.h5"] if len(shown) == 1 else [f"analysis_{number}.h5" for number in range(len(shown))]
+    project = _project(name, model, method, strategy, dict(zip(shown, sources, strict=True)))
+
+    def write_dataset(file: Any, is_array: bool) -> None:
+        write_labels(file, truth, wanted, len(described), is_every=True)
+        write_pictures(file, pictures, wanted, is_array, packed, progress)
+
+    def write_attribution(file: Any, is_array: bool) -> None:
+        write_relevance(file, maps, pictures.sizes, wanted, is_array, sum_channels, packed, progress)
+        write_labels(file, truth, wanted, len(described), is_every=False)
+        rows = file.create_dataset("prediction", (len(wanted), width), "float32")
+        for block in predictions.floats(wanted):
+            rows[block.places] = float32_of(block, predictions.what)
+        if len(wanted) < count:
+            file["index"] = _uint32(wanted)
+
+    target = _empty_folder(folder)
+    for path, write in ((target / DATASET, write_dataset), (target / ATTRIBUTION, write_attribution)):
+        _write_hdf5(path, write)
+    for source, analysis in zip(sources, shown.values(), strict=True):
+        write_analysis(target / source, analysis, described)
+    text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
+    written(target / LABEL_MAP, text.encode())
+    return written(target / PROJECT, project.encode())
+
+
+def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
+    """Write the analysis file (.h5) of a project: for each class, its samples, embeddings and clusterings.
+
+    `labels`: those of the project, from `label_map`. Eigenvectors come in CoRelAy's order, the largest eigenvalue first, in
+    which ViRelAy plots them. Clusterings are called "kmeans-02" and so on. Errors: as for `write_project`.
+    """
+    given, target = checked_path(path, (SUFFIX,))
+    found = checked_spray(spray, "spray")
+    _check_analysis(found, None, labels)
+    keys = {one.index: one.key for one in labels}
+    with _whole_hdf5(target) as file:
+        for analysis in found:
+            group = file.create_group(keys[analysis.label])
+            group["index"] = _uint32(analysis.samples)
+            for name, embedding in analysis.embeddings.items():
+                is_spectral = name == "spectral"
+                values = embedding[:, ::-1] if is_spectral else embedding
+                group[f"embedding/{name}"] = values.astype(np.float32)
+                if is_spectral:
+                    eigenvalues = analysis.eigenvalues[: embedding.shape[1]]
+                    group[f"embedding/{name}"].attrs["eigenvalue"] = eigenvalues[::-1].astype(np.float32)
+            for number, clustering in analysis.clusterings.items():
+                group[f"cluster/kmeans-{number:02d}"] = clustering.assignment
+    return given
+
+
+def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -> list[Label]:
+    """The classes as ViRelAy names them. `classes`: their names, or how many there are. `keys`: see `write_project`."""
+    names = [str(number) for number in range(classes)] if isinstance(classes, int) else list(classes)
+    if isinstance(classes, str) or not names or not all(isinstance(one, str) for one in names):
+        raise InputTypeError("classes are the names of the classes, a list of str")
+    digits = max(2, len(str(len(names) - 1)))
+    found = [f"{number:0{digits}d}" for number in range(len(names))] if keys is None else list(keys)
+    if len(found) != len(names) or not all(isinstance(one, str) for one in found):
+        raise InputError(f"keys are a str for each of the {len(names)} classes")
+    counts = Counter(found)
+    wrong = [one for one in found if not one.isprintable() or not one.strip(".") or "/" in one or counts[one] > 1]
+    if wrong:
+        raise InputError(f"{wrong[0]!r} cannot be the key of a class: keys are unique printable names without a slash")
+    return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
+
+
+# --- files -------------------------------------------------------------------------------------------------------------------
+
+
+def _empty_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder, made if need be, without a project file: until all is written, it is no project."""
+    target = as_path(folder).expanduser()
+    with os_errors(ArtefactError, target, "written"):
+        target.mkdir(parents=True, exist_ok=True)
+        (target / PROJECT).unlink(missing_ok=True)
+    return target
+
+
+def _write_hdf5(path: Path, write: Callable[[Any, bool], None]) -> None:
+    """Write samples as arrays; if their sizes turn out to differ, anew, as an array for each."""
+    try:
+        with _whole_hdf5(path) as file:
+            write(file, True)
+    except DifferentSizesError:
+        with _whole_hdf5(path) as file:
+            write(file, False)
+
+
+@contextmanager
+def _whole_hdf5(path: Path) -> Iterator[Any]:
+    """A new HDF5 file, which appears at `path` if the context ends without an error."""
+    h5py = optional_package("h5py", "an HDF5 file", "datasets")
+    with os_errors(ArtefactError, path, "written"), whole_file(path, SUFFIX) as temporary:
+        file = h5py.File(temporary, "w", locking=False)  # `whole_file` has locked it
+        try:
+            yield file
+        except BaseException:
+            with suppress(OSError, RuntimeError):
+                file.close()
+            raise
+        try:
+            file.close()
+        except RuntimeError as error:  # what h5py makes of a disk that is full
+            raise ArtefactError(f"{path} cannot be written: {first_lines(error)}") from error
+
+
+def _project(name: str, model: str, method: str, strategy: str, analyses: Mapping[str, str]) -> str:
+    """The project file, YAML."""
+    lines = [
+        "project:",
+        f"  name: {_text(name)}",
+        f"  model: {_text(model)}",
+        f"  label_map: {LABEL_MAP}",
+        "  dataset:",
+        f"    name: {_text(name)}",
+        "    type: hdf5",
+        f"    path: {DATASET}",
+        "  attributions:",
+        f"    attribution_method: {_text(method)}",
+        f"    attribution_strategy: {strategy}",
+        f"    sources: [{ATTRIBUTION}]",
+    ]
+    if analyses:
+        lines.append("  analyses:")
+    for title, source in analyses.items():
+        lines += [f"    - analysis_method: {_text(title)}", f"      sources: [{source}]"]
+    return "\n".join(lines) + "\n"
+
+
+def _text(text: str) -> str:
+    """A string in YAML."""
+    if not isinstance(text, str):
+        raise InputTypeError(f"a name is a str, not a {type(text).__name__}")
+    plain = [one if one.isprintable() and one not in '"\\' else f"\\U{ord(one):08X}" for one in text]
+    return f'"{"".join(plain)}"'
+
+
+def _uint32(numbers: Numbers) -> NDArray[np.uint32]:
+    if numbers[-1] > np.iinfo(np.uint32).max:
+        raise InputError(f"sample {numbers[-1]} is out of range: ViRelAy numbers samples with 32 bits")
+    return numbers.astype(np.uint32)
+
+
+def _check_analysis(spray: Spray, samples: Numbers | None, labels: Sequence[Label]) -> None:
+    """Raise `InputError` unless a project with these samples and classes can show the analysis."""
+    known = {one.index for one in labels}
+    for analysis in spray:
+        if analysis.label not in known:
+            raise InputError(f"class {analysis.label} was analyzed, but there are {len(labels)} classes")
+        missing = [] if samples is None else np.setdiff1d(analysis.samples, samples).tolist()
+        if missing:
+            raise InputError(f"sample {missing[0]} was analyzed, but its relevance is not in the project")
