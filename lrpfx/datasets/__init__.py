@@ -1,7 +1,10 @@
-"""Explanations of whole data sets: a loop that can be stopped at any time, and a store that can be read meanwhile."""
+"""Explanations of whole data sets: a loop that can be stopped at any time, a store that can be read meanwhile, and analyses."""
 
+from lrpfx.datasets import virelay
 from lrpfx.datasets.running import attribute
+from lrpfx.datasets.spray_analysis import Spray, spray
+from lrpfx.datasets.statistics import Summary, summarize
 from lrpfx.datasets.view import Attributions, StoredArray
 from lrpfx.datasets.view import open_store as open
 
-__all__ = ["Attributions", "StoredArray", "attribute", "open"]
+__all__ = ["Attributions", "Spray", "StoredArray", "Summary", "attribute", "open", "spray", "summarize", "virelay"]
