@@ -1,4 +1,4 @@
-"""The command line: `lrpfx explain`, `check`, `draw`, `composites`, `export`, `run`, `inspect` and `verify`."""
+"""The command line: `lrpfx explain`, `dataset`, `check`, `draw`, `composites`, `export`, `run`, `inspect` and `verify`."""
 
 import importlib
 

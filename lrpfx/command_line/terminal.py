@@ -9,7 +9,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from lrpfx.errors import InputError, os_errors, printable
@@ -120,6 +129,10 @@ class Stages(logging.Handler):
         """Count items that are done."""
         self.progress.advance(self.task, count)
 
+    def report(self, done: int, total: int | None) -> None:
+        """Say how many items are done, of how many if that is known."""
+        self.progress.update(self.task, completed=done, total=total)
+
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "lrpfx.passes.driver":  # a pass, of which a stage has several
             stage = record.getMessage().partition(" ")[0].lower()
@@ -131,7 +144,7 @@ class Stages(logging.Handler):
 @contextmanager
 def stages(first: str, total: int | None = None) -> Iterator[Stages]:
     """A context in which the terminal shows the stages that lrpfx logs. `total`: the number of items, if they are counted."""
-    bar: list[ProgressColumn] = [] if total is None else [BarColumn(), MofNCompleteColumn()]
+    bar: list[ProgressColumn] = [] if total is None else [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     columns = [SpinnerColumn(), TextColumn("{task.description}"), *bar, TimeElapsedColumn()]
     logger = logging.getLogger("lrpfx")
     level = logger.level

@@ -1,8 +1,9 @@
 """Explanations of whole data sets: a loop that can be stopped at any time, a store that can be read meanwhile, and analyses."""
 
 from lrpfx.datasets import virelay
+from lrpfx.datasets.clusters import Spray
 from lrpfx.datasets.running import attribute
-from lrpfx.datasets.spray_analysis import Spray, spray
+from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.statistics import Summary, summarize
 from lrpfx.datasets.view import Attributions, StoredArray
 from lrpfx.datasets.view import open_store as open

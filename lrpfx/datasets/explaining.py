@@ -136,16 +136,12 @@ class Explaining:
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
         values = {**self._relevance(found, count), **self._output(found.output, count), **self._sums(found, count)}
+        floating = {name: value.reshape(count, -1) for name, value in values.items() if value.is_floating_point()}
         problems: dict[int, str] = {}
-        for name, value in values.items():
-            if not value.is_floating_point():
-                continue
-            finite = value.reshape(count, -1).sum(1).isfinite()
-            if bool(finite.all()):
-                continue
-            finite = value.reshape(count, -1).isfinite().all(1)
-            for place in (~finite).nonzero().flatten().tolist():
-                problems.setdefault(place, f"{name} is not finite")
+        if not bool(torch.stack([value.sum(dtype=torch.float64) for value in floating.values()]).isfinite().all()):
+            for name, value in floating.items():
+                for place in (~value.isfinite().all(1)).nonzero().flatten().tolist():
+                    problems.setdefault(place, f"{name} is not finite")
         return {name: value.cpu().numpy() for name, value in values.items()}, problems
 
     def _relevance(self, found: Computation, count: int) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from lrpfx.support.torch_internals import pytree
 UNKNOWN = 1
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):  # made for each sample twice, which dataclasses take long for
     """A sample: the inputs for the model without a dimension for batches, or why there are none."""
 
     number: int
@@ -160,7 +159,8 @@ def batched(block: int, samples: Sequence[Sample]) -> Batch:
             groups.append(Group(places, inputs))
     first = next((sample.inputs for sample in found if sample.problem is None), None)
     digest = UNKNOWN if first is None else max(UNKNOWN + 1, int(hash_of_sample(first)[:16], 16))
-    return Batch(block, [Sample(one.number, None, one.label, one.key, one.problem) for one in found], groups, digest)
+    described = [Sample(number, None, label, key, problem) for number, _, label, key, problem in found]
+    return Batch(block, described, groups, digest)
 
 
 def _failed(sample: Sample, problem: str) -> Sample:

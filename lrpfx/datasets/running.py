@@ -446,7 +446,8 @@ class _Rows:
             if wrong is not None:
                 problems |= dict.fromkeys(found.places, wrong)
                 continue
-            places = first + np.array(found.places)
+            whole = found.places == list(range(len(batch.samples)))
+            places = slice(first, first + len(batch.samples)) if whole else first + np.array(found.places)
             for name, values in found.rows.items():
                 self.arrays[name][places] = values
         self._describe(batch.samples, problems)
@@ -471,8 +472,8 @@ class _Rows:
     def _describe(self, samples: Sequence[Sample], problems: Mapping[int, str]) -> None:
         part = slice(self.count, self.count + len(samples))
         self.count += len(samples)
-        status = [FAILED if place in problems else EXPLAINED for place in range(len(samples))]
-        self.arrays[STATUS][part] = status
+        self.arrays[STATUS][part] = EXPLAINED
+        self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
         self.arrays[LABEL][part] = [-1 if sample.label is None else sample.label for sample in samples]
         if problems:
             texts = [problems.get(place, "") for place in range(len(samples))]

@@ -201,7 +201,7 @@ class Streamed(Source):
             ) from error
 
     def _sample(self, number: int, item: Any) -> Sample:
-        return replace(item, number=number) if self.preparing is None else self.preparing.sample(number, lambda: item)
+        return item._replace(number=number) if self.preparing is None else self.preparing.sample(number, lambda: item)
 
     def _rest(self) -> Iterator[Callable[[], Sample]]:
         """The samples that remain, each prepared when it is asked for."""

@@ -56,7 +56,7 @@ def test_installed_into_an_empty_environment(wheel, tmp_path):
         "assert 'passes' not in sys.modules and lrpfx.__file__.startswith(sys.prefix), lrpfx.__file__\n"
         "lrpfx.draw(explain_model).source\n"
         "extras = {'matplotlib', 'sklearn', 'pygraphviz', 'torchvision', 'zennit'}\n"
-        "extras |= {'onnx', 'onnxruntime', 'onnxscript', 'typer', 'rich'}\n"
+        "extras |= {'onnx', 'onnxruntime', 'onnxscript', 'typer', 'rich', 'zarr'}\n"
         "assert not extras & set(sys.modules), 'the core imports an optional dependency'\n"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -1,0 +1,141 @@
+"""`lrpfx dataset`: explanations of all photographs in a folder, as arrays in a store."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lrpfx.command_line.models import model_named
+from lrpfx.command_line.options import (
+    CATEGORIES,
+    COMPOSITE,
+    INTERPOLATION,
+    MEAN,
+    METADATA,
+    MODEL,
+    RAW,
+    RESIZE,
+    SETTINGS,
+    SIZE,
+    STD,
+    WEIGHTS,
+    PhotographOptions,
+    class_of,
+    composite_of,
+)
+from lrpfx.command_line.terminal import counted, say, stages
+from lrpfx.datasets.explaining import PREDICTED
+from lrpfx.datasets.running import attribute
+from lrpfx.datasets.view import Attributions
+from lrpfx.errors import InputError
+from lrpfx.explanation.explainer import Explainer
+
+#: Samples whose problem is printed.
+_SHOWN = 10
+
+
+class Reduce(StrEnum):
+    """What is stored of relevance."""
+
+    NONE = "none"
+    SUM = "sum"
+    CHANNELS = "channels"
+
+
+class Precision(StrEnum):
+    """The numbers that relevance is stored in."""
+
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+def dataset(
+    model: MODEL,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with photographs in it, or in folders in it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The store to write: a folder, in Zarr's format.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The class to explain, by name or index, or `predicted`, the default. Repeat it to explain several for each."
+        ),
+    ] = None,
+    composite: COMPOSITE = None,
+    setting: SETTINGS = None,
+    record: Annotated[
+        list[str] | None,
+        typer.Option(help="A layer whose relevance is stored, or LAYER=sum or LAYER=channels for less of it. May be repeated."),
+    ] = None,
+    reduce: Annotated[
+        Reduce, typer.Option(help="Store the sum of the input's relevance over channels, or one number for each channel.")
+    ] = Reduce.NONE,
+    dtype: Annotated[Precision, typer.Option(help="float16 has a scale for each photograph.")] = Precision.FLOAT32,
+    scores: Annotated[int | None, typer.Option(min=1, help="Store the largest outputs only, so many of them.")] = None,
+    weights: WEIGHTS = None,
+    metadata: METADATA = None,
+    mean: MEAN = None,
+    std: STD = None,
+    size: SIZE = None,
+    resize: RESIZE = None,
+    interpolation: INTERPOLATION = None,
+    raw: RAW = False,
+    categories: CATEGORIES = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 32,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="How many are written together; a killed run loses these.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that open photographs.")] = 0,
+) -> None:
+    """Explain all photographs in a folder, and write relevance, outputs and predictions as arrays into a store.
+
+    Run again after it was stopped, it goes on where it was. lrpfx.datasets.open reads the store, and so do zarr and xarray. A
+    photograph that cannot be explained is there with its reason, and the exit status is 2.
+    """
+    with stages(f"loading {model}") as shown:
+        given = model_named(model, weights, metadata)
+        module = given.module("dataset")
+        preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
+        if composite is None and setting:
+            raise InputError("--set is for the settings of a --composite")
+        explainer = Explainer(
+            module,
+            composite=None if composite is None else composite_of(composite, setting, preprocess),
+            preprocess=preprocess,
+            categories=given.names_of_classes(categories),
+            batch_size=batch_size,
+        )
+        wanted = [one if one == PREDICTED else class_of(one, explainer.categories) for one in target or [PREDICTED]]
+    with stages("explaining", 0) as shown:
+        found = attribute(
+            explainer,
+            folder,
+            output,
+            target=wanted[0] if len(wanted) == 1 else None,
+            targets=wanted if len(wanted) > 1 else None,
+            record=dict(map(_recorded, record or [])),
+            reduce=None if reduce is Reduce.NONE else reduce.value,
+            dtype=dtype.value,
+            scores=scores,
+            block_size=block_size,
+            workers=workers,
+            progress=shown.report,
+        )
+    _show(found)
+
+
+def _recorded(text: str) -> tuple[str, str | None]:
+    """A layer and its reduction."""
+    name, equals, reduction = text.rpartition("=")
+    return (name, reduction) if equals else (text, None)
+
+
+def _show(found: Attributions) -> None:
+    """Print what is in the store, and raise `InputError` for photographs that could not be explained."""
+    errors, keys = found.errors, found["key"]
+    say(f"rules: {found.manifest['composite']}")
+    say(f"{len(found) - len(errors)} of {counted(len(found), 'photograph')} explained: {found.path}")
+    if errors:
+        lines = [f"{keys[number]}: {reason}" for number, reason in list(errors.items())[:_SHOWN]]
+        rest = [f"and {len(errors) - _SHOWN} others, in the array 'error'"] if len(errors) > _SHOWN else []
+        raise InputError("these photographs could not be explained:\n  " + "\n  ".join(lines + rest))

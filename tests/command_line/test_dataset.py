@@ -1,0 +1,69 @@
+"""`lrpfx dataset` on a folder of photographs."""
+
+import numpy as np
+import pytest
+import torch
+from command_line.commands import run, run_program
+
+import lrpfx
+import lrpfx.datasets
+
+WITH = ("--weights", "weights.pt", "--raw", "--size", "8")
+
+
+def test_a_folder_is_explained_into_a_store(folder):
+    arguments = ("dataset", "small_model:make", "images", "--output", "store", *WITH, "--composite", "epsilon_plus")
+    status, printed = run(*arguments, "--record", "0=channels", "--record", "1", "--target", "predicted", "--target", "3")
+    assert status == 0 and "3 of 3 photographs explained" in printed and "rules: EpsilonPlus()" in printed
+    found = lrpfx.datasets.open("store")
+    assert found.keys == ["0.png", "1.png", "2.png"] and found.relevance.shape == (3, 2, 3, 8, 8)
+    assert found.layers["0"].shape == (3, 2, 4) and found.layers["1"].shape == (3, 2, 4, 6, 6)
+    np.testing.assert_allclose(found["seed"][:, 1], found["output"][:, 3], rtol=1e-6)
+    before = found.relevance[:]
+    assert run(*arguments, "--record", "0=channels", "--record", "1", "--target", "predicted", "--target", "3")[0] == 0
+    np.testing.assert_array_equal(lrpfx.datasets.open("store").relevance[:], before)
+    with pytest.raises(lrpfx.InputError, match="begun with other"):
+        run(*arguments)
+
+
+def test_reduced_and_narrow(folder):
+    run(
+        "dataset",
+        "small_model:make",
+        "images",
+        "--output",
+        "store",
+        *WITH,
+        "--reduce",
+        "sum",
+        "--dtype",
+        "float16",
+        "--scores",
+        "2",
+    )
+    found = lrpfx.datasets.open("store")
+    assert found.relevance.shape == (3, 8, 8) and found["top_classes"].shape == (3, 2)
+
+
+def test_photographs_that_cannot_be_explained(folder):
+    (folder / "images" / "broken.png").write_bytes(b"no picture")
+    status, printed = run_program("dataset", "small_model:make", "images", "--output", "store", *WITH, "--workers", "1")
+    assert status == 2 and "3 of 4 photographs explained" in printed and "broken.png" in printed
+    assert "these photographs could not be explained" in printed
+    assert list(lrpfx.datasets.open("store").errors) == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("images", "--output", "store", "--weights", "weights.pt"), "--mean"),
+        (("nowhere", "--output", "store", *WITH), "there is no folder nowhere"),
+        (("images", "--output", "store", *WITH, "--target", "cat"), "cat"),
+        (("images", "--output", "store", *WITH, "--record", "0=mean"), "relevance is reduced by"),
+        (("images", "--output", "store", *WITH, "--set", "epsilon=1"), "--set is for"),
+    ],
+)
+def test_mistakes(arguments, message, folder):
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(lrpfx.InputError, match=message):
+        run("dataset", "small_model:make", *arguments)
