@@ -66,7 +66,7 @@ def test_relevance_of_experts_is_that_of_their_mixture(implementation, dtype, na
         assert (relevance.sum(1) - of_tokens).norm() <= (1e-5 if dtype is torch.float32 else 1e-12) * of_tokens.norm()
 
 
-@pytest.mark.parametrize("gamma", [None, 0.1])
+@pytest.mark.parametrize("gamma", [None, pytest.param(0.1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["MixtralForCausalLM", "DeepseekV3ForCausalLM"])
 def test_both_implementations_give_equal_relevance(name, gamma):
     """In single precision: grouped products take no more."""

@@ -90,8 +90,12 @@ def test_every_format_gives_what_attribute_gives(write, name, tmp_path):
         runner(x, target, mask_conv2=torch.ones(5, 1, 1, dtype=torch.float32))
     with pytest.raises(InputError, match="mask_conv2 has values that are not finite"):
         runner(x, target, mask_conv2=torch.full((1,), -torch.inf, dtype=torch.float32))
-    with pytest.raises(InputTypeError, match="mask_conv2 has dtype float64"):
-        runner(x, target, mask_conv2=torch.ones(1, dtype=torch.float64))
+    halves = runner(x, target, mask_conv2=torch.full((1,), 0.5, dtype=torch.float64))["relevance"]
+    assert_close(halves, runner(x, target, mask_conv2=torch.full((1,), 0.5, dtype=torch.float32))["relevance"], 1e-6)
+    nothing = runner(x, target, mask_conv2=np.zeros(1, dtype=bool))["relevance"]
+    assert np.array_equal(nothing, runner(x, target, mask_conv2=torch.zeros(1, dtype=torch.float32))["relevance"].numpy())
+    with pytest.raises(InputTypeError, match="mask_conv2 has dtype int64"):
+        runner(x, target, mask_conv2=torch.ones(1, dtype=torch.int64))
     with pytest.raises(InputError, match="missing: target"):
         runner(x, **masks)
     with pytest.raises(InputError, match="unknown: mask_add"):

@@ -157,7 +157,7 @@ def map_in(name, dtype):
     return lrpfx.attribute(explain_model, inputs, target, output="logits").relevance["input_ids"]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     "name", ["LlamaForCausalLM", "MixtralForCausalLM", "MambaForCausalLM", "BertForSequenceClassification"]
 )

@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import nbformat
+import pytest
 from helpers import ROOT
 from nbclient import NotebookClient
 from PIL import Image
 
 EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.examples
 
 
 def test_the_script(tmp_path):

@@ -505,7 +505,7 @@ def test_the_model_is_untouched_and_copies_work():
 # --- programs ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("module", [nn.LSTM, *(pytest.param(one, marks=pytest.mark.slow) for one in (nn.GRU, nn.RNN))])
 def test_compiled(module):
     torch._dynamo.reset()
     model = LastStep(module(3, 4, 2, batch_first=True, bidirectional=True)).eval()

@@ -229,6 +229,7 @@ def test_compiles_without_a_graph_break(name):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiles_with_inductor():
     model, input = small_net(), torch.randn(2, 3, 8, 8)
