@@ -19,11 +19,12 @@ from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer
 from lrpfx.concepts.rankings import Ranking
+from lrpfx.datasets.descriptions import fingerprint_of_function
 from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed
 from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.runtime.fingerprint import fingerprint_of_function, fingerprint_of_module
+from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.support.optional_packages import progress_bar
 
 _TOGETHER = 256  # samples that are ranked together

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,16 @@ def described(value: Any, depth: int = 0) -> Any:
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         parts = [_code(value.__code__), described([value.__defaults__, value.__kwdefaults__, closed], depth + 1)]
         return {"function": value.__qualname__, "sha256": hashlib.sha256(repr(parts).encode()).hexdigest()}
+    if callable(value) and not isinstance(value, type) and isinstance(getattr(value, "__dict__", None), dict):
+        return {"type": type(value).__qualname__, "attributes": described(vars(value), depth + 1)}
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
     return {"type": type(value).__qualname__, "text": text}
+
+
+def fingerprint_of_function(function: Callable[..., Any]) -> str:
+    """The name of a function and a hash of what it computes, as far as that can be told."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{name} {hashlib.sha256(repr(described(function)).encode()).hexdigest()[:16]}"
 
 
 def _code(code: types.CodeType) -> list[Any]:

@@ -7,6 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from data_sets import CLASSES, Small
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -14,21 +15,6 @@ import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlusFlat
 from lrpfx.concepts import Channel, Collection, Feature, Head, Token, collect, merge
 from lrpfx.deploy.archive import read_arrays
-
-CLASSES = 4
-
-
-class Small(nn.Module):
-    """A convolutional network with a skip."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
-        self.head = nn.Linear(6, CLASSES)
-
-    def forward(self, x):
-        hidden = self.first(x).relu()
-        return self.head((self.second(hidden) + hidden).relu().mean((2, 3)))
 
 
 @pytest.fixture(scope="module")
