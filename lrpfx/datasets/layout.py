@@ -102,10 +102,13 @@ def layouts_of(values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, 
     return [*found, *own_layouts()]
 
 
-def default_block(layouts: Sequence[Layout], batch_size: int) -> int:
-    """How many samples are written together: some 16 MiB of them, at most 2048, in whole batches."""
+def default_block(layouts: Sequence[Layout], batch_size: int, input_bytes: int) -> int:
+    """How many samples are written together: some 16 MiB of them, at most 2048, in whole batches.
+
+    Their inputs, each of so many bytes, go from one machine to another together: at most some 64 MiB.
+    """
     size = sum(one.row_bytes for one in layouts if one.dimensions[0] == SAMPLE)
-    rows = max(1, min(2048, (16 << 20) // max(1, size)))
+    rows = max(1, min(2048, (16 << 20) // max(1, size), (64 << 20) // max(1, input_bytes)))
     return max(1, rows // batch_size) * batch_size
 
 

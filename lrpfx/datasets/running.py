@@ -1,11 +1,9 @@
 """Explanations of a whole data set, written to a store as they come."""
 
-import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,57 +11,27 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.conditions import Condition, places_of
-from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.datasets.descriptions import described, difference
-from lrpfx.datasets.explaining import (
-    PREDICTED,
-    TRUE,
-    Explained,
-    Explaining,
-    Reduction,
-    TargetOfSamples,
-    as_copies,
-    checked_reduction,
-)
-from lrpfx.datasets.layout import (
-    ERROR,
-    EXPLAINED,
-    FAILED,
-    KEY,
-    LABEL,
-    STATUS,
-    TEXT_BYTES,
-    Array,
-    default_block,
-    layouts_of,
-    text_rows,
-)
-from lrpfx.datasets.preparing import UNKNOWN, Batch, Preparing, Sample, batched
+from lrpfx.datasets.engines import EmbeddedEngine, Engine, Work
+from lrpfx.datasets.explaining import Explaining, Reduction, TargetOfSamples, as_copies, checked_reduction
+from lrpfx.datasets.layout import Array, default_block, layouts_of
+from lrpfx.datasets.places import Place, place_of, zarr_package
+from lrpfx.datasets.preparing import Preparing, batched
+from lrpfx.datasets.ray_engine import RayEngine
+from lrpfx.datasets.settings import Settings
 from lrpfx.datasets.sources import Plan, source_of
-from lrpfx.datasets.store import (
-    BlockWriter,
-    Manifest,
-    create,
-    opened_for_writing,
-    progress_of,
-    read_manifest,
-    store_path,
-    zarr_package,
-)
-from lrpfx.datasets.view import Attributions, open_store
-from lrpfx.datasets.writing import WriterThread
-from lrpfx.deploy.files import sole_writer
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning, os_errors
+from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
+from lrpfx.datasets.view import Attributions
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import index_of
 from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
-from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.support.optional_packages import progress_counter
+from lrpfx.support.torch_internals import pytree
 from lrpfx.version import __version__
 
 #: How many samples may fail at the beginning before their errors count as one of the settings.
@@ -89,6 +57,8 @@ def attribute(
     block_size: int | None = None,
     workers: int | None = None,
     chunk_size: int | None = None,
+    engine: str | Engine = "embedded",
+    storage_options: Mapping[str, Any] | None = None,
     progress: Progress = False,
 ) -> Attributions:
     """Explain all samples of a data set, and write what is found to a store, which can be read meanwhile.
@@ -104,7 +74,8 @@ def attribute(
     `collate_fn`, which is applied to each sample alone, so that results do not depend on batches; it does not shuffle. All
     samples have relevance of one shape: pad texts to one length, or reduce what differs.
 
-    `output`: the path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. `target`: what relevance is of, "predicted"
+    `output`: the path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
+    "s3://bucket/store", is for fsspec, and `storage_options` for its file system. `target`: what relevance is of, "predicted"
     for the class of the largest output (the default), "true" for the label, the index of a class (with an `Explainer` that
     knows categories also its name), or a function from the output to its relevance. `targets`: several of them for each sample.
     `record`: layers whose relevance is stored, as for `lrpfx.attribute`; a dict has the reduction of each. `conditions`: as for
@@ -112,8 +83,10 @@ def attribute(
     "channels", the sum over positions for each channel. `dtype`: of relevance in the store, "float32", "float64", or "float16"
     with a scale for each sample, which halves the size at an error of 0.02 %. `scores`: how many of the largest outputs are
     stored with their classes; by default the whole output. `select_output`: `output=` of `lrpfx.attribute`. `batch_size`: 32 by
-    default. `block_size`: how many samples are written together, and lost at most if the run is killed; by default some 16 MiB,
-    at most 2048. `workers`: processes that load samples. `chunk_size`: as for `lrpfx.attribute`. `progress`: whether to show a
+    default. `block_size`: how many samples are written together, and lost at most if the run is killed; by default some 16 MiB
+    of the store or 64 MiB of inputs, at most 2048. `workers`: processes that load samples. `chunk_size`: as for
+    `lrpfx.attribute`. `engine`: "embedded" for this process, "ray" for the processes and machines of Ray, or a `RayEngine` that
+    says how many; the store is the same. `progress`: whether to show a
     bar (needs tqdm), or a function of the number of samples that are done and that of all, or None.
 
     A sample that cannot be loaded, does not fit or has values that are not finite is in the store with the reason, and the run
@@ -123,18 +96,26 @@ def attribute(
     issued if the maps of the first batch are implausible. Needs zarr.
     """
     zarr_package()
-    asked = _Asked(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
-    path = store_path(output)
+    asked = Settings(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
+    place = place_of(output, storage_options)
     batch = _count("batch_size", batch_size or _batch_size_of(explainer, data))
     block = None if block_size is None else _count("block_size", block_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers is a number of processes, not {workers!r}")
-    with os_errors(ArtefactError, path, "written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with sole_writer(path):
-        run = _Run(explainer, data, path, asked, batch, block, workers)
+    chosen = _engine(engine)
+    with place.prepared_for_writing():
+        run = _Run(explainer, data, place, asked, batch, block, workers, chosen)
         run.all_blocks(progress)
-    return open_store(path)
+    return Attributions(place)
+
+
+def _engine(engine: Any) -> Engine:
+    named: dict[Any, type[Engine]] = {"embedded": EmbeddedEngine, "ray": RayEngine}
+    if isinstance(engine, Engine):
+        return engine
+    if not isinstance(engine, str) or engine not in named:
+        raise InputError(f'engine is "embedded", "ray" or an lrpfx.datasets.RayEngine, not {engine!r}')
+    return named[engine]()
 
 
 def _count(name: str, value: Any) -> int:
@@ -149,67 +130,6 @@ def _batch_size_of(explainer: Any, data: Any) -> Any:
     return explainer.batch_size if isinstance(explainer, Explainer) else 32
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The settings as they were given."""
-
-    target: TargetOfSamples | None
-    targets: Sequence[TargetOfSamples] | None
-    record: str | Sequence[str] | Mapping[str, Reduction]
-    conditions: Sequence[Condition] | None
-    reduce: Reduction
-    dtype: str
-    scores: int | None
-    output: OutputSelector
-    chunk_size: int | None
-
-    def of_samples(self, categories: Sequence[str] | None) -> tuple[TargetOfSamples, ...]:
-        """The targets of each sample, names of classes replaced by indices."""
-        if self.target is not None and self.targets is not None:
-            raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
-        several = self.targets
-        if several is not None and (not isinstance(several, Sequence) or isinstance(several, str) or not several):
-            raise InputTypeError(f"targets are several, such as ['predicted', 'true'], not {several!r}")
-        found = [PREDICTED if self.target is None else self.target] if several is None else list(several)
-        return tuple(_checked_target(one, categories) for one in found)
-
-    def recorded(self, module: ExplainModule, others: Sequence[str]) -> dict[str, Reduction]:
-        """The reduction of each recorded layer. `others`: further layers, whose relevance is not reduced."""
-        given = self.record
-        wanted: dict[str, Reduction] = dict.fromkeys(others)
-        if isinstance(given, Mapping):
-            wanted |= given
-        else:
-            wanted |= dict.fromkeys(recorded_names(module.unfused_graph, given))
-        found: dict[str, Reduction] = {}
-        for pattern, reduction in wanted.items():
-            names = recorded_names(module.unfused_graph, [pattern])
-            resolve_names(module.unfused_graph, names)
-            found |= dict.fromkeys(names, checked_reduction(f"record[{pattern!r}]", reduction))
-        return found
-
-
-def _checked_target(target: Any, categories: Sequence[str] | None) -> TargetOfSamples:
-    if isinstance(target, str) and target in (PREDICTED, TRUE):
-        return target
-    if isinstance(target, str):
-        if categories is None:
-            raise InputError(
-                f'target is "{PREDICTED}", "{TRUE}", the index of a class or a function of the output, not {target!r}; names '
-                "of classes need an lrpfx.Explainer with categories="
-            )
-        return index_of(target, categories, len(categories))
-    if callable(target) and not isinstance(target, torch.Tensor):
-        found: TargetOfSamples = target
-        return found
-    if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
-        raise InputTypeError(
-            f'the target of samples is "{PREDICTED}", "{TRUE}", the index of a class or a function from the output to its '
-            f"relevance, not {type(target).__name__}"
-        )
-    return int(target)
-
-
 class _Run:
     """One run over a data set."""
 
@@ -217,13 +137,15 @@ class _Run:
         self,
         explainer: Any,
         data: Any,
-        path: Path,
-        asked: _Asked,
+        place: Place,
+        asked: Settings,
         batch_size: int,
         block_size: int | None,
         workers: int | None,
+        engine: Engine,
     ) -> None:
-        self.path = path
+        self.place = place
+        self.engine = engine
         self.batch_size = batch_size
         self.block_size = block_size
         if asked.dtype not in _DTYPES:
@@ -232,16 +154,17 @@ class _Run:
             _count("scores", asked.scores)
         checked_reduction("reduce", asked.reduce)
         self.asked = asked
-        self._has_objected = False
         self.explainer = explainer
         self.preprocess = _preprocessing(explainer)
         self.categories = explainer.categories if isinstance(explainer, Explainer) else None
         if isinstance(explainer, Explainer):
             self.source = source_of(data, Preparing((), self.preprocess), workers)
+            engine.check(self.source)
             self._compile(explainer)
         else:
             module = explainable(explainer, "lrpfx.datasets.attribute")
             self.source = source_of(data, Preparing(module.argument_names), workers)
+            engine.check(self.source)
             self.explaining = self._explaining(explainer, False, asked.output, ())
 
     # --- what is asked -------------------------------------------------------------------------------------------------------
@@ -304,15 +227,11 @@ class _Run:
     def _opened(self) -> BlockWriter:
         """The store, as a former run left it or new."""
         facts = self._facts()
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
-            manifest = self._begun(facts)
-            create(self.path, manifest)
-            return BlockWriter(self.path, manifest, is_resumed=False)
-        if not self.path.is_dir():
-            raise ArtefactError(f"{self.path} is a file; the output is a folder")
-        manifest = read_manifest(self.path)
+        if not is_begun(self.place):
+            return create(self.place, self._begun(facts))
+        manifest = read_manifest(self.place)
         self._compare(facts, manifest)
-        return opened_for_writing(self.path, manifest)
+        return opened_for_writing(self.place, manifest)
 
     def _compare(self, facts: Mapping[str, Any], manifest: Manifest) -> None:
         """Raise `InputError` unless the store was begun with the same model, settings and data."""
@@ -330,17 +249,18 @@ class _Run:
         if self.block_size is not None and self.block_size != manifest.block:
             found.append(f"block_size (it was {manifest.block}, and is {self.block_size} now)")
         if found:
-            raise InputError(f"{self.path} was begun with other {'; '.join(found)}: give another output, or remove it")
+            raise InputError(f"{self.place} was begun with other {'; '.join(found)}: give another output, or remove it")
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
-        rows = self._first_rows()
+        rows, input_bytes = self._first_rows()
         narrow = self.explaining.of_relevance(rows) if self.asked.dtype == "float16" else []
         layouts = layouts_of(rows, self.explaining.dimensions(rows), narrow)
-        block = self.block_size or default_block(layouts, self.batch_size)
+        block = self.block_size or default_block(layouts, self.batch_size, input_bytes)
         return Manifest(dict(facts), layouts, block, self.source.length)
 
-    def _first_rows(self) -> dict[str, Array]:
+    def _first_rows(self) -> tuple[dict[str, Array], int]:
+        """The rows of the first sample that can be explained, and the size of its inputs in bytes."""
         compiled = self.explaining.explain_model is not self.explaining.module
         error: InputError | None = None
         for sample in self.source.first(_PATIENCE):
@@ -353,7 +273,8 @@ class _Run:
                     error = error or one
                     continue
                 if not problems:
-                    return rows
+                    leaves = pytree.tree_leaves(group.inputs)
+                    return rows, sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
                 error = error or InputError(f"sample {sample.number}: {problems[0]}")
         raise error or self._none_could_be_explained()
 
@@ -370,43 +291,26 @@ class _Run:
     def all_blocks(self, progress: Progress) -> None:
         """Explain and write all blocks that are not done."""
         writer = self._opened()
-        counts, digests = progress_of(self.path, writer.manifest, writer.arrays)
-        plan = Plan(writer.manifest.block, self.batch_size, counts, digests)
-        total, before = writer.manifest.samples, sum(counts)
-        if total is not None and before == total and self.source.length is None:
+        before = done_of(self.place, writer.manifest, writer.arrays)
+        total, done = writer.manifest.samples, sum(before.counts)
+        if total is not None and done == total and self.source.length is None:
             return  # a stream that was read to its end
-        shown = progress is True
-        with progress_counter(shown, "explaining", "sample", total, before) as advance, WriterThread(writer) as thread:
-            done, rows = before, None
-            for batch in self.source.batches(plan):
-                if rows is not None and rows.block != batch.block:
-                    thread.write(rows.block, rows.arrays, rows.digest)
-                    rows = None
-                rows = rows or _Rows(batch.block, writer.empty(batch.block))
-                rows.add(batch, self._explained(batch))
-                done += len(batch.samples)
-                advance(len(batch.samples))
+        work = Work(self.source, Plan(writer.manifest.block, self.batch_size, before), self.explaining, writer)
+        has_warned = False
+        with (
+            progress_counter(progress is True, "explaining", "sample", total, done) as advance,
+            closing(self.engine.steps(work)) as steps,
+        ):
+            for step in steps:
+                if step.objection is not None and not has_warned:
+                    has_warned = True
+                    warnings.warn(step.objection, LrpfxWarning, stacklevel=3)
+                done += step.samples
+                advance(step.samples)
                 if callable(progress):
                     progress(done, total)
-                if rows.is_full:  # at once: what comes next may be an error
-                    thread.write(rows.block, rows.arrays, rows.digest)
-                    rows = None
-            if rows is not None:
-                thread.write(rows.block, rows.arrays, rows.digest)
         if writer.manifest.samples is None:
             writer.finish(done)
-
-    def _explained(self, batch: Batch) -> Iterator[Explained]:
-        for group in batch.groups:
-            yield from self.explaining.explained(group, batch.samples, self._object)
-
-    def _object(self, found: Computation) -> None:
-        """Warn if the first maps of the run are implausible."""
-        if not self._has_objected:
-            self._has_objected = True
-            message = found.objection()
-            if message is not None:
-                warnings.warn(message, LrpfxWarning, stacklevel=7)
 
 
 def _preprocessing(explainer: Any) -> Preprocessing | None:
@@ -423,75 +327,3 @@ def _preprocessing(explainer: Any) -> Preprocessing | None:
             "tokenizer(text, padding='max_length')"
         )
     return explainer.preprocess
-
-
-class _Rows:
-    """The rows of a block, which fill up."""
-
-    def __init__(self, block: int, arrays: dict[str, Array]) -> None:
-        self.block = block
-        self.arrays = arrays
-        self.count = 0
-        self.digest = UNKNOWN
-
-    def add(self, batch: Batch, explained: Iterator[Explained]) -> None:
-        """Add a batch, whose samples follow those before."""
-        first = self.count
-        problems = {place: sample.problem for place, sample in enumerate(batch.samples) if sample.problem is not None}
-        for found in explained:
-            problems |= found.problems
-            if not found.places:
-                continue
-            wrong = self._misfit(found.rows)
-            if wrong is not None:
-                problems |= dict.fromkeys(found.places, wrong)
-                continue
-            whole = found.places == list(range(len(batch.samples)))
-            places = slice(first, first + len(batch.samples)) if whole else first + np.array(found.places)
-            for name, values in found.rows.items():
-                self.arrays[name][places] = values
-        self._describe(batch.samples, problems)
-        self.digest = batch.digest if self.digest == UNKNOWN else self.digest
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all samples of the block are there."""
-        return self.count == len(self.arrays[STATUS])
-
-    def _misfit(self, rows: Mapping[str, Array]) -> str | None:
-        """Why rows do not fit into the store, or None."""
-        for name, array in self.arrays.items():
-            if name in rows and rows[name].shape[1:] != array.shape[1:]:
-                return (
-                    f"{name} has the shape {rows[name].shape[1:]}, and {array.shape[1:]} in the store: all samples have one "
-                    "shape, so pad texts to one length, and bring images to one size or reduce their relevance"
-                )
-        new = next((name for name in rows if name not in self.arrays), None)
-        return None if new is None else f"the sample has {new}, and the first one had none"
-
-    def _describe(self, samples: Sequence[Sample], problems: Mapping[int, str]) -> None:
-        part = slice(self.count, self.count + len(samples))
-        self.count += len(samples)
-        self.arrays[STATUS][part] = EXPLAINED
-        self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
-        self.arrays[LABEL][part] = [-1 if sample.label is None else sample.label for sample in samples]
-        if problems:
-            texts = [problems.get(place, "") for place in range(len(samples))]
-            self._texts(ERROR)[part] = text_rows(texts, TEXT_BYTES[ERROR])
-        if any(sample.key for sample in samples):
-            self._texts(KEY)[part] = text_rows([_shortened(sample.key or "") for sample in samples], TEXT_BYTES[KEY])
-
-    def _texts(self, name: str) -> Array:
-        """The rows of an array of texts, which are made for the first text: most blocks have none."""
-        if name not in self.arrays:
-            self.arrays[name] = np.zeros((len(self.arrays[STATUS]), TEXT_BYTES[name]), dtype=np.uint8)
-        return self.arrays[name]
-
-
-def _shortened(key: str) -> str:
-    """A key that has a place in the store; a long one ends in a hash of the whole."""
-    content = key.encode("utf-8", "backslashreplace")
-    if len(content) <= TEXT_BYTES[KEY]:
-        return key
-    ending = "..." + hashlib.sha256(content).hexdigest()[:32]
-    return content[: TEXT_BYTES[KEY] - len(ending)].decode("utf-8", "ignore") + ending

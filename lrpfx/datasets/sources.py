@@ -17,23 +17,23 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from lrpfx.datasets.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
 from lrpfx.datasets.samples import is_indexed
+from lrpfx.datasets.store import Done
 from lrpfx.errors import InputError, InputTypeError, first_lines
 from lrpfx.explanation.photographs import image_files
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What remains to be done. `done`: for each block that was begun, how many samples it has if it is done, or 0."""
+    """What remains to be done of a store. `block`: how many samples each of its blocks has."""
 
     block: int
     batch_size: int
-    done: Sequence[int]
-    digests: Sequence[int]  # of the first sample of each of these that could be loaded, `UNKNOWN` if none could
+    done: Done
 
     def pending(self, length: int) -> list[int]:
         """The blocks that are not done."""
-        count = -(-length // self.block)
-        return [block for block in range(count) if block >= len(self.done) or not self.done[block]]
+        done = self.done.counts
+        return [block for block in range(-(-length // self.block)) if block >= len(done) or not done[block]]
 
 
 class Source(ABC):
@@ -88,8 +88,8 @@ class Indexed(Source):
         return (self.sample(number) for number in range(min(count, self.length)))
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
-        self._check(plan)
-        parts = _Parts(self, plan)
+        self.check_done(plan)
+        parts = _Parts(self, plan, plan.pending(self.length))
         if not self.workers or not len(parts):
             return (parts[place] for place in range(len(parts)))
         generator = torch.Generator()  # for the seeds of the workers: else torch's own would go on
@@ -98,24 +98,32 @@ class Indexed(Source):
         )
         return _without_dead_workers(iter(loader))
 
-    def _check(self, plan: Plan) -> None:
+    def block(self, plan: Plan, block: int) -> list[Batch]:
+        """The batches of a block."""
+        parts = _Parts(self, plan, [block])
+        return [parts[place] for place in range(len(parts))]
+
+    def check_done(self, plan: Plan) -> None:
         """Raise `InputError` if the first sample of a block that is done has changed, for some of these blocks."""
-        done = [block for block, count in enumerate(plan.done) if count and plan.digests[block] != UNKNOWN]
+        done = [block for block, count in enumerate(plan.done.counts) if count]
         for block in sorted({done[place] for place in np.linspace(0, len(done) - 1, 4).astype(int)} if done else ()):
+            known = plan.done.digest(block)
+            if known == UNKNOWN:
+                continue
             numbers = range(block * plan.block, min((block + 1) * plan.block, self.length))
             digests = ((number, batched(block, [self.sample(number)]).digest) for number in numbers)
             number, digest = next(((number, digest) for number, digest in digests if digest != UNKNOWN), (numbers[0], 0))
-            if digest != plan.digests[block]:
+            if digest != known:
                 raise changed(number)
 
 
 class _Parts(Dataset[Batch]):
     """The batches of an indexed dataset, each found by its number, so that workers share them."""
 
-    def __init__(self, source: Indexed, plan: Plan) -> None:
+    def __init__(self, source: Indexed, plan: Plan, blocks: Sequence[int]) -> None:
         self.source = source
-        self.plan = plan
-        self.blocks = plan.pending(source.length)
+        self.plan = replace(plan, done=Done.nothing())  # processes that load samples need not know
+        self.blocks = blocks
         self.of_block = -(-plan.block // plan.batch_size)
 
     def __len__(self) -> int:
@@ -175,9 +183,19 @@ class Streamed(Source):
     def __init__(self, items: Iterable[Any], preparing: Preparing | None, identity: Mapping[str, Any]) -> None:
         """`preparing`: None if the items are samples already."""
         self.preparing = preparing
+        self._given = items
         self._items = enumerate(iter(items))
         self._read: deque[Sample] = deque()
         self._identity = dict(identity)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in another process, reads from the beginning."""
+        return Streamed, (self._given, self.preparing, self._identity)
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether the samples cannot be read again, as those of a generator."""
+        return isinstance(self._given, Iterator)
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "stream", **self._identity}
@@ -212,35 +230,34 @@ class Streamed(Source):
 
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """The batches; those of a stream that is done already up to its end are none."""
-        rest = self._rest()
+        rest, done = self._rest(), plan.done.counts
         block = 0
         while (first := next(rest, None)) is not None:
             of_block = chain([first], islice(rest, plan.block - 1))
-            if block < len(plan.done) and plan.done[block]:
+            if block < len(done) and done[block]:
                 self._skip(of_block, plan, block)
             else:
                 for some in chunks_of(of_block, plan.batch_size):
                     yield batched(block, [load() for load in some])
             block += 1
-        if any(plan.done[block:]):
-            raise InputError(f"the data set has changed: it has less than {len(plan.done) * plan.block} samples now")
+        if any(done[block:]):
+            raise InputError(f"the data set has changed: it has less than {len(done) * plan.block} samples now")
 
     def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> None:
         """Pass the samples of a block that is done, if they are those that were explained."""
-        count, compared = 0, plan.digests[block] == UNKNOWN
+        known, expected = plan.done.digest(block), plan.done.counts[block]
+        count, compared = 0, known == UNKNOWN
         for load in samples:
             count += 1
             if compared:
                 continue
             found = batched(block, [load()])
-            compared = found.digest == plan.digests[block]
+            compared = found.digest == known
             if not compared and found.digest != UNKNOWN:
                 raise changed(found.samples[0].number)
-        if count != plan.done[block]:
+        if count != expected:
             first = block * plan.block
-            raise InputError(
-                f"the data set has changed: it has {count} samples from number {first} on, and had {plan.done[block]}"
-            )
+            raise InputError(f"the data set has changed: it has {count} samples from number {first} on, and had {expected}")
 
 
 class _Prepared:
@@ -251,6 +268,16 @@ class _Prepared:
 
     def __call__(self, items: Any) -> list[Sample]:
         return [self.preparing.sample(0, partial(_as_it_is, item)) for item in items]
+
+
+class _Flat(Iterable[Sample]):
+    """The samples in lists of them."""
+
+    def __init__(self, lists: Iterable[list[Sample]]) -> None:
+        self.lists = lists
+
+    def __iter__(self) -> Iterator[Sample]:
+        return chain.from_iterable(self.lists)
 
 
 # --- whatever users have -----------------------------------------------------------------------------------------------------
@@ -321,5 +348,4 @@ def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: int) -> S
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
     )
-    samples = chain.from_iterable(anew)
-    return Streamed(samples, None, {"workers": workers, "together": together})  # both change the order of the samples
+    return Streamed(_Flat(anew), None, {"workers": workers, "together": together})  # both change the order of the samples

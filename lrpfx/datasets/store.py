@@ -1,32 +1,27 @@
-"""A store on disk: a Zarr 3 group that is written block by block, each of which counts once its entry in "done" is written."""
+"""A store: a Zarr 3 group that is written block by block, each of which counts once its entry in "done" is written."""
 
 import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from lrpfx.datasets.layout import DONE, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
-from lrpfx.deploy.files import as_path
-from lrpfx.errors import ArtefactError, InputError, first_lines, os_errors
-from lrpfx.support.optional_packages import optional_package
+from lrpfx.datasets.places import Place, zarr_package
+from lrpfx.errors import ArtefactError, InputError, first_lines
 
 FORMAT = 1
 #: The attribute of the group with the manifest.
 MANIFEST = "lrpfx"
+#: The attribute while the arrays are made.
+_BEGINNING = "beginning"
 _GROUP = "zarr.json"
+_KEYS = {"name": "default", "configuration": {"separator": "/"}}
+_DONE_BYTES = 12  # of an entry of "done", compressed, at least
 _CODECS = {"sharding_indexed", "bytes", "zstd", "crc32c"}
 _MOST_BYTES = 64 << 20  # of metadata
 _MOST_SAMPLES = 1 << 40
-
-
-def zarr_package() -> Any:
-    """The package zarr. `InputError` if it is not installed."""
-    return optional_package("zarr", "a store of explanations", "datasets")
 
 
 # --- manifests ---------------------------------------------------------------------------------------------------------------
@@ -75,36 +70,48 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
     return type(value) is int and least <= value <= _MOST_SAMPLES
 
 
-def read_manifest(path: Path) -> Manifest:
+def is_begun(place: Place) -> bool:
+    """Whether there is a store at a place, or what is none. What a run left that was killed at once counts as nothing."""
+    if _GROUP not in (names := place.sizes()):
+        return bool(names)
+    return _attributes(place).get(MANIFEST) != _BEGINNING
+
+
+def read_manifest(place: Place) -> Manifest:
     """The manifest of a store. Errors: `ArtefactError`."""
-    data = _json_in(path / _GROUP)
+    attributes = _attributes(place)
+    if MANIFEST not in attributes:
+        raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote")
+    if attributes[MANIFEST] == _BEGINNING:
+        raise ArtefactError(f"{place} is not a store yet: a run has just begun it, or was stopped at that moment")
+    return Manifest.from_json(attributes[MANIFEST])
+
+
+def _attributes(place: Place) -> dict[str, Any]:
+    data = _json_in(place, _GROUP)
     if data.get("zarr_format") != 3 or data.get("node_type") != "group" or not isinstance(data.get("attributes"), dict):
-        raise ArtefactError(f"{path} is not a Zarr 3 group")
-    if MANIFEST not in data["attributes"]:
-        raise ArtefactError(f"{path} is a Zarr group, but not one that lrpfx.datasets.attribute wrote")
-    return Manifest.from_json(data["attributes"][MANIFEST])
-
-
-def _json_in(path: Path) -> dict[str, Any]:
-    with os_errors(ArtefactError, path, "read"):
-        if path.stat().st_size > _MOST_BYTES:
-            raise ArtefactError(f"{path} is too large")
-        content = path.read_bytes()
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ArtefactError(f"{path} is damaged: {first_lines(error)}") from error
-    if not isinstance(found, dict):
-        raise ArtefactError(f"{path} is damaged")
+        raise ArtefactError(f"{place} is not a Zarr 3 group")
+    found: dict[str, Any] = data["attributes"]
     return found
 
 
-def rows_of(path: Path, manifest: Manifest, layout: Layout) -> int:
+def _json_in(place: Place, name: str) -> dict[str, Any]:
+    content = place.content(name, _MOST_BYTES)
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ArtefactError(f"{place}/{name} is damaged: {first_lines(error)}") from error
+    if not isinstance(found, dict):
+        raise ArtefactError(f"{place}/{name} is damaged")
+    return found
+
+
+def rows_of(place: Place, manifest: Manifest, layout: Layout) -> int:
     """The samples or blocks that an array has room for. `ArtefactError` unless it is as the manifest says.
 
     Only the codecs that lrpfx writes are let pass, before Zarr sees any: it would look for others among installed packages.
     """
-    data = _json_in(path / layout.name / _GROUP)
+    data = _json_in(place, f"{layout.name}/{_GROUP}")
     try:
         rows, *shape = data["shape"]
         codecs = list(data["codecs"])
@@ -122,12 +129,13 @@ def rows_of(path: Path, manifest: Manifest, layout: Layout) -> int:
             and 0 <= rows <= _MOST_SAMPLES
             and list(grid) == [held, *(max(1, size) for size in layout.shape)]
             and names <= _CODECS
+            and data["chunk_key_encoding"] == _KEYS
             and not data.get("storage_transformers")
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtefactError(f"the array {layout.name!r} of {path} is damaged: {first_lines(error)}") from error
+        raise ArtefactError(f"the array {layout.name!r} of {place} is damaged: {first_lines(error)}") from error
     if not fits:
-        raise ArtefactError(f"the array {layout.name!r} of {path} is not as the store's manifest says")
+        raise ArtefactError(f"the array {layout.name!r} of {place} is not as the store's manifest says")
     return int(rows)
 
 
@@ -135,15 +143,22 @@ def rows_of(path: Path, manifest: Manifest, layout: Layout) -> int:
 
 
 class BlockWriter:
-    """Writes the blocks of a store. Blocks may be written in any order, by several processes if the length is known."""
+    """Writes the blocks of a store, in any order. Several processes may do so, each of which writes whole blocks.
 
-    def __init__(self, path: Path, manifest: Manifest, is_resumed: bool = True) -> None:
-        zarr = zarr_package()
+    Of a store of unknown length, one of them makes room for the others.
+    """
+
+    def __init__(self, place: Place, manifest: Manifest, is_resumed: bool = True) -> None:
         self.is_resumed = is_resumed
-        self.path = path
+        self.place = place
         self.manifest = manifest
-        self.group = zarr.open_group(zarr.storage.LocalStore(path), mode="r+", zarr_format=3, use_consolidated=False)
-        self.arrays = {one.name: self.group[one.name] for one in manifest.layouts}
+        self._open()
+
+    def _open(self) -> None:
+        with self.place.errors("opened"):
+            store = self.place.zarr_store()
+            self.group = zarr_package().open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
+            self.arrays = {one.name: self.group[one.name] for one in self.manifest.layouts}
 
     def empty(self, block: int) -> dict[str, Array]:
         """Rows for the samples of a block, without a value yet; those of texts may be added."""
@@ -161,8 +176,10 @@ class BlockWriter:
 
         Errors: `ArtefactError`.
         """
-        with os_errors(ArtefactError, self.path, "written"):
-            self._make_room(block)
+        if block >= self.arrays[DONE].shape[0]:
+            self._open()  # another process may have made room
+            self.make_room(block)
+        with self.place.errors("written"):
             first = block * self.manifest.block
             for one in self.manifest.layouts:
                 if one.dimensions[0] != SAMPLE or one.name.startswith(SCALE):
@@ -178,15 +195,16 @@ class BlockWriter:
                 self.arrays[one.name][first : first + len(values)] = values
             self.arrays[DONE][block] = digest
 
-    def _make_room(self, block: int) -> None:
-        """Lengthen the arrays of a store of unknown length, that of the blocks that are done last of all."""
+    def make_room(self, block: int) -> None:
+        """Lengthen the arrays of a store of unknown length for a block, that of the blocks that are done last of all."""
         room = self.arrays[DONE].shape[0]
-        if block < room:
-            return
-        room = max(block + 1, 2 * room)
-        self._resize(room * self.manifest.block, room)
+        if block >= room:
+            room = max(block + 1, 2 * room)
+            with self.place.errors("written"):
+                self.resize(room * self.manifest.block, room)
 
-    def _resize(self, samples: int, blocks: int) -> None:
+    def resize(self, samples: int, blocks: int) -> None:
+        """Give arrays this many rows; rows that remain keep what they have."""
         for one in sorted(self.manifest.layouts, key=lambda layout: layout.name == DONE):
             rows = samples if one.dimensions[0] == SAMPLE else blocks
             if self.arrays[one.name].shape[0] != rows:
@@ -194,24 +212,23 @@ class BlockWriter:
 
     def finish(self, samples: int) -> None:
         """State the number of samples, once it is known."""
-        with os_errors(ArtefactError, self.path, "written"):
+        self._open()  # others may have made room
+        with self.place.errors("written"):
             manifest = Manifest(self.manifest.facts, self.manifest.layouts, self.manifest.block, samples)
-            self._resize(samples, -(-samples // self.manifest.block))
+            self.resize(samples, -(-samples // self.manifest.block))
             self.group.attrs[MANIFEST] = manifest.to_json()
             self.manifest = manifest
 
 
-def create(path: Path, manifest: Manifest) -> None:
-    """An empty store, which is there with all its arrays or not at all. Errors: `ArtefactError`."""
-    zarr = zarr_package()
-    made = path.with_name(f".{path.name}.lrpfx-new")
-    with os_errors(ArtefactError, path, "written"):
-        shutil.rmtree(made, ignore_errors=True)  # of a killed run
-        store = zarr.storage.LocalStore(made)
-        group = zarr.create_group(store, zarr_format=3, attributes={MANIFEST: manifest.to_json()})
+def create(place: Place, manifest: Manifest) -> BlockWriter:
+    """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`."""
+    with place.errors("written"):
+        store = place.zarr_store()
+        group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=True)
         for one in manifest.layouts:
             _create_array(group, one, manifest)
-        os.replace(made, path)
+        group.attrs[MANIFEST] = manifest.to_json()
+    return BlockWriter(place, manifest, is_resumed=False)
 
 
 def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
@@ -233,36 +250,56 @@ def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
     )
 
 
-def opened_for_writing(path: Path, manifest: Manifest) -> BlockWriter:
-    """The store at `path`, after a former run: what a killed one left half written is removed, or written again."""
-    with os_errors(ArtefactError, path, "read"):
-        for left in path.rglob("*.partial"):
-            left.unlink()
-    rows = {one.name: rows_of(path, manifest, one) for one in manifest.layouts}
-    writer = BlockWriter(path, manifest)
+def opened_for_writing(place: Place, manifest: Manifest) -> BlockWriter:
+    """The store at a place, after a former run: what a killed one left half written is removed, or written again."""
+    place.remove_leftovers()
+    rows = {one.name: rows_of(place, manifest, one) for one in manifest.layouts}
+    writer = BlockWriter(place, manifest)
     if manifest.samples is None:  # it may have been killed while it lengthened the arrays
         blocks = rows[DONE]
-        with os_errors(ArtefactError, path, "written"):
-            writer._resize(blocks * manifest.block, blocks)
+        with place.errors("written"):
+            writer.resize(blocks * manifest.block, blocks)
     return writer
 
 
-def progress_of(path: Path, manifest: Manifest, arrays: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    """The samples of each block that is done, or 0, and the digests of blocks. Errors: `ArtefactError`."""
-    digests = read(path, arrays[DONE], slice(None)).tolist()
-    counts = []
-    for block, is_done in enumerate(digests):
-        first = block * manifest.block
-        rows = 0
-        if is_done and manifest.samples is None:  # the last block of a stream may be shorter
-            rows = int((read(path, arrays[STATUS], slice(first, first + manifest.block)) != MISSING).sum())
-        elif is_done and manifest.samples is not None:
-            rows = min(manifest.block, manifest.samples - first)
-        counts.append(rows)
-    return counts, digests
+# --- what is there -----------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, array: Any, key: Any) -> Array:
+@dataclass(frozen=True)
+class Done:
+    """What is done of a store. `counts`: the samples of each block that is done, or 0, up to the last that is."""
+
+    counts: list[int]
+    digest: Callable[[int], int]  # of the first sample of a block that is done
+
+    @classmethod
+    def nothing(cls) -> "Done":
+        """What is done of a new store."""
+        return cls([], int)
+
+
+def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any]) -> Done:
+    """What is done. Errors: `ArtefactError`.
+
+    A chunk of the array of digests is there once its block is done: a list of their names is read instead of each.
+    """
+    found = {int(name): size for name, size in place.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
+    blocks = {block: size for block, size in found.items() if block < arrays[DONE].shape[0]}
+    for block, size in blocks.items():
+        if size < _DONE_BYTES:  # after a power failure, or of a disk that is full
+            raise ArtefactError(f"{place}/{DONE}/c/{block} is damaged; block {block} is explained anew if you remove it")
+    last = max(blocks, default=-1)
+    counts = [manifest.block if block in blocks else 0 for block in range(last + 1)]
+    if blocks:
+        first = last * manifest.block
+        if manifest.samples is None:  # the last block of a stream may be shorter
+            counts[last] = int((read(place, arrays[STATUS], slice(first, first + manifest.block)) != MISSING).sum())
+        else:
+            counts[last] = min(manifest.block, manifest.samples - first)
+    return Done(counts, lambda block: int(read(place, arrays[DONE], block)))
+
+
+def read(place: Place, array: Any, key: Any) -> Array:
     """Values of an array. `ArtefactError` if they are damaged."""
     try:
         return np.asarray(array[key])
@@ -272,13 +309,5 @@ def read(path: Path, array: Any, key: Any) -> Array:
         raise
     except Exception as error:  # of the codecs, in many kinds
         raise ArtefactError(
-            f"the array {array.name.strip('/')!r} of {path} cannot be read, it may be damaged: {first_lines(error)}"
+            f"the array {array.name.strip('/')!r} of {place} cannot be read, it may be damaged: {first_lines(error)}"
         ) from error
-
-
-def store_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a store; "~" is the home folder."""
-    try:
-        return as_path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise InputError(f"{path}: {error}") from error

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,8 @@ from lrpfx.datasets.layout import (
     Layout,
     texts_of,
 )
-from lrpfx.datasets.store import Manifest, progress_of, read, read_manifest, rows_of, store_path, zarr_package
+from lrpfx.datasets.places import Place, place_of, zarr_package
+from lrpfx.datasets.store import Manifest, done_of, read, read_manifest, rows_of
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
 from lrpfx.support.html import element, html_table
 
@@ -34,8 +34,8 @@ class StoredArray:
     Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
     """
 
-    def __init__(self, path: Path, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
-        self._path = path
+    def __init__(self, place: Place, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
+        self._place = place
         self._layout = layout
         self._arrays = arrays
         self._length = length
@@ -118,11 +118,11 @@ class StoredArray:
 
     def _read(self, array: Any, chosen: Any) -> Array:
         if isinstance(chosen, slice):
-            return read(self._path, array, slice(chosen.start, max(chosen.start, chosen.stop)))
+            return read(self._place, array, slice(chosen.start, max(chosen.start, chosen.stop)))
         if not chosen.size:
-            return read(self._path, array, slice(0, 0))
+            return read(self._place, array, slice(0, 0))
         numbers, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
-        return read(self._path, array.oindex, numbers)[places]
+        return read(self._place, array.oindex, numbers)[places]
 
 
 class Attributions:
@@ -135,28 +135,29 @@ class Attributions:
     explained, 2: failed) and "error". After the dimension of samples come those of conditions and targets, if there are.
     Samples that are not there or failed have NaN in them.
 
-    `path`: of the store. `manifest`: what it says about the model, the settings, the data and the versions.
+    `path`: of the store, a str if it has a scheme such as "s3://". `manifest`: what it says about the model, the settings, the
+    data and the versions.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Place) -> None:
         zarr = zarr_package()
-        self.path = path
-        self._manifest: Manifest = read_manifest(path)
+        self.path = place.path
+        self._place = place
+        self._manifest: Manifest = read_manifest(place)
         self._layouts = {one.name: one for one in self._manifest.layouts}
-        rows = {one.name: rows_of(path, self._manifest, one) for one in self._manifest.layouts}
+        rows = {one.name: rows_of(place, self._manifest, one) for one in self._manifest.layouts}
         try:
-            store = zarr.storage.LocalStore(path, read_only=True)
-            group = zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False)
+            group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3, use_consolidated=False)
             self._arrays = {name: group[name] for name in self._layouts}
         except Exception as error:  # of a damaged description, in many kinds
-            raise ArtefactError(f"{path} is damaged: {first_lines(error)}") from error
+            raise ArtefactError(f"{place} is damaged: {first_lines(error)}") from error
         for name, one in self._layouts.items():
             if one.is_scaled and SCALE + name not in self._layouts:
-                raise ArtefactError(f"{path} has no scales of its array {name!r}")
+                raise ArtefactError(f"{place} has no scales of its array {name!r}")
         held = rows[DONE] * self._manifest.block
         of_samples = [rows[name] for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE]
         if min(of_samples) < min(held, self._manifest.samples or held):
-            raise ArtefactError(f"{path} is damaged: its arrays have different lengths")
+            raise ArtefactError(f"{place} is damaged: its arrays have different lengths")
         self._length = self._manifest.samples
         if self._length is None:  # of a stream whose end is not reached
             self._length = self._end()
@@ -168,7 +169,7 @@ class Attributions:
         return 0 if last < 0 else last * self._manifest.block + counts[last]
 
     def _counts(self) -> list[int]:
-        return progress_of(self.path, self._manifest, self._arrays)[0]
+        return done_of(self._place, self._manifest, self._arrays).counts
 
     def __len__(self) -> int:
         """The number of samples of the data set; of a stream, those up to the last that was there when it was opened."""
@@ -190,7 +191,7 @@ class Attributions:
     def __getitem__(self, name: str) -> StoredArray:
         if name not in self.names:
             raise InputError(f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}")
-        return StoredArray(self.path, self._layouts[name], self._arrays, len(self))
+        return StoredArray(self._place, self._layouts[name], self._arrays, len(self))
 
     @property
     def relevance(self) -> StoredArray:
@@ -252,13 +253,15 @@ class Attributions:
         return element("div", element("p", self._summary()), html_table(("array", "dtype", "shape"), rows))
 
 
-def open_store(path: str | os.PathLike[str]) -> Attributions:
+def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Attributions:
     """The explanations in a store that `lrpfx.datasets.attribute` wrote or is writing.
 
-    Nothing in it is executed, and nothing is loaded before it is indexed. Errors: `ArtefactError` if there is no store, or if
-    it is damaged; `InputError` without zarr.
+    Nothing in it is executed, and nothing is loaded before it is indexed. `storage_options`: for the file system of fsspec that
+    a path such as "s3://bucket/store" belongs to. Errors: `ArtefactError` if there is no store, or if it is damaged;
+    `InputError` without zarr.
     """
-    found = store_path(path)
-    if not found.is_dir():
+    zarr_package()
+    place = place_of(path, storage_options)
+    if not place.sizes():
         raise ArtefactError(f"there is no store {path}")
-    return Attributions(found)
+    return Attributions(place)

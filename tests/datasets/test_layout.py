@@ -48,9 +48,13 @@ def test_chunks_divide_blocks(block, shape):
     assert block % rows == 0 and (rows == 1 or rows * one.row_bytes <= 256 * 1024)
 
 
-@pytest.mark.parametrize(("shape", "batch", "block"), [((1, 8, 8), 64, 2048), ((3, 224, 224), 8, 24), ((3, 224, 224), 64, 64)])
-def test_default_blocks_are_whole_batches(shape, batch, block):
-    assert default_block([Layout("relevance", shape, "float32", ("sample", "1", "2", "3"))], batch) == block
+@pytest.mark.parametrize(
+    ("shape", "batch", "inputs", "block"),
+    [((1, 8, 8), 64, 64, 2048), ((3, 224, 224), 8, 1, 24), ((3, 224, 224), 64, 1, 64), ((8, 1, 1), 32, 3 * 224 * 224 * 4, 96)],
+)
+def test_default_blocks_are_whole_batches(shape, batch, inputs, block):
+    layouts = [Layout("relevance", shape, "float32", ("sample", "1", "2", "3"))]
+    assert default_block(layouts, batch, inputs) == block
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\\b", "a\0"])

@@ -1,0 +1,57 @@
+"""What runs over the blocks of a data set. The engine of this process: batch by batch, with a thread that writes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from lrpfx.datasets.explaining import Explaining
+from lrpfx.datasets.filling import BlockExplainer
+from lrpfx.datasets.sources import Plan, Source
+from lrpfx.datasets.store import BlockWriter
+from lrpfx.datasets.writing import WriterThread
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done: the samples of a source whose blocks are not in a store yet."""
+
+    source: Source
+    plan: Plan
+    explaining: Explaining
+    writer: BlockWriter
+
+
+@dataclass(frozen=True)
+class Step:
+    """So many samples more are explained. `objection`: to the first maps of a process, if they are implausible."""
+
+    samples: int
+    objection: str | None = None
+
+
+class Engine(ABC):
+    """A way to run over the blocks of a data set."""
+
+    @abstractmethod
+    def check(self, source: Source) -> None:
+        """Raise `InputError` unless the engine can be had, and takes samples from such a source."""
+
+    @abstractmethod
+    def steps(self, work: Work) -> Generator[Step]:
+        """Explain and write all blocks that are not done. What is done is in the store when the iterator is closed."""
+
+
+class EmbeddedEngine(Engine):
+    """The engine of this process."""
+
+    def check(self, source: Source) -> None:
+        pass  # it takes all
+
+    def steps(self, work: Work) -> Generator[Step]:
+        explainer = BlockExplainer(work.explaining, work.writer)
+        with WriterThread(work.writer) as thread:
+            for samples, rows in explainer.blocks(work.source.batches(work.plan)):
+                if rows is not None:
+                    thread.write(rows.block, rows.arrays, rows.digest)
+                yield Step(samples, explainer.objection)
+                explainer.objection = None

@@ -1,0 +1,121 @@
+"""The rows of blocks, filled batch by batch."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lrpfx.attribution.computation import Computation
+from lrpfx.datasets.explaining import Explained, Explaining
+from lrpfx.datasets.layout import ERROR, EXPLAINED, FAILED, KEY, LABEL, STATUS, TEXT_BYTES, Array, text_rows
+from lrpfx.datasets.preparing import UNKNOWN, Batch, Sample
+from lrpfx.datasets.store import BlockWriter
+
+
+@dataclass
+class BlockExplainer:
+    """Explains the batches of blocks. `objection`: to the first of its maps, if they are implausible."""
+
+    explaining: Explaining
+    writer: BlockWriter
+    objection: str | None = None
+    _is_looked_at: bool = field(default=False, repr=False)
+
+    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[int, "Rows | None"]]:
+        """For each batch, its number of samples, and with the last of a block its rows.
+
+        They come at once, since what follows may fail. The last block of something of unknown length comes with no samples.
+        """
+        rows: Rows | None = None
+        for batch in batches:
+            if rows is not None and rows.block != batch.block:
+                yield 0, rows
+                rows = None
+            rows = rows or Rows(batch.block, self.writer.empty(batch.block))
+            rows.add(batch, self._explained(batch))
+            yield len(batch.samples), rows if rows.is_full else None
+            rows = None if rows.is_full else rows
+        if rows is not None:
+            yield 0, rows
+
+    def _explained(self, batch: Batch) -> Iterator[Explained]:
+        for group in batch.groups:
+            yield from self.explaining.explained(group, batch.samples, self._look_at)
+
+    def _look_at(self, found: Computation) -> None:
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            self.objection = found.objection()
+
+
+class Rows:
+    """The rows of a block, which fill up."""
+
+    def __init__(self, block: int, arrays: dict[str, Array]) -> None:
+        self.block = block
+        self.arrays = arrays
+        self.count = 0
+        self.digest = UNKNOWN
+
+    def add(self, batch: Batch, explained: Iterator[Explained]) -> None:
+        """Add a batch, whose samples follow those before."""
+        first = self.count
+        problems = {place: sample.problem for place, sample in enumerate(batch.samples) if sample.problem is not None}
+        for found in explained:
+            problems |= found.problems
+            if not found.places:
+                continue
+            wrong = self._misfit(found.rows)
+            if wrong is not None:
+                problems |= dict.fromkeys(found.places, wrong)
+                continue
+            whole = found.places == list(range(len(batch.samples)))
+            places = slice(first, first + len(batch.samples)) if whole else first + np.array(found.places)
+            for name, values in found.rows.items():
+                self.arrays[name][places] = values
+        self._describe(batch.samples, problems)
+        self.digest = batch.digest if self.digest == UNKNOWN else self.digest
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all samples of the block are there."""
+        return self.count == len(self.arrays[STATUS])
+
+    def _misfit(self, rows: Mapping[str, Array]) -> str | None:
+        """Why rows do not fit into the store, or None."""
+        for name, array in self.arrays.items():
+            if name in rows and rows[name].shape[1:] != array.shape[1:]:
+                return (
+                    f"{name} has the shape {rows[name].shape[1:]}, and {array.shape[1:]} in the store: all samples have one "
+                    "shape, so pad texts to one length, and bring images to one size or reduce their relevance"
+                )
+        new = next((name for name in rows if name not in self.arrays), None)
+        return None if new is None else f"the sample has {new}, and the first one had none"
+
+    def _describe(self, samples: Sequence[Sample], problems: Mapping[int, str]) -> None:
+        part = slice(self.count, self.count + len(samples))
+        self.count += len(samples)
+        self.arrays[STATUS][part] = EXPLAINED
+        self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
+        self.arrays[LABEL][part] = [-1 if sample.label is None else sample.label for sample in samples]
+        if problems:
+            texts = [problems.get(place, "") for place in range(len(samples))]
+            self._texts(ERROR)[part] = text_rows(texts, TEXT_BYTES[ERROR])
+        if any(sample.key for sample in samples):
+            self._texts(KEY)[part] = text_rows([_shortened(sample.key or "") for sample in samples], TEXT_BYTES[KEY])
+
+    def _texts(self, name: str) -> Array:
+        """The rows of an array of texts, which are made for the first text: most blocks have none."""
+        if name not in self.arrays:
+            self.arrays[name] = np.zeros((len(self.arrays[STATUS]), TEXT_BYTES[name]), dtype=np.uint8)
+        return self.arrays[name]
+
+
+def _shortened(key: str) -> str:
+    """A key that has a place in the store; a long one ends in a hash of the whole."""
+    content = key.encode("utf-8", "backslashreplace")
+    if len(content) <= TEXT_BYTES[KEY]:
+        return key
+    ending = "..." + hashlib.sha256(content).hexdigest()[:32]
+    return content[: TEXT_BYTES[KEY] - len(ending)].decode("utf-8", "ignore") + ending

@@ -1,0 +1,178 @@
+"""Where a store lies: a folder of this machine, or a path of an object store that fsspec knows."""
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from lrpfx.deploy.files import as_path, sole_writer
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, first_lines, os_errors
+from lrpfx.support.optional_packages import optional_package
+
+_LOCAL = ("file://", "local://")
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")  # what Zarr writes before it moves it to its place
+
+
+class Place(ABC):
+    """A folder or a prefix of objects. Names in it have "/" between their parts."""
+
+    path: Path | str
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @abstractmethod
+    def zarr_store(self, read_only: bool = False) -> Any:
+        """The store of Zarr for this place."""
+
+    @abstractmethod
+    def content(self, name: str, most: int) -> bytes:
+        """The content of a file. `ArtefactError` if there is none, or if it has more bytes than `most`."""
+
+    @abstractmethod
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """What is in a folder, with sizes of files in bytes; nothing if there is none. Without what a killed writer left."""
+
+    @abstractmethod
+    def prepared_for_writing(self) -> AbstractContextManager[None]:
+        """A context in which this process writes to the place alone, as far as that can be made sure. Errors: `InputError`."""
+
+    @abstractmethod
+    def remove_leftovers(self) -> None:
+        """Remove what a killed writer left half written."""
+
+    @abstractmethod
+    def errors(self, what: str) -> AbstractContextManager[None]:
+        """Turn errors of the place into `ArtefactError`: it cannot be `what`, such as "read"."""
+
+
+class Folder(Place):
+    """A folder. Other machines see it too if it is shared among them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path = path
+
+    def zarr_store(self, read_only: bool = False) -> Any:
+        return zarr_package().storage.LocalStore(self.path, read_only=read_only)
+
+    def content(self, name: str, most: int) -> bytes:
+        file = self.path / name
+        with os_errors(ArtefactError, file, "read"):
+            if file.stat().st_size > most:
+                raise ArtefactError(f"{file} is too large")
+            return file.read_bytes()
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        with self.errors("read"):
+            try:
+                with os.scandir(self.path / folder) as entries:
+                    return {one.name: one.stat().st_size for one in entries if not _PARTIAL.search(one.name)}
+            except FileNotFoundError:
+                return {}
+            except NotADirectoryError as error:
+                raise ArtefactError(f"{self.path / folder} is a file, not a folder") from error
+
+    @contextmanager
+    def prepared_for_writing(self) -> Iterator[None]:
+        with self.errors("written"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with sole_writer(self.path):
+            yield
+
+    def remove_leftovers(self) -> None:
+        with self.errors("read"):
+            for left in self.path.rglob("*.partial"):
+                if _PARTIAL.search(left.name):
+                    left.unlink()
+
+    def errors(self, what: str) -> AbstractContextManager[None]:
+        return os_errors(ArtefactError, self.path, what)
+
+
+class Remote(Place):
+    """A path of an object store or another file system of fsspec, such as "s3://bucket/store".
+
+    `options`: of the file system. Objects appear whole or not at all there, and nothing is locked: two runs that write to the
+    same path write the same, since both compare what they do with what the store says.
+    """
+
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
+        self.path: str = path
+        self.options = dict(options)
+        self._opened()
+
+    def _opened(self) -> tuple[Any, str]:
+        fsspec = optional_package("fsspec", f"the path {self.path}")
+        try:
+            system, root = fsspec.core.url_to_fs(self.path, **self.options)
+        except (ImportError, ValueError, TypeError) as error:
+            raise InputError(f"{self.path} is not a path that fsspec opens here: {first_lines(error)}") from error
+        return system, str(root).rstrip("/")
+
+    def zarr_store(self, read_only: bool = False) -> Any:
+        with self.errors("opened"):
+            return zarr_package().storage.FsspecStore.from_url(self.path, storage_options=self.options, read_only=read_only)
+
+    def content(self, name: str, most: int) -> bytes:
+        system, root = self._opened()
+        with self.errors("read"):
+            found: bytes = system.cat_file(f"{root}/{name}", start=0, end=most + 1)
+        if len(found) > most:
+            raise ArtefactError(f"{self.path}/{name} is too large")
+        return found
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        system, root = self._opened()
+        place = f"{root}/{folder}".rstrip("/")
+        with self.errors("read"):
+            system.invalidate_cache()
+            try:
+                found = {str(one["name"]).rstrip("/"): one["size"] for one in system.ls(place, detail=True)}
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        return {name.rpartition("/")[2]: size or 0 for name, size in found.items() if name.strip("/") != place.strip("/")}
+
+    def prepared_for_writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def remove_leftovers(self) -> None:
+        pass
+
+    @contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (LrpfxError, MemoryError, FileNotFoundError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise ArtefactError(f"{self.path} cannot be {what}: there is no {error}") from error
+            raise
+        except Exception as error:  # file systems of fsspec have errors of their own
+            raise ArtefactError(f"{self.path} cannot be {what}: {first_lines(error)}") from error
+
+
+def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
+    """The place that a path means: "~" is the home folder, and a path with a scheme, such as "s3://", one for fsspec.
+
+    `options`: for the file system of fsspec. Errors: `InputError`.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise InputTypeError(f"storage_options are a dict for the file system of fsspec, not {type(options).__name__}")
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if isinstance(text, str) and text.startswith(_LOCAL):
+        text = path = text.partition("://")[2]
+    if isinstance(text, str) and ("://" in text or "::" in text):
+        return Remote(text.rstrip("/"), options or {})
+    if options:
+        raise InputError(f"storage_options are for paths such as s3://bucket/store, and {path} is one of this machine")
+    try:
+        return Folder(as_path(path).expanduser().absolute())
+    except RuntimeError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def zarr_package() -> Any:
+    """The package zarr. `InputError` if it is not installed."""
+    return optional_package("zarr", "a store of explanations", "datasets")
