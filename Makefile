@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page test test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture pictures documentation lint format clean
+.PHONY: demo demo-text gallery page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture pictures documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -49,7 +49,11 @@ page: demo
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
 
 test: $(VENV)/linked
-	$(BIN)/python -m pytest -m "not slow and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
+	$(BIN)/python -m pytest -m "not slow and not ray and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
+
+# The tests of data sets on Ray, which share one local cluster: under two minutes.
+test-ray: $(VENV)/linked
+	$(BIN)/python -m pytest -m "ray and not slow" --durations 10 $(TESTS)
 
 # The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
 test-torch:

@@ -1,6 +1,16 @@
 """A small network, a data set of noise, and runs over it that other processes can start."""
 
+import itertools
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
 import torch
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -68,6 +78,23 @@ class Stream(IterableDataset):
         return (self.dataset[number] for number in range(first, len(self.dataset), step))
 
 
+class Crashing(Noise):
+    """Noise whose sample 20 ends the process that loads it."""
+
+    def __getitem__(self, number):
+        if number == 20:
+            os._exit(9)
+        return super().__getitem__(number)
+
+
+class Cut(Stream):
+    """A stream that ends with an error."""
+
+    def __iter__(self):
+        yield from itertools.islice(super().__iter__(), 59)
+        raise OSError("the archive is cut")
+
+
 def tree(folder):
     """The content of each file in a folder and those in it."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -81,3 +108,32 @@ def run(path, count, kind="sequence", batch_size=8, **settings):
     data = noise if readable is None else iter(readable)
     given = {"record": LAYERS, "block_size": 16, "dtype": "float16", **settings}
     return lrpfx.datasets.attribute(small_explain_model(), data, path, batch_size=batch_size, **given)
+
+
+class Objects(DirFileSystem):
+    """An object store: a folder whose objects appear whole, reached by objects://PATH, with the requests that it was sent."""
+
+    protocol = "objects"
+    requests: ClassVar = Counter()
+
+    def __init__(self, path="/", **options):
+        super().__init__(path or "/", LocalFileSystem(auto_mkdir=True), **options)
+
+    def cat_file(self, path, start=None, end=None, **options):
+        Objects.requests["get"] += 1
+        return super().cat_file(path, start, end, **options)
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        Objects.requests["put"] += 1
+        place = Path(self.path, path.lstrip("/"))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_name(f"{place.name}.{os.getpid()}.{threading.get_ident()}")
+        partial.write_bytes(value)
+        partial.replace(place)
+
+    def ls(self, path, detail=True, **options):
+        Objects.requests["list"] += 1
+        return super().ls(path, detail, **options)
+
+
+fsspec.register_implementation("objects", Objects, clobber=True)

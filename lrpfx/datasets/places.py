@@ -4,7 +4,8 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,13 @@ class Remote(Place):
         return system, str(root).rstrip("/")
 
     def zarr_store(self, read_only: bool = False) -> Any:
+        system, root = self._opened()
+        kind = zarr_package().storage.FsspecStore
         with self.errors("opened"):
-            return zarr_package().storage.FsspecStore.from_url(self.path, storage_options=self.options, read_only=read_only)
+            with suppress(ValueError):  # of a file system around one that is not asynchronous
+                return kind.from_url(self.path, storage_options=self.options, read_only=read_only)
+            wrapper = import_module("fsspec.implementations.asyn_wrapper").AsyncFileSystemWrapper
+            return kind(wrapper(system, asynchronous=True), path=root, read_only=read_only)
 
     def content(self, name: str, most: int) -> bytes:
         system, root = self._opened()

@@ -375,9 +375,7 @@ def _rows_of_stream(desk: Any) -> Iterator[Row]:
                 yield _loaded_row(batches[0].block, batches)
                 batches = []
             batches.append(batch)
-    except Exception as error:
-        if batches:
-            yield _loaded_row(batches[0].block, batches)
+    except Exception as error:  # the block that was begun is not whole
         yield _loaded_row(-1, [], error)
     else:
         if batches:

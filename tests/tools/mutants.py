@@ -370,7 +370,7 @@ def _run_tests(job: Job, copy: Path) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not examples"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not ray and not examples"]
     recorder = [] if job.reached is None else [_Recorder(copy, job.reached)]
     os._exit(int(pytest.main([*options, *job.tests], plugins=recorder)))
 

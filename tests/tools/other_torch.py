@@ -109,7 +109,16 @@ def main() -> None:
     options = parser.parse_args()
     own = make_environment(options.python, options.torch, options.torchvision or f"0.{_minor(options.torch) + 15}.0")
     tests = [str(ROOT / name) for name in options.tests or ["tests"]]
-    marked = ["-m", "not slow and not examples", "--numprocesses", options.workers, "--dist", "worksteal", "--tb", "short"]
+    marked = [
+        "-m",
+        "not slow and not ray and not examples",
+        "--numprocesses",
+        options.workers,
+        "--dist",
+        "worksteal",
+        "--tb",
+        "short",
+    ]
     command = [str(own), "-m", "pytest", *tests, *marked]
     with tempfile.TemporaryDirectory() as elsewhere:  # where there is no lrpfx but the installed one
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

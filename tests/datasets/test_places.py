@@ -1,0 +1,177 @@
+"""Stores in folders, and on paths of object stores."""
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from data_sets import LAYERS, Noise, Objects, Stream, small_explain_model, tree
+
+import lrpfx
+import lrpfx.datasets
+from lrpfx.datasets.places import place_of
+
+COUNT = 100
+SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
+
+
+@pytest.fixture(scope="module")
+def explain_model():
+    return small_explain_model()
+
+
+@pytest.fixture(params=["memory", "objects"])
+def remote(request, tmp_path):
+    """A path of an object store, and its file system."""
+    path = "memory://bucket/store" if request.param == "memory" else f"objects:/{tmp_path}/store"
+    system, root = fsspec.core.url_to_fs(path)
+    yield path, system, root
+    if system.exists(root):
+        system.rm(root, recursive=True)
+
+
+@pytest.mark.parametrize("data", [Noise(COUNT, broken=(5, 40), infinite=(17,)), Stream(Noise(COUNT, infinite=(17,)))])
+def test_an_object_store_has_what_a_folder_has(data, explain_model, remote, tmp_path):
+    path, system, root = remote
+    found = lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS)
+    lrpfx.datasets.attribute(explain_model, data, tmp_path / "folder", **SETTINGS)
+    assert found.path == path and len(found) == COUNT and found.is_complete
+    content = {name.removeprefix(root).strip("/"): system.cat_file(name) for name in system.find(root)}
+    assert content == tree(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("data", [Noise(COUNT), Stream(Noise(COUNT))])
+def test_a_run_goes_on(data, explain_model, remote, tmp_path):
+    path, system, root = remote
+    seen = []
+
+    def stop(done, total):
+        seen.append(done)
+        if done >= COUNT // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(explain_model, data, path, progress=stop, **SETTINGS)
+    assert 0 < lrpfx.datasets.open(path).done.sum() < COUNT
+    seen.clear()
+    system.rm(f"{root}/done/c/1")
+    found = lrpfx.datasets.attribute(explain_model, data, path, progress=lambda done, total: seen.append(done), **SETTINGS)
+    assert found.is_complete and min(seen) > COUNT // 4
+    lrpfx.datasets.attribute(explain_model, data, tmp_path / "folder", **SETTINGS)
+    content = {name.removeprefix(root).strip("/"): system.cat_file(name) for name in system.find(root)}
+    assert content == tree(tmp_path / "folder")
+    with pytest.raises(lrpfx.InputError, match="begun with other"):
+        lrpfx.datasets.attribute(explain_model, data, path, **{**SETTINGS, "dtype": "float64"})
+
+
+def test_a_store_that_was_just_begun_counts_as_nothing(explain_model, tmp_path, monkeypatch):
+    """Killed while it makes the arrays, a run leaves a group that no one takes for a store, and that the next one replaces."""
+    import lrpfx.datasets.store as store
+
+    create_array, made = store._create_array, []
+
+    def fail(group, layout, manifest):
+        made.append(layout)
+        if len(made) > 3:
+            raise OSError("no space")
+        create_array(group, layout, manifest)
+
+    monkeypatch.setattr(store, "_create_array", fail)
+    path = tmp_path / "store"
+    with pytest.raises(lrpfx.ArtefactError, match="no space"):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    with pytest.raises(lrpfx.ArtefactError, match="not a store yet"):
+        lrpfx.datasets.open(path)
+    monkeypatch.undo()
+    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
+    lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "other", **SETTINGS)
+    assert tree(path) == tree(tmp_path / "other")
+
+
+@pytest.mark.parametrize("kind", ["objects", "group", "partial"])
+def test_what_is_there_already_is_kept(kind, explain_model, remote):
+    path, system, root = remote
+    if kind == "group":
+        zarr.create_group(place_of(path).zarr_store(), zarr_format=3).create_array("label", shape=(3,), dtype="int64")
+    else:
+        system.pipe_file(f"{root}/photograph.{'partial' if kind == 'partial' else 'jpg'}", b"1234")
+    before = {name: system.cat_file(name) for name in system.find(root)}
+    with pytest.raises(lrpfx.ArtefactError, match=r"not one that lrpfx|cannot be read"):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    assert {name: system.cat_file(name) for name in system.find(root)} == before
+
+
+def test_partial_files_of_others_are_kept(explain_model, tmp_path):
+    path = tmp_path / "store"
+    lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    (path / "done" / "c" / "1").unlink()
+    (path / "notes.partial").write_text("mine")
+    left = path / "label" / "c" / f"3.{'0123456789abcdef' * 2}.partial"
+    left.write_bytes(b"half")
+    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
+    assert (path / "notes.partial").exists() and not left.exists()
+
+
+class Failing(Objects):
+    """An object store that stops to take objects."""
+
+    protocol = "failing"
+    allowed = 0
+
+    def pipe_file(self, path, value, **options):
+        Failing.allowed -= 1
+        if Failing.allowed < 0:
+            raise RuntimeError("SlowDown: reduce your request rate")
+        super().pipe_file(path, value, **options)
+
+
+@pytest.mark.parametrize("allowed", [0, 5, 30, 60])
+def test_errors_of_an_object_store(allowed, explain_model, tmp_path):
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    path, Failing.allowed = f"failing:/{tmp_path}/store", allowed
+    with pytest.raises(lrpfx.ArtefactError, match="SlowDown"):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    Failing.allowed = 10_000
+    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
+    lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "folder", **SETTINGS)
+    assert tree(tmp_path / "store") == tree(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("nosuch://bucket/store", None, "Protocol not known"),
+        ("memory://bucket/store", 3, "a dict"),
+        ("folder", {"key": "x"}, "of this machine"),
+    ],
+)
+def test_paths_that_cannot_be_opened(path, options, message, explain_model):
+    for call in (
+        lambda: lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, storage_options=options),
+        lambda: lrpfx.datasets.open(path, storage_options=options),
+    ):
+        with pytest.raises(lrpfx.InputError, match=message):
+            call()
+
+
+def test_options_go_to_the_file_system(explain_model, tmp_path):
+    given = {"path": str(tmp_path)}
+    found = lrpfx.datasets.attribute(explain_model, Noise(20), "objects://store", storage_options=given, **SETTINGS)
+    assert (tmp_path / "store" / "zarr.json").exists() and found.is_complete
+    assert np.array_equal(lrpfx.datasets.open("objects://store", storage_options=given).labels, found.labels)
+
+
+def test_how_many_requests_a_block_takes(explain_model, tmp_path):
+    """As docs/scale.md says: one for each array and block, with that of what is done, and one for each array to begin."""
+    Objects.requests.clear()
+    found = lrpfx.datasets.attribute(explain_model, Noise(COUNT), f"objects:/{tmp_path}/store", **SETTINGS)
+    blocks, arrays = -(-COUNT // 16), len(found.manifest["arrays"])
+    texts = 2  # keys and errors, which there are none of
+    assert Objects.requests["put"] == blocks * (arrays - texts) + arrays + 2
+    before = Objects.requests["get"], Objects.requests["list"]
+    assert found.done.all()
+    assert (Objects.requests["get"], Objects.requests["list"]) == (before[0], before[1] + 1)
+
+
+def test_a_path_of_a_file_is_a_folder(explain_model, tmp_path):
+    found = lrpfx.datasets.attribute(explain_model, Noise(20), f"file://{tmp_path}/store", **SETTINGS)
+    assert found.path == tmp_path / "store"

@@ -1,0 +1,280 @@
+"""Data sets on Ray: the same stores as in one process, whatever happens to Ray's processes.
+
+One local cluster is for all tests.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from data_sets import LAYERS, Crashing, Cut, Noise, Small, Stream, small_explain_model, small_model, tree
+from helpers import ROOT
+
+import lrpfx
+import lrpfx.datasets
+from lrpfx.datasets.engines import Step
+from lrpfx.datasets.ray_engine import _problem, _steps_in
+
+COUNT = 300
+SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
+TWO = lrpfx.datasets.RayEngine(explainers=2)
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray on this machine: two CPUs for explainers, and one for loading."""
+    paths = os.pathsep.join([str(ROOT / "tests"), *filter(None, sys.path)])
+    ray.init(
+        address="local",
+        num_cpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=200 << 20,
+        runtime_env={"env_vars": {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def explain_model():
+    return small_explain_model()
+
+
+def embedded(explain_model, data, path):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS)
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- on the cluster ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("data", [Noise(COUNT, broken=(5, 40), infinite=(17,)), Stream(Noise(COUNT, infinite=(17,)))])
+def test_stores_are_the_same_and_go_on(data, cluster, explain_model, tmp_path):
+    expected, path, seen = embedded(explain_model, data, tmp_path / "one"), tmp_path / "ray", []
+
+    def stop(done, total):
+        seen.append(done)
+        if done > COUNT // 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(explain_model, data, path, engine=TWO, progress=stop, **SETTINGS)
+    seen.clear()
+    found = lrpfx.datasets.attribute(
+        explain_model, data, path, engine=TWO, progress=lambda done, total: seen.append(done), **SETTINGS
+    )
+    assert found.is_complete and found.errors == expected.errors and seen[-1] == COUNT and seen[0] > COUNT // 4
+    assert tree(path) == tree(expected.path)
+    assert ray.is_initialized()  # it is not ours to stop
+
+
+@pytest.mark.ray
+def test_processes_that_are_killed_are_replaced(cluster, tmp_path):
+    """Of those that explain, and of those that load."""
+    data, path = Noise(4 * COUNT), tmp_path / "ray"
+    explain_model = small_explain_model()
+    expected = embedded(explain_model, data, tmp_path / "one")
+    stopped, killed, chance = threading.Event(), [], random.Random(0)
+
+    def kill():
+        while not stopped.wait(chance.uniform(0.2, 0.6)) and len(killed) < 4:
+            actors = subprocess.run(["pgrep", "-f", "ray::MapWorker"], capture_output=True, text=True).stdout.split()
+            if actors and path.exists() and len(lrpfx.datasets.open(path).explained):
+                os.kill(int(chance.choice(actors)), signal.SIGKILL)
+                killed.append(1)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        found = lrpfx.datasets.attribute(explain_model, data, path, engine=TWO, **SETTINGS)
+    finally:
+        stopped.set()
+        thread.join()
+    assert killed and found.is_complete
+    assert tree(path) == tree(expected.path)
+
+
+@pytest.mark.ray
+def test_object_stores(cluster, explain_model, tmp_path):
+    data = Noise(100)
+    found = lrpfx.datasets.attribute(explain_model, data, f"objects:/{tmp_path}/ray", engine="ray", **SETTINGS)
+    assert found.is_complete
+    assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one").path)
+
+
+@pytest.mark.ray
+def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
+    with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to load block 1 ended"):
+        lrpfx.datasets.attribute(explain_model, Crashing(48), tmp_path / "ray", engine=TWO, **SETTINGS)
+    assert lrpfx.datasets.open(tmp_path / "ray").done[:16].all()
+
+
+@pytest.mark.ray
+def test_errors_of_the_data_and_the_store(cluster, explain_model, tmp_path):
+    """A stream that ends with an error loses nothing that came before, and a store that is gone is an error."""
+    for engine in ("embedded", "ray"):
+        with pytest.raises(lrpfx.InputError, match="the archive is cut"):
+            lrpfx.datasets.attribute(explain_model, Cut(Noise(COUNT)), tmp_path / engine, engine=engine, **SETTINGS)
+        assert lrpfx.datasets.open(tmp_path / engine).done.sum() == 48  # whole blocks
+    folder = tmp_path / "read only"
+    lrpfx.datasets.attribute(explain_model, Noise(64), folder, **SETTINGS)
+    (folder / "done" / "c" / "2").unlink()
+    (folder / "relevance" / "c" / "2").rename(folder / "relevance" / "c" / "kept")
+    (folder / "relevance" / "c" / "2").write_text("a file where a folder belongs")
+    with pytest.raises(lrpfx.ArtefactError, match="cannot be written"):
+        lrpfx.datasets.attribute(explain_model, Noise(64), folder, engine="ray", **SETTINGS)
+
+
+@pytest.mark.ray
+def test_compiled_explainers(cluster, tmp_path):
+    """Each process compiles for itself; an Explainer is compiled before it is sent."""
+    explain_model = torch.compile(small_explain_model(), backend="eager")
+    found = lrpfx.datasets.attribute(explain_model, Noise(48), tmp_path / "ray", engine="ray", **SETTINGS)
+    expected = lrpfx.datasets.attribute(explain_model, Noise(48), tmp_path / "one", **SETTINGS)
+    np.testing.assert_allclose(found.relevance[:], expected.relevance[:], rtol=2e-3, atol=1e-7)
+    second = torch.tensor([0.0, 1, 0, 0])
+    explainer = lrpfx.Explainer(small_model(), composite=lrpfx.composites.EpsilonPlus())
+    found = lrpfx.datasets.attribute(explainer, Noise(48), tmp_path / "other", engine="ray", target=lambda out: out * second)
+    assert found.is_complete and not found.errors
+
+
+# --- Ray of its own ----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import logging, os, signal, sys
+import lrpfx, lrpfx.datasets, torch
+from data_sets import LAYERS, Noise, small_explain_model
+
+hook, before = sys.excepthook, dict(os.environ)
+
+class Mine(Noise):  # of a script, which no other process can import
+    pass
+
+path = sys.argv[1]
+engine = lrpfx.datasets.RayEngine(explainers=2)
+settings = dict(record=LAYERS, batch_size=8, block_size=16, dtype="float16")
+found = lrpfx.datasets.attribute(small_explain_model(), Mine(int(sys.argv[2])), path, engine=engine, **settings)
+assert found.is_complete
+import ray
+assert not ray.is_initialized()
+assert sys.excepthook is hook and dict(os.environ) == before, set(os.environ) ^ set(before)
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+"""
+
+
+def started(path, count):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path), str(count)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_script_that_is_killed_goes_on(kills, explain_model, tmp_path):
+    """Ray is started for the call, ends with it, and leaves the process as it was; the script may be killed at any time."""
+    data, path, chance = Noise(2000), tmp_path / "ray", random.Random(kills)
+    expected = embedded(explain_model, data, tmp_path / "one")
+    counts = [0]
+    for _ in range(kills):
+        process, after = started(path, len(data)), chance.randrange(counts[-1], min(counts[-1] + 400, 1900))
+        while process.poll() is None and (not path.exists() or there(path) <= after):
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        output = process.communicate()[0]
+        assert process.returncode in (0, -signal.SIGKILL), output
+        counts.append(there(path))
+        assert counts[-1] >= counts[-2], "samples were lost"
+    assert 0 < counts[1] < len(data), counts
+    process = started(path, len(data))
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert tree(path) == tree(expected.path)
+
+
+def there(path):
+    try:
+        return int(lrpfx.datasets.open(path).done.sum())
+    except lrpfx.ArtefactError:
+        return 0
+
+
+# --- without Ray -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "engine", "message"),
+    [
+        (Noise(8), "dask", "engine is"),
+        (Noise(8), lrpfx.datasets.RayEngine(explainers=0), "explainers of a RayEngine"),
+        (Noise(8), lrpfx.datasets.RayEngine(cpus=1.5), "cpus of a RayEngine"),
+        (Noise(8), lrpfx.datasets.RayEngine(gpus=-1), "gpus of a RayEngine"),
+        (iter([torch.zeros(1, 6, 6)]), "ray", "read only once"),
+    ],
+)
+def test_what_cannot_run(data, engine, message, explain_model, tmp_path):
+    with pytest.raises(lrpfx.InputError, match=message):
+        lrpfx.datasets.attribute(explain_model, data, tmp_path / "store", engine=engine)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_ray(explain_model, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(lrpfx.InputError, match=r"lrpfx\[ray\]"):
+        lrpfx.datasets.attribute(explain_model, Noise(8), tmp_path / "store", engine="ray")
+
+
+def test_problems_end_the_run_once_what_precedes_is_written():
+    def row(block, samples=0, problem=b""):
+        return {"block": block, "samples": samples, "objection": "", "problem": problem}
+
+    end = row(-1, problem=_problem(lrpfx.InputError("cut")))
+    steps = _steps_in([row(0, 4), end, row(1, 3)])
+    assert [next(steps), next(steps), next(steps)] == [Step(4), Step(0), Step(3)]
+    with pytest.raises(lrpfx.InputError, match="cut"):
+        next(steps)
+    steps = _steps_in([row(0, problem=_problem(lrpfx.ArtefactError("full"))), row(1, 3)])
+    with pytest.raises(lrpfx.ArtefactError, match="full"):
+        next(steps)
+
+
+class UnfriendlyError(Exception):
+    """An exception that cannot be made from its text."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def test_exceptions_travel():
+    import pickle
+
+    found = pickle.loads(_problem(UnfriendlyError("here", 2)))
+    assert isinstance(found, RuntimeError) and "here" in str(found)
+    assert isinstance(pickle.loads(_problem(MemoryError("much"))), MemoryError)
+
+
+def test_models_that_cannot_be_sent(tmp_path):
+    from lrpfx.datasets.ray_engine import _packed
+
+    with pytest.raises(lrpfx.InputError, match="cannot be pickled"):
+        _packed({"model": Small(), "lock": threading.Lock()})
