@@ -1,5 +1,10 @@
-"""A small network, a data set of noise, and runs over it that other processes can start."""
+"""A small network, a data set of noise, and work on both that other processes can start."""
 
+import os
+import signal
+import sys
+
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
@@ -81,3 +86,32 @@ def run(path, count, kind="sequence", batch_size=8, **settings):
     data = noise if readable is None else iter(readable)
     given = {"record": LAYERS, "block_size": 16, "dtype": "float16", **settings}
     return lrpfx.datasets.attribute(small_explain_model(), data, path, batch_size=batch_size, **given)
+
+
+def write_project(folder, seed):
+    """A project for ViRelAy whose numbers are all the seed."""
+    shape = (6, 3, 4 + seed, 5)
+    lrpfx.datasets.virelay.write_project(
+        folder,
+        images=np.full(shape, 0.1 * seed),
+        relevance=np.full(shape, float(seed)),
+        outputs=np.full((6, 2), float(seed)),
+        labels=np.zeros(6, dtype=int),
+        name=f"project {seed}",
+    )
+
+
+def write_project_killed(folder, seed, step):
+    """The same in a process that ends before its operation number `step` on the names of files."""
+    count = 0
+
+    def hook(event, arguments):
+        nonlocal count
+        is_open = event == "open" and str(arguments[0]).startswith(str(folder))
+        if is_open or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            count += 1
+            if count > step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    write_project(folder, seed)

@@ -3,8 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,21 +13,13 @@ from numpy.typing import NDArray
 
 from lrpfx.datasets.clusters import Spray, checked_spray
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
-from lrpfx.datasets.virelay_arrays import (
-    DifferentSizesError,
-    Pictures,
-    float32_of,
-    write_labels,
-    write_pictures,
-    write_relevance,
-)
-from lrpfx.deploy.files import as_path, checked_path, whole_file, written
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, os_errors
+from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
+from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, files_of_project, whole_hdf5, write_samples
+from lrpfx.deploy.files import checked_path, written
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
-from lrpfx.support.optional_packages import optional_package
 
-PROJECT, LABEL_MAP, DATASET, ATTRIBUTION = "project.yaml", "label_map.json", "dataset.h5", "attribution.h5"
-SUFFIX = ".h5"
+LABEL_MAP, DATASET, ATTRIBUTION = "label_map.json", "dataset.h5", "attribution.h5"
 Strategy = Literal["true_label", "predicted_label"]
 
 
@@ -56,7 +47,7 @@ def write_project(
     model: str = "model",
     method: str = "LRP",
     strategy: Strategy = "predicted_label",
-    value_range: tuple[float, float] = (0.0, 1.0),
+    value_range: ValueRange = (0.0, 1.0),
     channels: Channels = None,
     sum_channels: bool = False,
     compression: int = 1,
@@ -72,14 +63,16 @@ def write_project(
     picture. `analyses`: results of `lrpfx.datasets.spray`, by the name to show. `strategy`: whether relevance is that of the
     true or of the predicted class.
 
-    Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`.
+    Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`: the
+    values of black and of white, for all channels or for each. Values up to a tenth of the range beyond it are clipped.
     `channels`: of images, "first" or "last". Relevance is float32, of shape (channels, height, width). ViRelAy cannot draw
     one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Relevance
     with more channels than rows or columns, as that of hidden layers, must be summed over them: `sum_channels`. `compression`:
     the level of gzip, 0 for none.
 
-    Data is read and written in blocks, and each file appears whole or not at all, the project file last: an interrupted call
-    leaves none. It needs h5py: `pip install 'lrpfx[datasets]'`.
+    Data is read and written in blocks. The files lie in a folder beside the project file, which names them and is written last:
+    a call that is stopped, even killed, leaves the project that was there before. One process at a time writes to a folder. It
+    needs h5py: `pip install 'lrpfx[datasets]'`.
 
     Errors: `InputError` for data that ViRelAy cannot show; `ArtefactError` if a file cannot be written.
     """
@@ -103,7 +96,11 @@ def write_project(
     for title, analysis in shown.items():
         _check_analysis(checked_spray(analysis, f"the analysis {title!r}"), wanted, described)
     sources = ["analysis.h5"] if len(shown) == 1 else [f"analysis_{number}.h5" for number in range(len(shown))]
-    project = _project(name, model, method, strategy, dict(zip(shown, sources, strict=True)))
+    facts = [_text(one) for one in (name, model, method)]
+    named = {_text(title): source for title, source in zip(shown, sources, strict=True)}
+
+    def project(files: str) -> str:
+        return _project(*facts, strategy, named, files)
 
     def write_dataset(file: Any, is_array: bool) -> None:
         write_labels(file, truth, wanted, len(described), is_every=True)
@@ -118,14 +115,14 @@ def write_project(
         if len(wanted) < count:
             file["index"] = _uint32(wanted)
 
-    target = _empty_folder(folder)
-    for path, write in ((target / DATASET, write_dataset), (target / ATTRIBUTION, write_attribution)):
-        _write_hdf5(path, write)
-    for source, analysis in zip(sources, shown.values(), strict=True):
-        write_analysis(target / source, analysis, described)
-    text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
-    written(target / LABEL_MAP, text.encode())
-    return written(target / PROJECT, project.encode())
+    with files_of_project(folder) as (target, files):
+        for file, write in ((DATASET, write_dataset), (ATTRIBUTION, write_attribution)):
+            write_samples(files / file, write)
+        for source, analysis in zip(sources, shown.values(), strict=True):
+            write_analysis(files / source, analysis, described)
+        text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
+        written(files / LABEL_MAP, text.encode())
+        return written(target / PROJECT, project(files.name).encode())
 
 
 def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
@@ -138,7 +135,7 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
     found = checked_spray(spray, "spray")
     _check_analysis(found, None, labels)
     keys = {one.index: one.key for one in labels}
-    with _whole_hdf5(target) as file:
+    with whole_hdf5(target) as file:
         for analysis in found:
             group = file.create_group(keys[analysis.label])
             group["index"] = _uint32(analysis.samples)
@@ -170,66 +167,26 @@ def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -
     return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
 
 
-# --- files -------------------------------------------------------------------------------------------------------------------
-
-
-def _empty_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder, made if need be, without a project file: until all is written, it is no project."""
-    target = as_path(folder).expanduser()
-    with os_errors(ArtefactError, target, "written"):
-        target.mkdir(parents=True, exist_ok=True)
-        (target / PROJECT).unlink(missing_ok=True)
-    return target
-
-
-def _write_hdf5(path: Path, write: Callable[[Any, bool], None]) -> None:
-    """Write samples as arrays; if their sizes turn out to differ, anew, as an array for each."""
-    try:
-        with _whole_hdf5(path) as file:
-            write(file, True)
-    except DifferentSizesError:
-        with _whole_hdf5(path) as file:
-            write(file, False)
-
-
-@contextmanager
-def _whole_hdf5(path: Path) -> Iterator[Any]:
-    """A new HDF5 file, which appears at `path` if the context ends without an error."""
-    h5py = optional_package("h5py", "an HDF5 file", "datasets")
-    with os_errors(ArtefactError, path, "written"), whole_file(path, SUFFIX) as temporary:
-        file = h5py.File(temporary, "w", locking=False)  # `whole_file` has locked it
-        try:
-            yield file
-        except BaseException:
-            with suppress(OSError, RuntimeError):
-                file.close()
-            raise
-        try:
-            file.close()
-        except RuntimeError as error:  # what h5py makes of a disk that is full
-            raise ArtefactError(f"{path} cannot be written: {first_lines(error)}") from error
-
-
-def _project(name: str, model: str, method: str, strategy: str, analyses: Mapping[str, str]) -> str:
-    """The project file, YAML."""
+def _project(name: str, model: str, method: str, strategy: str, analyses: Mapping[str, str], files: str) -> str:
+    """The project file, YAML. The arguments are in YAML already. `files`: the folder of all others."""
     lines = [
         "project:",
-        f"  name: {_text(name)}",
-        f"  model: {_text(model)}",
-        f"  label_map: {LABEL_MAP}",
+        f"  name: {name}",
+        f"  model: {model}",
+        f"  label_map: {files}/{LABEL_MAP}",
         "  dataset:",
-        f"    name: {_text(name)}",
+        f"    name: {name}",
         "    type: hdf5",
-        f"    path: {DATASET}",
+        f"    path: {files}/{DATASET}",
         "  attributions:",
-        f"    attribution_method: {_text(method)}",
+        f"    attribution_method: {method}",
         f"    attribution_strategy: {strategy}",
-        f"    sources: [{ATTRIBUTION}]",
+        f"    sources: [{files}/{ATTRIBUTION}]",
     ]
     if analyses:
         lines.append("  analyses:")
     for title, source in analyses.items():
-        lines += [f"    - analysis_method: {_text(title)}", f"      sources: [{source}]"]
+        lines += [f"    - analysis_method: {title}", f"      sources: [{files}/{source}]"]
     return "\n".join(lines) + "\n"
 
 
