@@ -5,7 +5,19 @@ from lrpfx.datasets.clusters import Spray
 from lrpfx.datasets.running import attribute
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.statistics import Summary, summarize
+from lrpfx.datasets.tables import write_table
 from lrpfx.datasets.view import Attributions, StoredArray
 from lrpfx.datasets.view import open_store as open
 
-__all__ = ["Attributions", "Spray", "StoredArray", "Summary", "attribute", "open", "spray", "summarize", "virelay"]
+__all__ = [
+    "Attributions",
+    "Spray",
+    "StoredArray",
+    "Summary",
+    "attribute",
+    "open",
+    "spray",
+    "summarize",
+    "virelay",
+    "write_table",
+]
