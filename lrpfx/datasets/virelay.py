@@ -3,18 +3,23 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lrpfx.datasets.asked import checked_view, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
+from lrpfx.datasets.descriptions import text_of
+from lrpfx.datasets.explaining import OUTPUT, PREDICTED, RELEVANCE, TRUE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
+from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
 from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, files_of_project, whole_hdf5, write_samples
+from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
@@ -96,11 +101,8 @@ def write_project(
     for title, analysis in shown.items():
         _check_analysis(checked_spray(analysis, f"the analysis {title!r}"), wanted, described)
     sources = ["analysis.h5"] if len(shown) == 1 else [f"analysis_{number}.h5" for number in range(len(shown))]
-    facts = [_text(one) for one in (name, model, method)]
+    described_as = {"name": _text(name), "model": _text(model), "method": _text(method), "strategy": strategy}
     named = {_text(title): source for title, source in zip(shown, sources, strict=True)}
-
-    def project(files: str) -> str:
-        return _project(*facts, strategy, named, files)
 
     def write_dataset(file: Any, is_array: bool) -> None:
         write_labels(file, truth, wanted, len(described), is_every=True)
@@ -122,7 +124,102 @@ def write_project(
             write_analysis(files / source, analysis, described)
         text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
         written(files / LABEL_MAP, text.encode())
-        return written(target / PROJECT, project(files.name).encode())
+        return written(target / PROJECT, _project(described_as, named, files.name).encode())
+
+
+def export(
+    view: Attributions,
+    folder: str | os.PathLike[str],
+    data: Any,
+    *,
+    array: str = RELEVANCE,
+    preprocess: Callable[..., Any] | None = None,
+    mean: PerChannel | None = None,
+    std: PerChannel | None = None,
+    value_range: ValueRange | None = None,
+    channels: Channels = None,
+    labels: Any = None,
+    classes: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    analyses: Spray | Mapping[str, Spray] | None = None,
+    name: str | None = None,
+    model: str = "model",
+    method: str | None = None,
+    strategy: Strategy | None = None,
+    sum_channels: bool = False,
+    compression: int = 1,
+    progress: bool = False,
+) -> Path:
+    """Write a project for ViRelAy of a store, and return the path of its file. `write_project` tells more.
+
+    `view`: of a store that is complete, with whole outputs and one target. `data`: what was explained, a data set with indices
+    or a folder; or its images, an array or a sequence with one for each sample. `preprocess`: from a photograph to the input of
+    the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values of black and white are measured. Of
+    images that were normalized otherwise, pass `mean` and `std`, or `value_range`, the values of black and white. `array`: the
+    relevance to show, of an input or a layer. `labels`: by default those of the store. `classes`: by default its categories.
+    `analyses`: such as `lrpfx.datasets.spray(view)`. `name`: by default that of the store. `method`: by default its composite.
+    `strategy`: whether relevance is of the true or the predicted class, which a store with such a target says itself.
+
+    Errors: `InputError` for a store that ViRelAy cannot show, and for data that differ from what was explained, as far as the
+    number of samples, their labels and the files of a folder tell; those of `write_project`.
+    """
+    view = checked_view(view, "view")
+    target = sole_target(view, "ViRelAy")
+    if not view.is_complete:
+        raise InputError(
+            f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first"
+        )
+    if OUTPUT not in view or view[OUTPUT].ndim != 2:
+        remedy = ": explain without scores=" if OUTPUT not in view else ""
+        raise InputError(f"ViRelAy shows outputs (samples, classes), which are not in the store{remedy}")
+    if view[array].ndim not in (3, 4):
+        raise InputError(
+            f"ViRelAy shows maps, but {array} has the shape {view[array].shape}: explain without reducing positions"
+        )
+    samples = view.explained
+    if labels is None:
+        labels = view.labels
+        if (labels[samples] < 0).any():
+            number = samples[labels[samples] < 0][0]
+            raise InputError(f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]")
+    bounds = range_before(mean, std)
+    if bounds is not None and (value_range is not None or preprocess is not None):
+        raise InputError("mean= and std=, value_range= and preprocess= each say which values are black and white: pass one")
+    shown = images_of(view, data, preprocess, bounds or value_range, channels)
+    return write_project(
+        folder,
+        images=shown.images,
+        relevance=view[array],
+        outputs=view[OUTPUT],
+        labels=labels,
+        classes=view.manifest.get("categories") if classes is None else classes,
+        keys=keys,
+        samples=samples,
+        analyses=analyses,
+        name=PurePath(str(view.path)).name if name is None else name,
+        model=model,
+        method=view.manifest["composite"] if method is None else method,
+        strategy=_strategy(target, strategy),
+        value_range=shown.value_range,
+        channels=shown.channels,
+        sum_channels=sum_channels,
+        compression=compression,
+        progress=progress,
+    )
+
+
+def _strategy(target: Any, asked: Strategy | None) -> Strategy:
+    """Which class relevance is of, as ViRelAy calls it. `target`: that of the store."""
+    known: dict[Any, Strategy] = {TRUE: "true_label", PREDICTED: "predicted_label"}
+    found = known.get(target) if isinstance(target, str) else None
+    if found is None and asked is None:
+        raise InputError(
+            f"ViRelAy shows relevance of the true or of the predicted class, and the store has that of {text_of(target)!r}: "
+            "pass strategy='true_label' or 'predicted_label', whichever comes nearer"
+        )
+    if found is not None and asked not in (None, found):
+        raise InputError(f"strategy is {found!r}, since the store has relevance of the {target} class, not {asked!r}")
+    return found or asked or "predicted_label"
 
 
 def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
@@ -167,20 +264,20 @@ def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -
     return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
 
 
-def _project(name: str, model: str, method: str, strategy: str, analyses: Mapping[str, str], files: str) -> str:
-    """The project file, YAML. The arguments are in YAML already. `files`: the folder of all others."""
+def _project(facts: Mapping[str, str], analyses: Mapping[str, str], files: str) -> str:
+    """The project file, YAML, of texts in YAML. `files`: the folder of all others."""
     lines = [
         "project:",
-        f"  name: {name}",
-        f"  model: {model}",
+        f"  name: {facts['name']}",
+        f"  model: {facts['model']}",
         f"  label_map: {files}/{LABEL_MAP}",
         "  dataset:",
-        f"    name: {name}",
+        f"    name: {facts['name']}",
         "    type: hdf5",
         f"    path: {files}/{DATASET}",
         "  attributions:",
-        f"    attribution_method: {method}",
-        f"    attribution_strategy: {strategy}",
+        f"    attribution_method: {facts['method']}",
+        f"    attribution_strategy: {facts['strategy']}",
         f"    sources: [{files}/{ATTRIBUTION}]",
     ]
     if analyses:
