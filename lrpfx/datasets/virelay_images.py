@@ -11,7 +11,7 @@ import torch
 
 from lrpfx.datasets.preparing import Preparing, Sample, as_tensor, is_data
 from lrpfx.datasets.rows import Rows, column
-from lrpfx.datasets.sources import Indexed, source_of
+from lrpfx.datasets.sources import Indexed, Plan, source_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import ValueRange
 from lrpfx.errors import InputError, InputTypeError
@@ -90,6 +90,9 @@ class _ImagesOfData(Sequence[Any]):
         then, now = view.manifest["data"], source.identity()
         if then.get("kind") == now["kind"] == "folder" and then.get("fingerprint") != now["fingerprint"]:
             raise InputError(f"the files in {data} are not those that were explained: their names or sizes differ")
+        if preprocess is not None:  # then the images are what the model was given
+            block, done, digests = view.blocks()
+            source.batches(Plan(block, 1, done, digests))  # compares some of them
         self.source = source
         self.labels = view.labels
 

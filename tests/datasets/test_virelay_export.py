@@ -208,8 +208,8 @@ def test_other_photographs(photographs, tmp_path):
     for data in (photographs, sorted(photographs.iterdir())):
         with pytest.raises(InputError, match="photographs in files need preprocess="):
             export(view, tmp_path / "a", data, labels=[0] * 5)
-    with pytest.raises(InputError, match=r"black and of white after preprocess= are not known: pass value_range="):
-        export(view, tmp_path / "a", photographs, labels=[0] * 5, preprocess=lambda image: 0 * preprocess(image))
+    with pytest.raises(InputError, match=r"sample 0 is not what it was when the store was begun, or its preprocessing is"):
+        export(view, tmp_path / "a", photographs, labels=[0] * 5, preprocess=lambda image: preprocess(image.rotate(90)))
     Image.new("RGB", (9, 9)).save(photographs / "1.png")
     with pytest.raises(InputError, match="are not those that were explained: their names or sizes differ"):
         export(view, tmp_path / "a", photographs, **given)
@@ -217,6 +217,24 @@ def test_other_photographs(photographs, tmp_path):
     with pytest.raises(InputError, match="the data set has 4 samples, and the store 5"):
         export(view, tmp_path / "a", photographs, **given)
     assert not (tmp_path / "a").exists()
+
+
+def test_photographs_that_are_standardized(photographs, tmp_path):
+    """Black and white are the same, and so no range is known."""
+
+    def standardized(photograph):
+        pixels = torch.from_numpy(np.asarray(seen(photograph), dtype=np.float64)).permute(2, 0, 1)
+        return (pixels - pixels.mean()) / (pixels.std() + 1e-3)
+
+    explainer = lrpfx.Explainer(color_model(), preprocess=standardized)
+    view = lrpfx.datasets.attribute(explainer, photographs, tmp_path / "store")
+    given = {"labels": [0] * 5, "preprocess": standardized}
+    with pytest.raises(InputError, match=r"black and of white after preprocess= are not known: pass value_range="):
+        export(view, tmp_path / "a", photographs, **given)
+    path = export(view, tmp_path / "a", photographs, **given, value_range=(-4, 4))
+    project, expected = Project(str(path)), standardized(Image.open(photographs / "0.png"))
+    assert (project.get_sample(0).data == pixels_of((expected + 4) / 8)).all()
+    project.close()
 
 
 # --- errors ------------------------------------------------------------------------------------------------------------------
