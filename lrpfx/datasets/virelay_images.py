@@ -44,7 +44,8 @@ def images_of(
         _check_length(len(column(data, "data")), view)
         found = first = data
     else:
-        given = None if preprocess is None else Preprocessing(getattr(preprocess, "function", preprocess))
+        function = preprocess.function if isinstance(preprocess, Preprocessing) else preprocess
+        given = None if function is None else Preprocessing(function)  # which has measured nothing yet
         found = _ImagesOfData(view, data, given)
         first = found[int(view.explained[0])] if len(view.explained) else None
         if given is not None and value_range is None:
