@@ -1,13 +1,16 @@
-"""A small network, a data set of noise, and runs over it that other processes can start."""
+"""A small network, a data set of noise, and work on both that other processes can start."""
 
 import itertools
 import os
+import signal
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
 import fsspec
+import numpy as np
 import torch
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -137,3 +140,32 @@ class Objects(DirFileSystem):
 
 
 fsspec.register_implementation("objects", Objects, clobber=True)
+
+
+def write_project(folder, seed):
+    """A project for ViRelAy whose numbers are all the seed."""
+    shape = (6, 3, 4 + seed, 5)
+    lrpfx.datasets.virelay.write_project(
+        folder,
+        images=np.full(shape, 0.1 * seed),
+        relevance=np.full(shape, float(seed)),
+        outputs=np.full((6, 2), float(seed)),
+        labels=np.zeros(6, dtype=int),
+        name=f"project {seed}",
+    )
+
+
+def write_project_killed(folder, seed, step):
+    """The same in a process that ends before its operation number `step` on the names of files."""
+    count = 0
+
+    def hook(event, arguments):
+        nonlocal count
+        is_open = event == "open" and str(arguments[0]).startswith(str(folder))
+        if is_open or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            count += 1
+            if count > step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    write_project(folder, seed)

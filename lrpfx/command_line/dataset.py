@@ -27,6 +27,7 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.datasets.explaining import PREDICTED
 from lrpfx.datasets.running import attribute
+from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
@@ -86,12 +87,18 @@ def dataset(
         int | None, typer.Option(min=1, help="How many are written together; a killed run loses these.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open photographs.")] = 0,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Also write a table (.parquet) with the scores and the shares of relevance of each photograph."),
+    ] = None,
 ) -> None:
     """Explain all photographs in a folder, and write relevance, outputs and predictions as arrays into a store.
 
     Run again after it was stopped, it goes on where it was. lrpfx.datasets.open reads the store, and so do zarr and xarray. A
     photograph that cannot be explained is there with its reason, and the exit status is 2.
     """
+    if table is not None:
+        checked_table_path(table)
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         module = given.module("dataset")
@@ -121,6 +128,9 @@ def dataset(
             workers=workers,
             progress=shown.report,
         )
+    if table is not None:
+        with stages("writing the table"):
+            say(f"table: {write_table(found, table)}")
     _show(found)
 
 

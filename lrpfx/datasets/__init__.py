@@ -6,7 +6,20 @@ from lrpfx.datasets.ray_engine import RayEngine
 from lrpfx.datasets.running import attribute
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.statistics import Summary, summarize
+from lrpfx.datasets.tables import write_table
 from lrpfx.datasets.view import Attributions, StoredArray
 from lrpfx.datasets.view import open_store as open
 
-__all__ = ["Attributions", "RayEngine", "Spray", "StoredArray", "Summary", "attribute", "open", "spray", "summarize", "virelay"]
+__all__ = [
+    "Attributions",
+    "RayEngine",
+    "Spray",
+    "StoredArray",
+    "Summary",
+    "attribute",
+    "open",
+    "spray",
+    "summarize",
+    "virelay",
+    "write_table",
+]

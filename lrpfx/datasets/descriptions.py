@@ -66,6 +66,21 @@ def _constant(value: Any) -> Any:
     return _code(value) if isinstance(value, types.CodeType) else repr(value)
 
 
+def text_of(description: Any) -> str:
+    """A short text for a value that was `described`: "predicted", "3", "first: [1, 2]", the name of a function."""
+    if isinstance(description, list):
+        return f"[{', '.join(map(text_of, description))}]"
+    if not isinstance(description, Mapping):
+        return str(description)
+    kind = next(iter(description), "")
+    content: Any = description.get(kind)
+    if kind == "dict":
+        return ", ".join(f"{text_of(key)}: {text_of(value)}" for key, value in content)
+    if kind in ("partial", "method"):
+        return text_of(content[0])
+    return f"tensor of shape {content}" if kind == "tensor" else str(description.get("text", content))
+
+
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """What differs between two descriptions with the same keys, in words."""
     found = []

@@ -1,6 +1,6 @@
 """Explanations of batches, as arrays with a row for each sample."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ REDUCTIONS = (None, SUM, CHANNELS)
 RELEVANCE, LAYERS = "relevance", "layers."
 OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
 SEED, REACHED = "seed", "reached"
+CONDITION, TARGET = "condition", "target"  # dimensions
 
 #: "predicted", "true" for the label, the index of a class, or a function from the output to its relevance.
 TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
@@ -63,7 +64,7 @@ class Explaining:
     @property
     def leading(self) -> tuple[str, ...]:
         """The dimensions of relevance before those of the values."""
-        return (*(("condition",) if self.conditions is not None else ()), *(("target",) if self.has_several else ()))
+        return (*((CONDITION,) if self.conditions is not None else ()), *((TARGET,) if self.has_several else ()))
 
     def explained(
         self, group: Group, samples: Sequence[Sample], observe: Callable[[Computation], object]
@@ -203,7 +204,7 @@ class Explaining:
 
     def dimensions(self, values: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
         """The names of the dimensions of each array."""
-        targets = ("target",) if self.has_several else ()
+        targets = (TARGET,) if self.has_several else ()
         known = {SEED: targets, REACHED: self.leading, PREDICTION: (), TOP_CLASSES: ("rank",), TOP_SCORES: ("rank",)}
         found = {}
         for name, value in values.items():
@@ -223,7 +224,12 @@ class Explaining:
 
     def of_relevance(self, values: Mapping[str, Array]) -> list[str]:
         """The names of the arrays of relevance, which may be stored in fewer bits."""
-        return [name for name in values if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
+        return names_of_relevance(values)
+
+
+def names_of_relevance(names: Iterable[str]) -> list[str]:
+    """Those among the names of arrays that have relevance, of inputs and layers."""
+    return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
 
 
 def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -67,18 +67,22 @@ class Preparing:
             if self.collate is not None:
                 inputs, other = parts_of(pytree.tree_map(_single, self.collate([item])))
                 label = other if label is None else label
-            if self.preprocess is not None:
-                photograph = _photograph(inputs)
-                if not self.preprocess.is_measured:  # the rules of the first layer may be those for the range of its values
-                    self.preprocess.measured(photograph.size)
-                return Sample(number, self.preprocess(photograph), label, key)
-            return Sample(number, _arguments_in(inputs, self.arguments), label, key)
+            return Sample(number, self.prepared(inputs), label, key)
         except LrpfxError as error:
             return Sample(number, label=label, key=key, problem=str(error))
         except MemoryError:
             raise
         except Exception as error:
             return Sample(number, label=label, key=key, problem=f"it cannot be loaded: {first_lines(error)}")
+
+    def prepared(self, inputs: Any) -> Any:
+        """The inputs for the model."""
+        if self.preprocess is None:
+            return _arguments_in(inputs, self.arguments)
+        photograph = _photograph(inputs)
+        if not self.preprocess.is_measured:  # the rules of the first layer may be those for the range of its values
+            self.preprocess.measured(photograph.size)
+        return self.preprocess(photograph)
 
 
 def _single(value: Any) -> Any:
@@ -111,24 +115,25 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         )
     if not isinstance(inputs, Mapping):
         return inputs
-    mine = {str(name): _as_tensor(value) for name, value in inputs.items() if name in arguments}
-    others = [name for name, value in inputs.items() if name not in arguments and _is_data(value)]
+    mine = {str(name): as_tensor(value) for name, value in inputs.items() if name in arguments}
+    others = [name for name, value in inputs.items() if name not in arguments and is_data(value)]
     if mine and not others:
         return mine
     if len(others) == 1 and not mine:
-        return _arguments_in(_as_tensor(inputs[others[0]]), arguments)
+        return _arguments_in(as_tensor(inputs[others[0]]), arguments)
     raise InputError(
         f"the sample has the entries {', '.join(map(repr, inputs))}, and the arguments of the model are "
         f"{', '.join(map(repr, arguments))}: let the dataset give these alone, beside a label and a key"
     )
 
 
-def _is_data(value: Any) -> bool:
+def is_data(value: Any) -> bool:
+    """Whether an entry of a sample is an input and not a text or a number beside it."""
     is_numbers = isinstance(value, (list, tuple)) and len(value) > 0 and not isinstance(value[0], str)
     return isinstance(value, (torch.Tensor, np.ndarray, Image.Image)) or is_numbers
 
 
-def _as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
     """A list of numbers, as datasets of Hugging Face have them, as a tensor."""
     return torch.tensor(value) if isinstance(value, list) else value
 

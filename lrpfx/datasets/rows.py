@@ -75,6 +75,10 @@ class Column:
         for block in self.blocks(samples):
             yield Block(block.first, block.numbers, self._finite(block))
 
+    def values(self, samples: Numbers) -> NDArray[Any]:
+        """The rows of these samples, which rise, in one array."""
+        return np.concatenate([block.values for block in self.blocks(samples)])
+
     def _finite(self, block: Block) -> Floats:
         if not np.issubdtype(block.values.dtype, np.floating):
             raise InputTypeError(f"{self.what} has floating-point numbers, not {block.values.dtype}")

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from lrpfx.datasets.asked import classes_of_relevance, sole_target
 from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Settings, Spray
 from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of, samples_by_label
 from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
+from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Floats, checked_whole
 from lrpfx.support.optional_packages import optional_package, progress_bar
@@ -20,8 +22,8 @@ _PERPLEXITY = 30.0
 
 
 def spray(
-    relevance: Rows | Sequence[Any],
-    labels: Any,
+    relevance: Attributions | Rows | Sequence[Any],
+    labels: Any = None,
     *,
     classes: Iterable[int] | None = None,
     samples: Any = None,
@@ -42,10 +44,11 @@ def spray(
     eigenvectors. A large gap behind the k-th eigenvalue speaks for k clusters.
 
     `relevance`: of the input or of a layer: a row for each sample, of shape (channels, height, width), (height, width) or
-    (features,), or a sequence of such if shapes differ. `labels`: the class of each sample, such as the predicted one:
-    integers, negative for none, or booleans of shape (samples, classes). `classes`: those to analyze; by default all, and
-    those that have too few samples or identical maps are listed in the result as skipped. `samples`: the numbers of the
-    samples to use, by default all. `size`: of pooled maps, the longer side at most, or (height, width); None does not pool.
+    (features,), or a sequence of such if shapes differ. Or a view of a store, for the relevance of its input and the samples
+    that are explained. `labels`: the class of each sample, such as the predicted one: integers, negative for none, or booleans
+    of shape (samples, classes); of a store by default the class that relevance is of. `classes`: those to analyze; by default
+    all, and those that have too few samples or identical maps are listed in the result as skipped. `samples`: the numbers of
+    the samples to use, by default all. `size`: of pooled maps, the longer side at most, or (height, width); None does not pool.
     `normalize`: divide each map by its sum of magnitudes. `dimensions`: of the spectral embedding, at most. `embeddings`: of
     that in two dimensions, "tsne" and "umap" (package umap-learn). `typical`: how many samples represent a cluster. `seed`: of
     k-means and the embeddings; the same seed gives the same result.
@@ -54,6 +57,13 @@ def spray(
 
     Errors: `InputError` for values that are not finite, and for classes that were asked for and cannot be analyzed.
     """
+    if isinstance(relevance, Attributions):
+        sole_target(relevance, "SpRAy")
+        labels = classes_of_relevance(relevance, "SpRAy") if labels is None else labels
+        samples = relevance.explained if samples is None else samples
+        relevance = relevance.relevance
+    if labels is None:
+        raise InputTypeError("labels are the class of each sample, such as the predicted one")
     maps = column(relevance, "relevance")
     wanted = chosen(samples, len(maps))
     numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})

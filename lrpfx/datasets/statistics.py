@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.datasets.reduced_maps import of_equal_weight, without_channels
-from lrpfx.datasets.rows import Block, Column, Numbers, Rows, chosen, column, labels_of
+from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.pictures import heatmap, scale_of, sheet
 from lrpfx.pictures.maps import Floats
@@ -187,15 +187,14 @@ def _sums(
     found: dict[int | None, _Sums] = {None: _Sums()}
     shape = None
     for block in progress_bar(array.floats(samples), progress, array.what, "block"):
-        entries = block.values.reshape(len(block.values), -1)
-        totals, magnitudes = entries.sum(axis=1), np.abs(entries).sum(axis=1)
+        totals, magnitudes = sums_of(block.values)
         maps = without_channels(block.values, array.what)
         shape = maps.shape[1:] if shape is None else shape
         if maps.shape[1:] != shape:
             raise InputError(f"{array.what} of sample {block.numbers[0]} has another shape, so there is no mean map")
         maps = of_equal_weight(maps) if normalize else maps
-        seeds = None if starts is None else _together(starts.floats(block.numbers))
-        labels = None if truth is None else _together(truth.blocks(block.numbers))
+        seeds = None if starts is None else np.concatenate([one.values for one in starts.floats(block.numbers)])
+        labels = None if truth is None else truth.values(block.numbers)
         for label, mine in _members(labels):
             of_class = found.setdefault(label, _Sums())
             of_class.add(totals[mine], magnitudes[mine], maps[mine], None if seeds is None else seeds[mine])
@@ -211,8 +210,10 @@ def _members(labels: NDArray[Any] | None) -> Iterator[tuple[int | None, Any]]:
         yield from ((int(label), labels == label) for label in np.unique(labels) if label >= 0)
 
 
-def _together(blocks: Iterator[Block]) -> NDArray[Any]:
-    return np.concatenate([block.values for block in blocks])
+def sums_of(values: Floats, kept: int = 1) -> tuple[Floats, Floats]:
+    """The sums of entries and of their magnitudes, over all dimensions but the first `kept`."""
+    entries = values.reshape(*values.shape[:kept], -1)
+    return entries.sum(axis=-1), np.abs(entries).sum(axis=-1)
 
 
 def _statistic(array: str, label: int | None, sums: _Sums) -> Statistic:

@@ -171,6 +171,10 @@ class Attributions:
     def _counts(self) -> list[int]:
         return done_of(self._place, self._manifest, self._arrays).counts
 
+    def blocks(self) -> tuple[int, list[int], list[int]]:
+        """The length of blocks; how many samples each has if it is done, or 0; and the digests of their first samples."""
+        return self._manifest.block, *progress_of(self.path, self._manifest, self._arrays)
+
     def __len__(self) -> int:
         """The number of samples of the data set; of a stream, those up to the last that was there when it was opened."""
         return self._length or 0

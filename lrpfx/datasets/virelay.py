@@ -3,32 +3,28 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lrpfx.datasets.asked import checked_view, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
+from lrpfx.datasets.descriptions import text_of
+from lrpfx.datasets.explaining import OUTPUT, PREDICTED, RELEVANCE, TRUE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
-from lrpfx.datasets.virelay_arrays import (
-    DifferentSizesError,
-    Pictures,
-    float32_of,
-    write_labels,
-    write_pictures,
-    write_relevance,
-)
-from lrpfx.deploy.files import as_path, checked_path, whole_file, written
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, os_errors
+from lrpfx.datasets.view import Attributions
+from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
+from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, files_of_project, whole_hdf5, write_samples
+from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
+from lrpfx.deploy.files import checked_path, written
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
-from lrpfx.support.optional_packages import optional_package
 
-PROJECT, LABEL_MAP, DATASET, ATTRIBUTION = "project.yaml", "label_map.json", "dataset.h5", "attribution.h5"
-SUFFIX = ".h5"
+LABEL_MAP, DATASET, ATTRIBUTION = "label_map.json", "dataset.h5", "attribution.h5"
 Strategy = Literal["true_label", "predicted_label"]
 
 
@@ -56,7 +52,7 @@ def write_project(
     model: str = "model",
     method: str = "LRP",
     strategy: Strategy = "predicted_label",
-    value_range: tuple[float, float] = (0.0, 1.0),
+    value_range: ValueRange = (0.0, 1.0),
     channels: Channels = None,
     sum_channels: bool = False,
     compression: int = 1,
@@ -72,14 +68,16 @@ def write_project(
     picture. `analyses`: results of `lrpfx.datasets.spray`, by the name to show. `strategy`: whether relevance is that of the
     true or of the predicted class.
 
-    Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`.
+    Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`: the
+    values of black and of white, for all channels or for each. Values up to a tenth of the range beyond it are clipped.
     `channels`: of images, "first" or "last". Relevance is float32, of shape (channels, height, width). ViRelAy cannot draw
     one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Relevance
     with more channels than rows or columns, as that of hidden layers, must be summed over them: `sum_channels`. `compression`:
     the level of gzip, 0 for none.
 
-    Data is read and written in blocks, and each file appears whole or not at all, the project file last: an interrupted call
-    leaves none. It needs h5py: `pip install 'lrpfx[datasets]'`.
+    Data is read and written in blocks. The files lie in a folder beside the project file, which names them and is written last:
+    a call that is stopped, even killed, leaves the project that was there before. One process at a time writes to a folder. It
+    needs h5py: `pip install 'lrpfx[datasets]'`.
 
     Errors: `InputError` for data that ViRelAy cannot show; `ArtefactError` if a file cannot be written.
     """
@@ -103,7 +101,8 @@ def write_project(
     for title, analysis in shown.items():
         _check_analysis(checked_spray(analysis, f"the analysis {title!r}"), wanted, described)
     sources = ["analysis.h5"] if len(shown) == 1 else [f"analysis_{number}.h5" for number in range(len(shown))]
-    project = _project(name, model, method, strategy, dict(zip(shown, sources, strict=True)))
+    described_as = {"name": _text(name), "model": _text(model), "method": _text(method), "strategy": strategy}
+    named = {_text(title): source for title, source in zip(shown, sources, strict=True)}
 
     def write_dataset(file: Any, is_array: bool) -> None:
         write_labels(file, truth, wanted, len(described), is_every=True)
@@ -118,14 +117,109 @@ def write_project(
         if len(wanted) < count:
             file["index"] = _uint32(wanted)
 
-    target = _empty_folder(folder)
-    for path, write in ((target / DATASET, write_dataset), (target / ATTRIBUTION, write_attribution)):
-        _write_hdf5(path, write)
-    for source, analysis in zip(sources, shown.values(), strict=True):
-        write_analysis(target / source, analysis, described)
-    text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
-    written(target / LABEL_MAP, text.encode())
-    return written(target / PROJECT, project.encode())
+    with files_of_project(folder) as (target, files):
+        for file, write in ((DATASET, write_dataset), (ATTRIBUTION, write_attribution)):
+            write_samples(files / file, write)
+        for source, analysis in zip(sources, shown.values(), strict=True):
+            write_analysis(files / source, analysis, described)
+        text = json.dumps([{"index": one.index, "word_net_id": one.key, "name": one.name} for one in described], indent=1)
+        written(files / LABEL_MAP, text.encode())
+        return written(target / PROJECT, _project(described_as, named, files.name).encode())
+
+
+def export(
+    view: Attributions,
+    folder: str | os.PathLike[str],
+    data: Any,
+    *,
+    array: str = RELEVANCE,
+    preprocess: Callable[..., Any] | None = None,
+    mean: PerChannel | None = None,
+    std: PerChannel | None = None,
+    value_range: ValueRange | None = None,
+    channels: Channels = None,
+    labels: Any = None,
+    classes: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    analyses: Spray | Mapping[str, Spray] | None = None,
+    name: str | None = None,
+    model: str = "model",
+    method: str | None = None,
+    strategy: Strategy | None = None,
+    sum_channels: bool = False,
+    compression: int = 1,
+    progress: bool = False,
+) -> Path:
+    """Write a project for ViRelAy of a store, and return the path of its file. `write_project` tells more.
+
+    `view`: of a store that is complete, with whole outputs and one target. `data`: what was explained, a data set with indices
+    or a folder; or its images, an array or a sequence with one for each sample. `preprocess`: from a photograph to the input of
+    the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values of black and white are measured. Of
+    images that were normalized otherwise, pass `mean` and `std`, or `value_range`, the values of black and white. `array`: the
+    relevance to show, of an input or a layer. `labels`: by default those of the store. `classes`: by default its categories.
+    `analyses`: such as `lrpfx.datasets.spray(view)`. `name`: by default that of the store. `method`: by default its composite.
+    `strategy`: whether relevance is of the true or the predicted class, which a store with such a target says itself.
+
+    Errors: `InputError` for a store that ViRelAy cannot show, and for data that differ from what was explained, as far as the
+    number of samples, their labels and the files of a folder tell; those of `write_project`.
+    """
+    view = checked_view(view, "view")
+    target = sole_target(view, "ViRelAy")
+    if not view.is_complete:
+        raise InputError(
+            f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first"
+        )
+    if OUTPUT not in view or view[OUTPUT].ndim != 2:
+        remedy = ": explain without scores=" if OUTPUT not in view else ""
+        raise InputError(f"ViRelAy shows outputs (samples, classes), which are not in the store{remedy}")
+    if view[array].ndim not in (3, 4):
+        raise InputError(
+            f"ViRelAy shows maps, but {array} has the shape {view[array].shape}: explain without reducing positions"
+        )
+    samples = view.explained
+    if labels is None:
+        labels = view.labels
+        if (labels[samples] < 0).any():
+            number = samples[labels[samples] < 0][0]
+            raise InputError(f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]")
+    bounds = range_before(mean, std)
+    if bounds is not None and (value_range is not None or preprocess is not None):
+        raise InputError("mean= and std=, value_range= and preprocess= each say which values are black and white: pass one")
+    shown = images_of(view, data, preprocess, bounds or value_range, channels)
+    return write_project(
+        folder,
+        images=shown.images,
+        relevance=view[array],
+        outputs=view[OUTPUT],
+        labels=labels,
+        classes=view.manifest.get("categories") if classes is None else classes,
+        keys=keys,
+        samples=samples,
+        analyses=analyses,
+        name=PurePath(str(view.path)).name if name is None else name,
+        model=model,
+        method=view.manifest["composite"] if method is None else method,
+        strategy=_strategy(target, strategy),
+        value_range=shown.value_range,
+        channels=shown.channels,
+        sum_channels=sum_channels,
+        compression=compression,
+        progress=progress,
+    )
+
+
+def _strategy(target: Any, asked: Strategy | None) -> Strategy:
+    """Which class relevance is of, as ViRelAy calls it. `target`: that of the store."""
+    known: dict[Any, Strategy] = {TRUE: "true_label", PREDICTED: "predicted_label"}
+    found = known.get(target) if isinstance(target, str) else None
+    if found is None and asked is None:
+        raise InputError(
+            f"ViRelAy shows relevance of the true or of the predicted class, and the store has that of {text_of(target)!r}: "
+            "pass strategy='true_label' or 'predicted_label', whichever comes nearer"
+        )
+    if found is not None and asked not in (None, found):
+        raise InputError(f"strategy is {found!r}, since the store has relevance of the {target} class, not {asked!r}")
+    return found or asked or "predicted_label"
 
 
 def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
@@ -138,7 +232,7 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
     found = checked_spray(spray, "spray")
     _check_analysis(found, None, labels)
     keys = {one.index: one.key for one in labels}
-    with _whole_hdf5(target) as file:
+    with whole_hdf5(target) as file:
         for analysis in found:
             group = file.create_group(keys[analysis.label])
             group["index"] = _uint32(analysis.samples)
@@ -170,66 +264,26 @@ def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -
     return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
 
 
-# --- files -------------------------------------------------------------------------------------------------------------------
-
-
-def _empty_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder, made if need be, without a project file: until all is written, it is no project."""
-    target = as_path(folder).expanduser()
-    with os_errors(ArtefactError, target, "written"):
-        target.mkdir(parents=True, exist_ok=True)
-        (target / PROJECT).unlink(missing_ok=True)
-    return target
-
-
-def _write_hdf5(path: Path, write: Callable[[Any, bool], None]) -> None:
-    """Write samples as arrays; if their sizes turn out to differ, anew, as an array for each."""
-    try:
-        with _whole_hdf5(path) as file:
-            write(file, True)
-    except DifferentSizesError:
-        with _whole_hdf5(path) as file:
-            write(file, False)
-
-
-@contextmanager
-def _whole_hdf5(path: Path) -> Iterator[Any]:
-    """A new HDF5 file, which appears at `path` if the context ends without an error."""
-    h5py = optional_package("h5py", "an HDF5 file", "datasets")
-    with os_errors(ArtefactError, path, "written"), whole_file(path, SUFFIX) as temporary:
-        file = h5py.File(temporary, "w", locking=False)  # `whole_file` has locked it
-        try:
-            yield file
-        except BaseException:
-            with suppress(OSError, RuntimeError):
-                file.close()
-            raise
-        try:
-            file.close()
-        except RuntimeError as error:  # what h5py makes of a disk that is full
-            raise ArtefactError(f"{path} cannot be written: {first_lines(error)}") from error
-
-
-def _project(name: str, model: str, method: str, strategy: str, analyses: Mapping[str, str]) -> str:
-    """The project file, YAML."""
+def _project(facts: Mapping[str, str], analyses: Mapping[str, str], files: str) -> str:
+    """The project file, YAML, of texts in YAML. `files`: the folder of all others."""
     lines = [
         "project:",
-        f"  name: {_text(name)}",
-        f"  model: {_text(model)}",
-        f"  label_map: {LABEL_MAP}",
+        f"  name: {facts['name']}",
+        f"  model: {facts['model']}",
+        f"  label_map: {files}/{LABEL_MAP}",
         "  dataset:",
-        f"    name: {_text(name)}",
+        f"    name: {facts['name']}",
         "    type: hdf5",
-        f"    path: {DATASET}",
+        f"    path: {files}/{DATASET}",
         "  attributions:",
-        f"    attribution_method: {_text(method)}",
-        f"    attribution_strategy: {strategy}",
-        f"    sources: [{ATTRIBUTION}]",
+        f"    attribution_method: {facts['method']}",
+        f"    attribution_strategy: {facts['strategy']}",
+        f"    sources: [{files}/{ATTRIBUTION}]",
     ]
     if analyses:
         lines.append("  analyses:")
     for title, source in analyses.items():
-        lines += [f"    - analysis_method: {_text(title)}", f"      sources: [{source}]"]
+        lines += [f"    - analysis_method: {title}", f"      sources: [{files}/{source}]"]
     return "\n".join(lines) + "\n"
 
 

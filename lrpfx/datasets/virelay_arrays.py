@@ -1,7 +1,7 @@
 """Samples in the arrays that ViRelAy reads: pictures, labels and relevance."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from lrpfx.support.optional_packages import progress_bar
 
 NO_LABEL = -1  # which ViRelAy finds in no label map
 _RGB = 3
-_OUTSIDE = 1e-4  # of the range of values, by which rounding may exceed it
+_OUTSIDE = 0.1  # of the range of values, by which interpolation may exceed it
 _SHORTEST = 3  # side of an image: of a shorter one, ViRelAy takes the side for the channels
+
+#: The values of black and of white, for all channels or for each.
+ValueRange = tuple[float | Sequence[float], float | Sequence[float]]
 
 
 class DifferentSizesError(InputError):
@@ -27,15 +30,10 @@ class DifferentSizesError(InputError):
 class Pictures:
     """Images as RGB with eight bits. `sizes`: (height, width) of those that were read, by sample, if they differ."""
 
-    def __init__(self, source: Column, channels: Channels, value_range: tuple[float, float]) -> None:
+    def __init__(self, source: Column, channels: Channels, value_range: ValueRange) -> None:
         self.source = source
         self.channels = channels
-        meaning = "value_range is two numbers, (lowest, highest)"
-        if not isinstance(value_range, (tuple, list)) or len(value_range) != 2:
-            raise InputError(f"{meaning}, not {value_range!r}")
-        self.low, self.high = (checked_number(one, meaning, math.isfinite) for one in value_range)
-        if not self.low < self.high:
-            raise InputError(f"{meaning}, not {value_range!r}")
+        self.low, self.high = checked_range(value_range)
         self.sizes = Sizes()
 
     def blocks(self, samples: Numbers) -> Iterator[tuple[Numbers, NDArray[np.uint8]]]:
@@ -73,11 +71,15 @@ class Pictures:
             return values
         if not np.issubdtype(values.dtype, np.floating):
             raise InputTypeError(f"images are of uint8 or floating point, not {values.dtype}")
-        parts = (values.astype(np.float64) - self.low) / (self.high - self.low)
+        if len(self.low) not in (1, values.shape[1]):
+            raise InputError(f"value_range is that of {len(self.low)} channels, and image {number} has {values.shape[1]}")
+        low, high = self.low.reshape(-1, 1, 1), self.high.reshape(-1, 1, 1)
+        parts = (values.astype(np.float64) - low) / (high - low)
         if not (parts.min() >= -_OUTSIDE and parts.max() <= 1 + _OUTSIDE):  # also if they are not numbers
+            meant = " and ".join(f"({low:g}, {high:g})" for low, high in zip(self.low, self.high, strict=True))
             raise InputError(
                 f"images have values from {values.min():.4g} to {values.max():.4g} (image {number} and those after it), but "
-                f"value_range is ({self.low:g}, {self.high:g}): pass images before normalization, or their range"
+                f"value_range is {meant}: pass images before normalization, or their range"
             )
         pixels: NDArray[np.uint8] = np.rint(parts.clip(0, 1) * 255).astype(np.uint8)
         return pixels
@@ -85,6 +87,18 @@ class Pictures:
     def _checked(self, numbers: Numbers, pixels: NDArray[np.uint8]) -> tuple[Numbers, NDArray[np.uint8]]:
         self.sizes.add(numbers, pixels.shape[2:])
         return numbers, pixels
+
+
+def checked_range(value_range: Any) -> tuple[Floats, Floats]:
+    """The values of black and of white: arrays with one for all channels, or one for each."""
+    meaning = "value_range is (lowest, highest), each a number, or one for each channel"
+    if not isinstance(value_range, (tuple, list)) or len(value_range) != 2:
+        raise InputError(f"{meaning}, not {value_range!r}")
+    bounds = [one if isinstance(one, (tuple, list, np.ndarray)) else [one] for one in value_range]
+    low, high = (np.array([checked_number(one, meaning, math.isfinite) for one in bound]) for bound in bounds)
+    if len(low) != len(high) or not len(low) or not (low < high).all():
+        raise InputError(f"{meaning}, not {value_range!r}")
+    return low, high
 
 
 class Sizes:

@@ -1,6 +1,7 @@
 """`lrpfx dataset` on a folder of photographs."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from command_line.commands import run, run_program
@@ -51,6 +52,19 @@ def test_photographs_that_cannot_be_explained(folder):
     assert status == 2 and "3 of 4 photographs explained" in printed and "broken.png" in printed
     assert "these photographs could not be explained" in printed
     assert list(lrpfx.datasets.open("store").errors) == [3]
+
+
+def test_a_table(folder):
+    (folder / "images" / "broken.png").write_bytes(b"no picture")
+    arguments = ("dataset", "small_model:make", "images", "--output", "store", *WITH, "--record", "0=channels")
+    status, printed = run_program(*arguments, "--target", "1", "--target", "3", "--table", "table.parquet")
+    assert status == 2 and "table: table.parquet" in printed and "broken.png" in printed
+    frame = pandas.read_parquet("table.parquet")
+    assert len(frame) == 8 and frame["key"].tolist()[::2] == lrpfx.datasets.open("store").keys
+    assert frame["status"].tolist() == ["explained"] * 6 + ["failed"] * 2 and frame["target"].tolist() == ["1", "3"] * 4
+    assert frame["share.layers.0"].notna().sum() == 6
+    status, printed = run_program(*arguments, "--table", "table.csv")
+    assert status == 2 and "suffix must be .parquet" in printed
 
 
 @pytest.mark.parametrize(

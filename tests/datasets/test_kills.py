@@ -1,7 +1,5 @@
 """Runs that are killed at random times, and go on."""
 
-import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -10,25 +8,10 @@ import time
 import numpy as np
 import pytest
 from data_sets import run, tree
-from helpers import ROOT
 
 import lrpfx.datasets
 
 COUNT = 500
-
-
-@pytest.fixture(scope="module")
-def context():
-    """Processes are forked from one that has imported everything, but has no threads."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["data_sets"])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        first = found.Process(target=str)
-        first.start()
-        first.join(60)
-    assert first.exitcode == 0
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from data_sets import Noise, small_explain_model
 from sklearn.cluster import SpectralClustering
 from sklearn.datasets import load_digits
 from sklearn.manifold import spectral_embedding
@@ -318,3 +319,37 @@ def test_scikit_learn_is_imported_when_it_is_needed():
         "assert not {'sklearn', 'scipy', 'h5py', 'zarr'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("target", ["predicted", "true"])
+def test_a_store(target, tmp_path):
+    """The samples that are explained, and the classes that their relevance is of."""
+    view = lrpfx.datasets.attribute(small_explain_model(), Noise(60, broken=[3, 40]), tmp_path / "a", target=target)
+    settings = {**QUICK, "neighbors": 4, "clusters": (2,)}
+    labels = view.labels if target == "true" else view["prediction"][:]
+    expected = spray(view.relevance, labels, samples=view.explained, **settings)
+    found = spray(view, **settings)
+    assert found.settings == expected.settings and list(found.analyses) == list(expected.analyses)
+    for one in found:
+        assert np.array_equal(one.samples, np.flatnonzero((labels == one.label) & ~np.isin(np.arange(60), [3, 40])))
+        assert np.array_equal(one.clustering(2).assignment, expected[one.label].clustering(2).assignment)
+    mine = spray(view, np.arange(60) % 2, samples=range(10, 30), **settings)
+    assert [one.samples.tolist() for one in mine] == [list(range(10, 30, 2)), list(range(11, 30, 2))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"targets": ["true", 1]}, r"SpRAy takes relevance of one target, but the store has targets \(true, 1\)"),
+        ({"conditions": [{"first": [1]}]}, r"the store has conditions \(first: \[1\]\): explain with target= alone"),
+        ({"target": 2}, "does not say which one relevance of '2' is of: pass labels="),
+    ],
+)
+def test_stores_without_a_class_for_each_sample(asked, message, tmp_path):
+    view = lrpfx.datasets.attribute(small_explain_model(), Noise(20), tmp_path / "a", **asked)
+    with pytest.raises(InputError, match=message):
+        spray(view, **QUICK)
+    if "target" in asked:
+        assert len(spray(view, np.zeros(20, int), **QUICK, clusters=(2,))) == 1
+    with pytest.raises(InputTypeError, match="labels are the class of each sample"):
+        spray(view.relevance, **QUICK)

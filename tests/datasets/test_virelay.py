@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import tracemalloc
 
@@ -11,16 +12,25 @@ import pytest
 import torch
 import zarr
 from corelay.io.storage import HDF5Storage
+from data_sets import tree, write_project_killed
+from data_sets import write_project as write_project_of
 from PIL import Image
 from virelay.image_processing import render_heatmap, render_superimposed_heatmap
 from virelay.model import Project, Workspace
 
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.virelay import label_map, write_analysis, write_project
+from lrpfx.deploy.files import sole_writer
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
 
 COUNT, CLASSES = 24, ("ant", 'a "bee" \\ of\tÄsch\x7f', "🐈")
 KEYS = ("n02219486", "n02206856", "n02121808")
+
+
+def files_of(project):
+    """The folder of the files of a project, of which there is one."""
+    (found,) = (path for path in project.parent.iterdir() if path != project)
+    return found
 
 
 def data(shape=(3, 6, 8), count=COUNT, seed=0):
@@ -100,7 +110,8 @@ def test_every_item_of_a_project(analyzed, tmp_path):
 
 def test_corelay_reads_the_same(analyzed, tmp_path):
     given, found = analyzed
-    folder = write_project(tmp_path, **given, classes=CLASSES, keys=KEYS, analyses={"one": found, "two": found}).parent
+    project = write_project(tmp_path, **given, classes=CLASSES, keys=KEYS, analyses={"one": found, "two": found})
+    folder = files_of(project)
     with HDF5Storage(folder / "attribution.h5", mode="r") as storage:
         assert set(storage.keys()) == {"attribution", "prediction", "label"}
         assert (storage["attribution"] == given["relevance"]).all()
@@ -112,7 +123,7 @@ def test_corelay_reads_the_same(analyzed, tmp_path):
         assert (read["cluster"]["kmeans-03"] == found[1].clustering(3).assignment).all()
         assert (read["embedding"]["tsne"] == found[1].embeddings["tsne"].astype(np.float32)).all()
     workspace = Workspace()
-    workspace.add_project(str(folder / "project.yaml"))
+    workspace.add_project(str(project))
     assert workspace.get_project("lrpfx").get_analysis_methods() == ["one", "two"]
     workspace.close()
 
@@ -155,6 +166,11 @@ def test_channels_last_grey_and_ranges(tmp_path):
     project = Project(str(write_project(tmp_path, **given, value_range=(-1, 3), channels="last", compression=0)))
     shown = project.get_sample(7).data.astype(int)
     assert np.abs(shown - pixels_of(expected[7])).max() <= 1
+    project.close()
+    low, high = np.array([-1.0, 0.5, 2.0]), [3.0, 4.5, 2.25]
+    given["images"] = expected * (high - low)[:, None, None] + low[:, None, None]
+    project = Project(str(write_project(tmp_path, **given, value_range=(low, high), channels="first")))
+    np.testing.assert_array_equal(project.get_sample(7).data, pixels_of(expected[7]))
     project.close()
     given.update(images=expected[:, 0], relevance=given["relevance"][:, 0])
     project = Project(str(write_project(tmp_path, **given)))
@@ -201,7 +217,8 @@ def test_different_sizes(as_pictures, tmp_path):
 
 def test_sequences_of_one_size_are_arrays(tmp_path):
     given = data()
-    folder = write_project(tmp_path, **{**given, "images": list(given["images"]), "relevance": list(given["relevance"])}).parent
+    given |= {name: list(given[name]) for name in ("images", "relevance")}
+    folder = files_of(write_project(tmp_path, **given))
     with h5py.File(folder / "dataset.h5") as images, h5py.File(folder / "attribution.h5") as maps:
         assert images["data"].shape == maps["attribution"].shape == (COUNT, 3, 6, 8)
 
@@ -297,6 +314,8 @@ NAN[17, 1, 2, 3] = np.nan
         (changed(strategy="true"), InputError, "'true_label' or 'predicted_label'"),
         (changed(value_range=(1, 1)), InputError, "value_range is"),
         (changed(value_range=3), InputError, "value_range is"),
+        (changed(value_range=((0, 0), (1, 1))), InputError, "value_range is that of 2 channels, and image 0 has 3"),
+        (changed(value_range=((0, 0), (1, 1, 1))), InputError, "one for each channel"),
         (changed(value_range=("a", 1)), InputError, "value_range is"),
         (changed(keys=["..", "a", "b"]), InputError, "cannot be the key"),
         (changed(keys=["a", "b", "\ud800"]), InputError, "cannot be the key"),
@@ -323,15 +342,48 @@ def test_analyses_that_do_not_fit(analyzed, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name != "a.h5"]
 
 
-def test_an_interrupted_project_is_none(tmp_path):
-    """A project that is written anew is no project until all of it is there."""
+def test_a_project_that_fails_leaves_the_one_before(tmp_path):
     path = write_project(tmp_path, **data())
-    before = (tmp_path / "attribution.h5").read_bytes()
+    before = tree(tmp_path)
     with pytest.raises(InputError, match="sample 17"):
         write_project(tmp_path, **changed(relevance=NAN))
-    assert not path.exists() and (tmp_path / "attribution.h5").read_bytes() == before
-    assert {one.name for one in tmp_path.iterdir()} == {"attribution.h5", "dataset.h5", "label_map.json"}
-    assert json.loads((tmp_path / "label_map.json").read_text())[1] == {"index": 1, "word_net_id": "01", "name": "1"}
+    assert tree(tmp_path) == before
+    files = files_of(path)
+    assert {one.name for one in files.iterdir()} == {"attribution.h5", "dataset.h5", "label_map.json"}
+    assert json.loads((files / "label_map.json").read_text())[1] == {"index": 1, "word_net_id": "01", "name": "1"}
+    path = write_project(tmp_path, **data(seed=1))
+    assert files_of(path) != files
+    project = Project(str(path))
+    assert (project.get_attribution(3).data == np.moveaxis(data(seed=1)["relevance"][3], 0, -1)).all()
+    project.close()
+
+
+def test_a_kill_leaves_the_old_or_the_new_project(context, tmp_path):
+    """Before each operation on the name of a file; the next call removes what was left."""
+    write_project_of(tmp_path / "before", 1)
+    seeds, step, status = [], 0, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(step))
+        process = context.Process(target=write_project_killed, args=(folder, 2, step))
+        process.start()
+        process.join()
+        status, step = process.exitcode, step + 1
+        project = Project(str(folder / "project.yaml"))
+        seed = int(project.name.removeprefix("project "))
+        for number in range(6):
+            attribution, sample = project.get_attribution(number), project.get_sample(number)
+            assert (attribution.data == seed).all() and attribution.data.shape == sample.data.shape == (4 + seed, 5, 3)
+            assert (sample.data == round(25.5 * seed)).all() and (attribution.prediction == seed).all()
+        project.close()
+        seeds.append(seed)
+        write_project_of(folder, 3)
+        assert {path.name for path in folder.iterdir()} == {"project.yaml", files_of(folder / "project.yaml").name}
+    assert status == 0 and seeds == sorted(seeds) and seeds.count(1) > 10 and seeds.count(2) > 3
+
+
+def test_one_process_at_a_time(tmp_path):
+    with sole_writer(tmp_path / "project.yaml"), pytest.raises(InputError, match="another run writes to"):
+        write_project(tmp_path, **data())
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # HDF5 tries once more to close the file

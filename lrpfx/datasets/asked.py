@@ -1,0 +1,72 @@
+"""What the relevance in a store is of: its targets, its conditions, and the class of each sample."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from lrpfx.datasets.descriptions import text_of
+from lrpfx.datasets.explaining import CONDITION, PREDICTED, PREDICTION, REACHED, TARGET, TRUE
+from lrpfx.datasets.layout import Array
+from lrpfx.datasets.view import Attributions
+from lrpfx.errors import ArtefactError, InputError, InputTypeError
+
+
+def checked_view(value: Any, what: str) -> Attributions:
+    """The value, if it is a view of a store."""
+    if not isinstance(value, Attributions):
+        raise InputTypeError(f"{what} is what lrpfx.datasets.attribute and lrpfx.datasets.open return, not {value!r}")
+    return value
+
+
+def targets_of(view: Attributions) -> list[str]:
+    """What the manifest calls the targets of each sample, of which there is one at least; those of one name are numbered."""
+    return _names(view, "targets", TARGET) or [text_of(view.manifest["settings"].get("targets"))]
+
+
+def conditions_of(view: Attributions) -> list[str]:
+    """The same of conditions; none if there is no dimension for them."""
+    return _names(view, "conditions", CONDITION)
+
+
+def _names(view: Attributions, setting: str, dimension: str) -> list[str]:
+    reached = view[REACHED]
+    length = dict(zip(reached.dimensions, reached.shape, strict=True)).get(dimension)
+    if length is None:
+        return []
+    several = view.manifest["settings"].get(setting)
+    if not isinstance(several, list) or len(several) != length:
+        raise ArtefactError(f"{view.path} has {length} {setting}, and its manifest does not say which")
+    return list(_numbered(map(text_of, several)))
+
+
+def _numbered(names: Iterable[str]) -> Iterable[str]:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        yield name if counts[name] == 1 else f"{name} ({counts[name]})"
+
+
+def sole_target(view: Attributions, purpose: str) -> Any:
+    """The one target of all samples, as the manifest describes it. `InputError` for several, and for conditions."""
+    settings = view.manifest["settings"]
+    for name in ("conditions", "targets"):
+        several = settings.get(name)
+        if isinstance(several, list):
+            names = ", ".join(map(text_of, several))
+            raise InputError(
+                f"{purpose} takes relevance of one target, but the store has {name} ({names}): explain with target= alone"
+            )
+    return settings.get("targets")
+
+
+def classes_of_relevance(view: Attributions, purpose: str) -> Array:
+    """The class of each sample that its relevance is of: the predicted or the true one. `InputError` if it is neither."""
+    target = sole_target(view, purpose)
+    if target == TRUE:
+        return view.labels
+    if target == PREDICTED and PREDICTION in view:
+        found: Array = view[PREDICTION][:]
+        return found
+    raise InputError(
+        f"{purpose} groups samples by class, and the store does not say which one relevance of {text_of(target)!r} is of: pass "
+        "labels=, such as view.labels or view['prediction'][:]"
+    )

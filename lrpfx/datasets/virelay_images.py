@@ -1,0 +1,135 @@
+"""The images of a data set that was explained, each loaded when it is asked for."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrpfx.datasets.preparing import Preparing, Sample, as_tensor, is_data
+from lrpfx.datasets.rows import Rows, column
+from lrpfx.datasets.sources import Indexed, Plan, source_of
+from lrpfx.datasets.view import Attributions
+from lrpfx.datasets.virelay_arrays import ValueRange
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.pictures.maps import Channels, Floats, checked_number
+
+PerChannel = float | Sequence[float]
+_PREPROCESS = "photographs in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"
+_MEANING = "mean and std are numbers, or one for each channel, and std is positive"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with a row for each sample, and how they are read: arguments of `write_project`."""
+
+    images: Rows | Sequence[Any]
+    channels: Channels
+    value_range: ValueRange
+
+
+def images_of(
+    view: Attributions,
+    data: Any,
+    preprocess: Callable[..., Any] | None,
+    value_range: ValueRange | None,
+    channels: Channels,
+) -> Images:
+    """The images of a data set. `preprocess`: from a photograph to the model's input, which is shown."""
+    if hasattr(data, "shape") and hasattr(data, "dtype") and preprocess is None:
+        _check_length(len(column(data, "data")), view)
+        found = first = data
+    else:
+        function = preprocess.function if isinstance(preprocess, Preprocessing) else preprocess
+        given = None if function is None else Preprocessing(function)  # which has measured nothing yet
+        found = _ImagesOfData(view, data, given)
+        first = found[int(view.explained[0])] if len(view.explained) else None
+        if given is not None and value_range is None:
+            value_range = given.range
+            if value_range is None:
+                raise InputError("the values of black and of white after preprocess= are not known: pass value_range=")
+    if channels is None and isinstance(first, torch.Tensor):
+        channels = "first"
+    return Images(found, channels, (0.0, 1.0) if value_range is None else value_range)
+
+
+def range_before(mean: PerChannel | None, std: PerChannel | None) -> ValueRange | None:
+    """The values of black and of white after normalization: (x - mean) / std of x from 0 to 1. None if there is none."""
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise InputError("mean= and std= belong together: images were normalized by (x - mean) / std")
+    means, deviations = _numbers(mean), _numbers(std)
+    if len({len(means), len(deviations)} - {1}) > 1 or not (deviations > 0).all():
+        raise InputError(f"{_MEANING}, not {mean!r} and {std!r}")
+    low, high = (((bound - means) / deviations).tolist() for bound in (0.0, 1.0))
+    return low, high
+
+
+def _numbers(given: PerChannel) -> Floats:
+    numbers = np.atleast_1d(np.asarray(given, dtype=object)).ravel()
+    return np.array([checked_number(one, _MEANING, math.isfinite) for one in numbers])
+
+
+class _ImagesOfData(Sequence[Any]):
+    """The images of the samples of a data set, which is the one that was explained as far as that can be told."""
+
+    def __init__(self, view: Attributions, data: Any, preprocess: Preprocessing | None) -> None:
+        if isinstance(data, (str, os.PathLike)) and preprocess is None:
+            raise InputError(_PREPROCESS)
+        source = source_of(data, _PreparingImages((), preprocess), 0)
+        if not isinstance(source, Indexed):
+            raise InputTypeError(
+                f"images are found by their numbers, which a {type(data).__name__} has not: pass a data set with indices, or "
+                "the images as an array or a sequence, in the order in which they were explained"
+            )
+        _check_length(source.length, view)
+        then, now = view.manifest["data"], source.identity()
+        if then.get("kind") == now["kind"] == "folder" and then.get("fingerprint") != now["fingerprint"]:
+            raise InputError(f"the files in {data} are not those that were explained: their names or sizes differ")
+        if preprocess is not None:  # then the images are what the model was given
+            block, done, digests = view.blocks()
+            source.batches(Plan(block, 1, done, digests))  # compares some of them
+        self.source = source
+        self.labels = view.labels
+
+    def __len__(self) -> int:
+        return self.source.length
+
+    def __getitem__(self, number: Any) -> Any:
+        sample: Sample = self.source.sample(int(number))
+        if sample.problem is not None:
+            raise InputError(f"sample {number}: {sample.problem}")
+        known = self.labels[number]
+        if sample.label is not None and known >= 0 and sample.label != known:
+            raise InputError(
+                f"sample {number} has the label {sample.label} in the data and {known} in the store: pass the data set that "
+                "was explained, in the same order"
+            )
+        return sample.inputs
+
+
+class _PreparingImages(Preparing):
+    """Finds the image in a sample, whatever else it has."""
+
+    def prepared(self, inputs: Any) -> Any:
+        if self.preprocess is not None:
+            return super().prepared(inputs)
+        if isinstance(inputs, (str, bytes, os.PathLike)):
+            raise InputError(_PREPROCESS)
+        if isinstance(inputs, (Mapping, tuple)):
+            entries = inputs.values() if isinstance(inputs, Mapping) else inputs
+            found = [one for one in entries if is_data(one)]
+            if len(found) != 1:
+                raise InputError(f"it has {len(found)} inputs, which may be images: pass the images as a sequence of their own")
+            (inputs,) = found
+        return as_tensor(inputs)
+
+
+def _check_length(count: int, view: Attributions) -> None:
+    if count != len(view):
+        raise InputError(f"the data set has {count} samples, and the store {len(view)}: pass the one that was explained")
