@@ -23,7 +23,7 @@ from lrpfx.datasets.layout import (
     texts_of,
 )
 from lrpfx.datasets.places import Place, place_of, zarr_package
-from lrpfx.datasets.store import Manifest, done_of, read, read_manifest, rows_of
+from lrpfx.datasets.store import Done, Manifest, done_of, read, read_manifest, rows_of
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
 from lrpfx.support.html import element, html_table
 
@@ -164,16 +164,13 @@ class Attributions:
 
     def _end(self) -> int:
         """The samples up to the last that is there."""
-        counts = self._counts()
+        counts = self.blocks().counts
         last = max((block for block, count in enumerate(counts) if count), default=-1)
         return 0 if last < 0 else last * self._manifest.block + counts[last]
 
-    def _counts(self) -> list[int]:
-        return done_of(self._place, self._manifest, self._arrays).counts
-
-    def blocks(self) -> tuple[int, list[int], list[int]]:
-        """The length of blocks; how many samples each has if it is done, or 0; and the digests of their first samples."""
-        return self._manifest.block, *progress_of(self.path, self._manifest, self._arrays)
+    def blocks(self) -> Done:
+        """Which blocks are done, at this moment."""
+        return done_of(self._place, self._manifest, self._arrays)
 
     def __len__(self) -> int:
         """The number of samples of the data set; of a stream, those up to the last that was there when it was opened."""
@@ -221,7 +218,7 @@ class Attributions:
     def done(self) -> Array:
         """Whether each sample is there, explained or failed, at this moment."""
         found = np.zeros(len(self), dtype=bool)
-        for block, count in enumerate(self._counts()):
+        for block, count in enumerate(self.blocks().counts):
             first = block * self._manifest.block
             found[first : first + count] = True
         return found

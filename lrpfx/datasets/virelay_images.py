@@ -92,8 +92,7 @@ class _ImagesOfData(Sequence[Any]):
         if then.get("kind") == now["kind"] == "folder" and then.get("fingerprint") != now["fingerprint"]:
             raise InputError(f"the files in {data} are not those that were explained: their names or sizes differ")
         if preprocess is not None:  # then the images are what the model was given
-            block, done, digests = view.blocks()
-            source.batches(Plan(block, 1, done, digests))  # compares some of them
+            source.check_done(Plan(view.manifest["block"], 1, view.blocks()))
         self.source = source
         self.labels = view.labels
 
