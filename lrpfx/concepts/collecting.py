@@ -17,10 +17,13 @@ from lrpfx.attribution.channels import KINDS, Layers, by_channel, kind_of, named
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer
+from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.descriptions import fingerprint_of_function
-from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed
+from lrpfx.datasets.engines import Engine
+from lrpfx.datasets.preparing import on_device_of
+from lrpfx.datasets.ray_engine import RayEngine, engine_named
+from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed, numbers_of
 from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.runtime.explain_module import ExplainModule, explainable
@@ -47,6 +50,7 @@ def collect(
     workers: int = 0,
     save_every: float = 60.0,
     output: OutputSelector = None,
+    engine: str | Engine = "embedded",
     progress: bool = False,
 ) -> Collection:
     """The samples of a dataset with the largest activation and the largest relevance for each channel of some layers.
@@ -67,7 +71,8 @@ def collect(
     `path`: a file (.npz). The collection is written there every `save_every` seconds and at the end, whole or not at all. If it
     exists already, what is in it is not computed again, and some of its samples are compared with those of the dataset. One
     process at a time writes to a file. Collections of different samples are merged by `merge`. `workers`:
-    processes that load samples.
+    processes that load samples. `engine`: "embedded" for this process, "ray" or an `lrpfx.datasets.RayEngine` for those of Ray,
+    each of which collects from other samples of a dataset with indices.
 
     Errors: those of `lrpfx.attribute`; `InputError` for a file of another model, other settings or another dataset, for a
     sample that cannot be loaded, and for values that are not finite; what was collected until then is in the file.
@@ -75,11 +80,21 @@ def collect(
     module = explainable(explain_model, "collect")
     job = _Job(explain_model, module, dataset, named_layers(module, layers), target, top, top_by_class, normalize, output)
     job.check(batch_size, workers, save_every)
+    chosen = engine_named(engine)
+    if isinstance(chosen, RayEngine):
+        job.check_numbered('engine="ray" needs')
+        _ = chosen.wanted  # its errors come at once
+
+    def collected(file: Path | None) -> Collection:
+        if isinstance(chosen, RayEngine):
+            return _collected_in_shards(job, file, samples, batch_size, save_every, progress, chosen)
+        return _collected(job, file, samples, batch_size, workers, save_every, progress)
+
     if path is None:
-        return _collected(job, None, samples, batch_size, workers, save_every, progress)
+        return collected(None)
     path, target_file = checked_path(path, (SUFFIX,))
     with sole_writer(target_file):
-        return _collected(job, target_file, samples, batch_size, workers, save_every, progress)
+        return collected(target_file)
 
 
 def _collected(
@@ -123,6 +138,49 @@ def _collected(
     return found
 
 
+def _collected_in_shards(
+    job: "_Job",
+    path: Path | None,
+    samples: Iterable[int] | None,
+    batch_size: int,
+    save_every: float,
+    progress: bool,
+    engine: RayEngine,
+) -> Collection:
+    """The same by the processes of Ray, each of which collects from some of the samples, in whole batches."""
+    found = Collection.load(path) if path is not None and path.exists() else None
+    if found is not None:
+        job.check_continued(found, path)
+    before = found
+    numbers = [number for number in numbers_of(job.dataset, samples) if before is None or not before.has(number)]
+    size = -(-_TOGETHER // batch_size) * batch_size
+    shards = [numbers[first : first + size] for first in range(0, len(numbers), size)]
+    saved = time.monotonic()
+    try:
+        for part in progress_bar(engine.mapped(_Shard(job, batch_size), shards), progress, unit="shard", total=len(shards)):
+            found = part if found is None else merge([found, part])
+            if path is not None and time.monotonic() - saved > save_every:
+                found.save(path)
+                saved = time.monotonic()
+    finally:
+        if path is not None and found is not None and found is not before:
+            found.save(path)
+    if found is None:
+        raise InputError("there are no samples")
+    return found
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """Collects from the samples with some numbers, in another process."""
+
+    job: "_Job"
+    batch_size: int
+
+    def __call__(self, numbers: Sequence[int]) -> Collection:
+        return _collected(self.job, None, numbers, self.batch_size, 0, np.inf, False)
+
+
 @dataclass(frozen=True)
 class _Job:
     """What is collected, of which dataset."""
@@ -158,10 +216,13 @@ class _Job:
             raise InputTypeError("collect loads its own batches: pass loader.dataset, batch_size= and workers=")
         if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
             raise InputTypeError(f"a dataset has samples one after the other, which a {type(self.dataset).__name__} has not")
-        if workers and not is_indexed(self.dataset):
-            raise InputTypeError(
-                f"workers= need a dataset with a length and indices, which {type(self.dataset).__name__} has not"
-            )
+        if workers:
+            self.check_numbered("workers= need")
+
+    def check_numbered(self, what: str) -> None:
+        """Raise `InputTypeError` unless samples are found by their numbers. `what`: needs it."""
+        if not is_indexed(self.dataset):
+            raise InputTypeError(f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} has not")
 
     def check_continued(self, found: Collection, path: Any) -> None:
         """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""
@@ -192,7 +253,8 @@ class _Job:
         if self.target == "true" and batch.labels is None:
             raise InputError('target="true" needs labels: samples are pairs of an input and a label')
         target = {"predicted": None, "true": batch.labels}[self.target] if isinstance(self.target, str) else self.target
-        return Computation(self.explain_model, batch.inputs, Question(target, record=tuple(self.layers), output=self.output))
+        inputs = on_device_of(self.module, batch.inputs)
+        return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
 
     def begun(self, computed: Computation, batch: Batch) -> Collection:
         """A collection without samples, of layers whose values are like those of the batch."""

@@ -12,7 +12,7 @@ from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.datasets.layout import SAMPLE, Array
-from lrpfx.datasets.preparing import Group, Sample
+from lrpfx.datasets.preparing import Group, Sample, on_device_of
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.ir.node import is_floating
 from lrpfx.runtime.explain_module import ExplainModule
@@ -112,7 +112,7 @@ class Explaining:
             output=self.output,
             chunk_size=self.chunk_size,
         )
-        return Computation(self.explain_model, self._placed(inputs), question)
+        return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
 
     def _target(self, target: TargetOfSamples, labels: Sequence[int | None]) -> Any:
         if target == PREDICTED:
@@ -122,17 +122,6 @@ class Explaining:
         if None in labels:
             raise InputError('the sample has no label, which target="true" needs: pairs of an input and a label have one')
         return torch.tensor(labels)
-
-    def _placed(self, inputs: Any) -> Any:
-        """The inputs on the device of the model."""
-        like = next((one for one in self.module.parameters() if one.is_floating_point()), None)
-
-        def placed(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or like is None:
-                return leaf
-            return leaf.to(like) if self.is_cast and leaf.is_floating_point() else leaf.to(like.device)
-
-        return pytree.tree_map(placed, inputs)
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 from lrpfx.attribution.conditions import Condition, places_of
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.datasets.descriptions import described, difference
-from lrpfx.datasets.engines import EmbeddedEngine, Engine, Work
+from lrpfx.datasets.engines import Engine, Work
 from lrpfx.datasets.explaining import Explaining, Reduction, TargetOfSamples, as_copies, checked_reduction
 from lrpfx.datasets.layout import Array, default_block, layouts_of
 from lrpfx.datasets.places import Place, place_of, zarr_package
 from lrpfx.datasets.preparing import Preparing, batched
-from lrpfx.datasets.ray_engine import RayEngine
+from lrpfx.datasets.ray_engine import engine_named
 from lrpfx.datasets.settings import Settings
 from lrpfx.datasets.sources import Plan, source_of
 from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
@@ -102,20 +102,11 @@ def attribute(
     block = None if block_size is None else _count("block_size", block_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers is a number of processes, not {workers!r}")
-    chosen = _engine(engine)
+    chosen = engine_named(engine)
     with place.prepared_for_writing():
         run = _Run(explainer, data, place, asked, batch, block, workers, chosen)
         run.all_blocks(progress)
     return Attributions(place)
-
-
-def _engine(engine: Any) -> Engine:
-    named: dict[Any, type[Engine]] = {"embedded": EmbeddedEngine, "ray": RayEngine}
-    if isinstance(engine, Engine):
-        return engine
-    if not isinstance(engine, str) or engine not in named:
-        raise InputError(f'engine is "embedded", "ray" or an lrpfx.datasets.RayEngine, not {engine!r}')
-    return named[engine]()
 
 
 def _count(name: str, value: Any) -> int:

@@ -38,7 +38,7 @@ class _Failed:
     reason: str
 
 
-def _numbers(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
+def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
     """The numbers of the wanted samples."""
     if samples is None:
         return range(len(dataset)) if is_indexed(dataset) else itertools.count()
@@ -67,7 +67,7 @@ def batches(
     `probes`: hashes of samples by number, with which samples that are iterated over are compared.
     """
     loaded: Iterable[list[Any]]
-    numbers = itertools.filterfalse(done, _numbers(dataset, samples))
+    numbers = itertools.filterfalse(done, numbers_of(dataset, samples))
     if is_indexed(dataset):
         loaded = DataLoader(_Samples(dataset, list(numbers)), batch_size=size, num_workers=workers, collate_fn=list)
     else:

@@ -3,6 +3,7 @@
 One local cluster is for all tests.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -20,7 +21,8 @@ from helpers import ROOT
 import lrpfx
 import lrpfx.datasets
 from lrpfx.datasets.engines import Step
-from lrpfx.datasets.ray_engine import _problem, _steps_in
+from lrpfx.datasets.ray_cluster import count_attempt, open_desk, packed, packed_problem
+from lrpfx.datasets.ray_engine import _steps_in
 
 COUNT = 300
 SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
@@ -62,19 +64,23 @@ def embedded(explain_model, data, path):
 # --- on the cluster ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize("data", [Noise(COUNT, broken=(5, 40), infinite=(17,)), Stream(Noise(COUNT, infinite=(17,)))])
-def test_stores_are_the_same_and_go_on(data, cluster, explain_model, tmp_path):
-    expected, path, seen = embedded(explain_model, data, tmp_path / "one"), tmp_path / "ray", []
+def interrupted(explain_model, data, path):
+    """A run in this process that ends after a third of the samples."""
 
     def stop(done, total):
-        seen.append(done)
         if done > COUNT // 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        lrpfx.datasets.attribute(explain_model, data, path, engine=TWO, progress=stop, **SETTINGS)
-    seen.clear()
+        lrpfx.datasets.attribute(explain_model, data, path, progress=stop, **SETTINGS)
+
+
+@pytest.mark.ray
+def test_ray_goes_on_with_a_store_of_one_process(cluster, tmp_path):
+    """Each process of Ray compiles for itself."""
+    explain_model, data = torch.compile(small_explain_model(), backend="eager"), Noise(COUNT, broken=(5, 40), infinite=(17,))
+    expected, path, seen = embedded(explain_model, data, tmp_path / "one"), tmp_path / "ray", []
+    interrupted(explain_model, data, path)
     found = lrpfx.datasets.attribute(
         explain_model, data, path, engine=TWO, progress=lambda done, total: seen.append(done), **SETTINGS
     )
@@ -84,17 +90,25 @@ def test_stores_are_the_same_and_go_on(data, cluster, explain_model, tmp_path):
 
 
 @pytest.mark.ray
-def test_processes_that_are_killed_are_replaced(cluster, tmp_path):
+def test_streams_and_object_stores(cluster, explain_model, tmp_path):
+    data, path = Stream(Noise(COUNT, infinite=(17,))), f"objects:/{tmp_path}/ray"
+    interrupted(explain_model, data, path)
+    found = lrpfx.datasets.attribute(explain_model, data, path, engine="ray", **SETTINGS)
+    assert found.is_complete and len(found) == COUNT
+    assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one").path)
+
+
+@pytest.mark.ray
+def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path):
     """Of those that explain, and of those that load."""
     data, path = Noise(4 * COUNT), tmp_path / "ray"
-    explain_model = small_explain_model()
     expected = embedded(explain_model, data, tmp_path / "one")
     stopped, killed, chance = threading.Event(), [], random.Random(0)
 
     def kill():
-        while not stopped.wait(chance.uniform(0.2, 0.6)) and len(killed) < 4:
+        while not stopped.wait(chance.uniform(0.1, 0.3)) and len(killed) < 2:
             actors = subprocess.run(["pgrep", "-f", "ray::MapWorker"], capture_output=True, text=True).stdout.split()
-            if actors and path.exists() and len(lrpfx.datasets.open(path).explained):
+            if actors and there(path):
                 os.kill(int(chance.choice(actors)), signal.SIGKILL)
                 killed.append(1)
 
@@ -110,14 +124,30 @@ def test_processes_that_are_killed_are_replaced(cluster, tmp_path):
 
 
 @pytest.mark.ray
-def test_object_stores(cluster, explain_model, tmp_path):
-    data = Noise(100)
-    found = lrpfx.datasets.attribute(explain_model, data, f"objects:/{tmp_path}/ray", engine="ray", **SETTINGS)
-    assert found.is_complete
-    assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one").path)
+def test_a_stream_that_ends_with_an_error_loses_no_block(cluster, explain_model, tmp_path):
+    for engine in ("embedded", "ray"):
+        with pytest.raises(lrpfx.InputError, match="the archive is cut"):
+            lrpfx.datasets.attribute(explain_model, Cut(Noise(COUNT)), tmp_path / engine, engine=engine, **SETTINGS)
+        assert lrpfx.datasets.open(tmp_path / engine).done.sum() == 48  # whole blocks
 
 
 @pytest.mark.ray
+def test_a_store_that_cannot_be_written(cluster, tmp_path):
+    """The model of an Explainer is compiled before it is sent, with functions of the script."""
+    explainer = lrpfx.Explainer(small_model(), composite=lrpfx.composites.EpsilonPlus())
+    second, path = torch.tensor([0.0, 1, 0, 0]), tmp_path / "store"
+    settings = {"target": lambda output: output * second, "block_size": 16, "batch_size": 8}
+    lrpfx.datasets.attribute(explainer, Noise(64), path, **settings)
+    (path / "done" / "c" / "2").unlink()
+    (path / "relevance" / "c" / "2").rename(path / "relevance" / "c" / "kept")
+    (path / "relevance" / "c" / "2").write_text("a file where a folder belongs")
+    with pytest.raises(lrpfx.ArtefactError, match="cannot be written"):
+        lrpfx.datasets.attribute(explainer, Noise(64), path, engine="ray", **settings)
+    assert there(path) == 48
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
     with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to load block 1 ended"):
         lrpfx.datasets.attribute(explain_model, Crashing(48), tmp_path / "ray", engine=TWO, **SETTINGS)
@@ -125,32 +155,30 @@ def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
 
 
 @pytest.mark.ray
-def test_errors_of_the_data_and_the_store(cluster, explain_model, tmp_path):
-    """A stream that ends with an error loses nothing that came before, and a store that is gone is an error."""
-    for engine in ("embedded", "ray"):
-        with pytest.raises(lrpfx.InputError, match="the archive is cut"):
-            lrpfx.datasets.attribute(explain_model, Cut(Noise(COUNT)), tmp_path / engine, engine=engine, **SETTINGS)
-        assert lrpfx.datasets.open(tmp_path / engine).done.sum() == 48  # whole blocks
-    folder = tmp_path / "read only"
-    lrpfx.datasets.attribute(explain_model, Noise(64), folder, **SETTINGS)
-    (folder / "done" / "c" / "2").unlink()
-    (folder / "relevance" / "c" / "2").rename(folder / "relevance" / "c" / "kept")
-    (folder / "relevance" / "c" / "2").write_text("a file where a folder belongs")
-    with pytest.raises(lrpfx.ArtefactError, match="cannot be written"):
-        lrpfx.datasets.attribute(explain_model, Noise(64), folder, engine="ray", **SETTINGS)
+def test_attempts_are_counted(cluster):
+    desk = open_desk(None)
+    for number in (0, 1, 0, 0, 0):
+        count_attempt(desk, "explain block", number)
+    with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to explain block 0 ended"):
+        count_attempt(desk, "explain block", 0)
+    count_attempt(desk, "load block", 0)
 
 
 @pytest.mark.ray
-def test_compiled_explainers(cluster, tmp_path):
-    """Each process compiles for itself; an Explainer is compiled before it is sent."""
-    explain_model = torch.compile(small_explain_model(), backend="eager")
-    found = lrpfx.datasets.attribute(explain_model, Noise(48), tmp_path / "ray", engine="ray", **SETTINGS)
-    expected = lrpfx.datasets.attribute(explain_model, Noise(48), tmp_path / "one", **SETTINGS)
-    np.testing.assert_allclose(found.relevance[:], expected.relevance[:], rtol=2e-3, atol=1e-7)
-    second = torch.tensor([0.0, 1, 0, 0])
-    explainer = lrpfx.Explainer(small_model(), composite=lrpfx.composites.EpsilonPlus())
-    found = lrpfx.datasets.attribute(explainer, Noise(48), tmp_path / "other", engine="ray", target=lambda out: out * second)
-    assert found.is_complete and not found.errors
+def test_collections(cluster, explain_model, tmp_path):
+    """Rankings of the samples that several processes collected from are those of one process, and a file goes on."""
+    data, path = Noise(600), tmp_path / "collection.npz"
+    lrpfx.concepts.collect(explain_model, data, ["first", "add"], path, samples=range(40, 80))
+    found = lrpfx.concepts.collect(explain_model, data, ["first", "add"], path, engine=TWO)
+    expected = lrpfx.concepts.collect(explain_model, data, ["first", "add"])
+    assert found.count == lrpfx.concepts.Collection.load(path).count == 600
+    for layer, by, reduction in itertools.product(["first", "add"], ["activation", "relevance"], ["sum", "max"]):
+        for channel, group in itertools.product(range(6), [{}, {"predicted": 2}, {"true": 3}]):
+            ours, theirs = (one.top(layer, channel, by=by, reduction=reduction, **group) for one in (found, expected))
+            assert [one.sample for one in ours] == [one.sample for one in theirs]
+            np.testing.assert_allclose([one.score for one in ours], [one.score for one in theirs], rtol=1e-12)
+    with pytest.raises(lrpfx.InputError, match="cannot be loaded"):
+        lrpfx.concepts.collect(explain_model, Noise(30, broken=(5,)), ["first"], engine="ray")
 
 
 # --- Ray of its own ----------------------------------------------------------------------------------------------------------
@@ -166,7 +194,7 @@ class Mine(Noise):  # of a script, which no other process can import
     pass
 
 path = sys.argv[1]
-engine = lrpfx.datasets.RayEngine(explainers=2)
+engine = lrpfx.datasets.RayEngine(explainers=1)
 settings = dict(record=LAYERS, batch_size=8, block_size=16, dtype="float16")
 found = lrpfx.datasets.attribute(small_explain_model(), Mine(int(sys.argv[2])), path, engine=engine, **settings)
 assert found.is_complete
@@ -192,11 +220,11 @@ def started(path, count):
 @pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_script_that_is_killed_goes_on(kills, explain_model, tmp_path):
     """Ray is started for the call, ends with it, and leaves the process as it was; the script may be killed at any time."""
-    data, path, chance = Noise(2000), tmp_path / "ray", random.Random(kills)
+    data, path, chance = Noise(1000), tmp_path / "ray", random.Random(kills)
     expected = embedded(explain_model, data, tmp_path / "one")
     counts = [0]
     for _ in range(kills):
-        process, after = started(path, len(data)), chance.randrange(counts[-1], min(counts[-1] + 400, 1900))
+        process, after = started(path, len(data)), chance.randrange(counts[-1], min(counts[-1] + 200, 950))
         while process.poll() is None and (not path.exists() or there(path) <= after):
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.3))
@@ -238,6 +266,11 @@ def test_what_cannot_run(data, engine, message, explain_model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_collections_of_streams_take_one_process(explain_model):
+    with pytest.raises(lrpfx.InputTypeError, match="length and indices"):
+        lrpfx.concepts.collect(explain_model, Stream(Noise(8)), ["first"], engine="ray")
+
+
 def test_without_ray(explain_model, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(lrpfx.InputError, match=r"lrpfx\[ray\]"):
@@ -248,12 +281,12 @@ def test_problems_end_the_run_once_what_precedes_is_written():
     def row(block, samples=0, problem=b""):
         return {"block": block, "samples": samples, "objection": "", "problem": problem}
 
-    end = row(-1, problem=_problem(lrpfx.InputError("cut")))
+    end = row(-1, problem=packed_problem(lrpfx.InputError("cut")))
     steps = _steps_in([row(0, 4), end, row(1, 3)])
     assert [next(steps), next(steps), next(steps)] == [Step(4), Step(0), Step(3)]
     with pytest.raises(lrpfx.InputError, match="cut"):
         next(steps)
-    steps = _steps_in([row(0, problem=_problem(lrpfx.ArtefactError("full"))), row(1, 3)])
+    steps = _steps_in([row(0, problem=packed_problem(lrpfx.ArtefactError("full"))), row(1, 3)])
     with pytest.raises(lrpfx.ArtefactError, match="full"):
         next(steps)
 
@@ -268,13 +301,11 @@ class UnfriendlyError(Exception):
 def test_exceptions_travel():
     import pickle
 
-    found = pickle.loads(_problem(UnfriendlyError("here", 2)))
+    found = pickle.loads(packed_problem(UnfriendlyError("here", 2)))
     assert isinstance(found, RuntimeError) and "here" in str(found)
-    assert isinstance(pickle.loads(_problem(MemoryError("much"))), MemoryError)
+    assert isinstance(pickle.loads(packed_problem(MemoryError("much"))), MemoryError)
 
 
 def test_models_that_cannot_be_sent(tmp_path):
-    from lrpfx.datasets.ray_engine import _packed
-
     with pytest.raises(lrpfx.InputError, match="cannot be pickled"):
-        _packed({"model": Small(), "lock": threading.Lock()})
+        packed({"model": Small(), "lock": threading.Lock()})
