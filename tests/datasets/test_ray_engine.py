@@ -82,7 +82,7 @@ def test_ray_goes_on_with_a_store_of_one_process(cluster, tmp_path):
     expected, path, seen = embedded(explain_model, data, tmp_path / "one"), tmp_path / "ray", []
     interrupted(explain_model, data, path)
     found = lrpfx.datasets.attribute(
-        explain_model, data, path, engine=TWO, progress=lambda done, total: seen.append(done), **SETTINGS
+        explain_model, data, path, engine="ray", progress=lambda done, total: seen.append(done), **SETTINGS
     )
     assert found.is_complete and found.errors == expected.errors and seen[-1] == COUNT and seen[0] > COUNT // 4
     assert tree(path) == tree(expected.path)
@@ -148,6 +148,13 @@ def test_a_store_that_cannot_be_written(cluster, tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_errors_of_collections(cluster, explain_model):
+    with pytest.raises(lrpfx.InputError, match="sample 5 cannot be loaded"):
+        lrpfx.concepts.collect(explain_model, Noise(30, broken=(5,)), ["first"], engine="ray")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
     with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to load block 1 ended"):
         lrpfx.datasets.attribute(explain_model, Crashing(48), tmp_path / "ray", engine=TWO, **SETTINGS)
@@ -177,8 +184,6 @@ def test_collections(cluster, explain_model, tmp_path):
             ours, theirs = (one.top(layer, channel, by=by, reduction=reduction, **group) for one in (found, expected))
             assert [one.sample for one in ours] == [one.sample for one in theirs]
             np.testing.assert_allclose([one.score for one in ours], [one.score for one in theirs], rtol=1e-12)
-    with pytest.raises(lrpfx.InputError, match="cannot be loaded"):
-        lrpfx.concepts.collect(explain_model, Noise(30, broken=(5,)), ["first"], engine="ray")
 
 
 # --- Ray of its own ----------------------------------------------------------------------------------------------------------
