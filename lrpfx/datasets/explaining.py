@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -126,13 +127,13 @@ class Explaining:
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
         values = {**self._relevance(found, count), **self._output(found.output, count), **self._sums(found, count)}
-        floating = {name: value.reshape(count, -1) for name, value in values.items() if value.is_floating_point()}
+        arrays: dict[str, Array] = {name: value.cpu().numpy() for name, value in values.items()}
         problems: dict[int, str] = {}
-        if not bool(torch.stack([value.sum(dtype=torch.float64) for value in floating.values()]).isfinite().all()):
-            for name, value in floating.items():
-                for place in (~value.isfinite().all(1)).nonzero().flatten().tolist():
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+                for place in (~np.isfinite(array.reshape(count, -1)).all(1)).nonzero()[0].tolist():
                     problems.setdefault(place, f"{name} is not finite")
-        return {name: value.cpu().numpy() for name, value in values.items()}, problems
+        return arrays, problems
 
     def _relevance(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
         values: dict[str, torch.Tensor] = {}

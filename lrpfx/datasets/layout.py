@@ -21,7 +21,7 @@ SCALE = "scale_of."
 
 SAMPLE, BLOCK = "sample", "block"
 TEXT_BYTES = {KEY: 256, ERROR: 512}
-_CHUNK_BYTES = 256 * 1024
+_CHUNK_BYTES = 1 << 20
 _MOST_ENTRIES = 1 << 40  # of one sample, and of samples: more is no honest store
 _FILLS: dict[str, float | int] = {"float16": math.nan, "float32": math.nan, "float64": math.nan, "int64": -1}
 _FILLS |= {"uint8": 0, "uint64": 0}
@@ -103,12 +103,12 @@ def layouts_of(values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, 
 
 
 def default_block(layouts: Sequence[Layout], batch_size: int, input_bytes: int) -> int:
-    """How many samples are written together: some 16 MiB of them, at most 2048, in whole batches.
+    """How many samples are written together: some 16 MiB of them, at most 4096, in whole batches.
 
     Their inputs, each of so many bytes, go from one machine to another together: at most some 64 MiB.
     """
     size = sum(one.row_bytes for one in layouts if one.dimensions[0] == SAMPLE)
-    rows = max(1, min(2048, (16 << 20) // max(1, size), (64 << 20) // max(1, input_bytes)))
+    rows = max(1, min(4096, (16 << 20) // max(1, size), (64 << 20) // max(1, input_bytes)))
     return max(1, rows // batch_size) * batch_size
 
 

@@ -84,7 +84,7 @@ def attribute(
     with a scale for each sample, which halves the size at an error of 0.02 %. `scores`: how many of the largest outputs are
     stored with their classes; by default the whole output. `select_output`: `output=` of `lrpfx.attribute`. `batch_size`: 32 by
     default. `block_size`: how many samples are written together, and lost at most if the run is killed; by default some 16 MiB
-    of the store or 64 MiB of inputs, at most 2048. `workers`: processes that load samples. `chunk_size`: as for
+    of the store or 64 MiB of inputs, at most 4096. `workers`: processes that load samples. `chunk_size`: as for
     `lrpfx.attribute`. `engine`: "embedded" for this process, "ray" for the processes and machines of Ray, or a `RayEngine` that
     says how many; the store is the same. `progress`: whether to show a
     bar (needs tqdm), or a function of the number of samples that are done and that of all, or None.

@@ -135,8 +135,11 @@ def check_probe(number: int, item: Any, probes: Mapping[int, str]) -> None:
 
 def parts_of(item: Any) -> tuple[Any, int | None]:
     """The inputs of a sample, and its label if it has one."""
-    if isinstance(item, (tuple, list)) and len(item) == 2 and _may_be_label(item[1]):
-        return item[0], _label_of(item[1])
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        if type(item[1]) is int:  # of most data sets, for which the questions below would take longer than the rest
+            return item[0], item[1]
+        if _may_be_label(item[1]):
+            return item[0], _label_of(item[1])
     if isinstance(item, Mapping):
         key = next((key for key in LABELS if key in item and _may_be_label(item[key])), None)
         inputs = {name: value for name, value in item.items() if name != key and not str(name).startswith("__")}

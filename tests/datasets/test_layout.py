@@ -50,7 +50,7 @@ def test_chunks_divide_blocks(block, shape):
 
 @pytest.mark.parametrize(
     ("shape", "batch", "inputs", "block"),
-    [((1, 8, 8), 64, 64, 2048), ((3, 224, 224), 8, 1, 24), ((3, 224, 224), 64, 1, 64), ((8, 1, 1), 32, 3 * 224 * 224 * 4, 96)],
+    [((1, 8, 8), 64, 64, 4096), ((3, 224, 224), 8, 1, 24), ((3, 224, 224), 64, 1, 64), ((8, 1, 1), 32, 3 * 224 * 224 * 4, 96)],
 )
 def test_default_blocks_are_whole_batches(shape, batch, inputs, block):
     layouts = [Layout("relevance", shape, "float32", ("sample", "1", "2", "3"))]
