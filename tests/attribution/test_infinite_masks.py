@@ -144,6 +144,9 @@ def test_programs_take_such_masks_and_no_other_infinity(tmp_path, composite):
     assert torch.allclose(results["relevance.mask"], expected[1], atol=1e-9)
     with pytest.raises(lrpfx.InputError, match="not finite"):
         runner(IDS, padding(torch.nan), target)
+
+
+def test_programs_without_such_masks_take_no_infinity(tmp_path):
     dense = lrpfx.lower(lrpfx.transform(nn.Linear(3, 2).eval(), EpsilonPlus()), torch.rand(2, 3))
     runner = lrpfx.load(lrpfx.save(dense, tmp_path / "dense.pt2"))
     with pytest.raises(lrpfx.InputError, match="not finite"):
