@@ -130,7 +130,7 @@ def test_infinity_in_a_signal_a_nested_mask_and_a_declared_constant():
         lrpfx.attribute(signal, torch.tensor([[1.0, -torch.inf, 2.0]]), 1)
 
 
-@pytest.mark.parametrize("composite", [AttnLRP(), EpsilonPlus()])
+@pytest.mark.parametrize("composite", [AttnLRP(), pytest.param(EpsilonPlus(), marks=pytest.mark.slow)])
 def test_programs_take_such_masks_and_no_other_infinity(tmp_path, composite):
     torch.manual_seed(0)
     explain_model = explained(Attend(spelled_out), composite, "symbolic")

@@ -596,7 +596,7 @@ def test_every_backend_writes_what_it_reads(kind, tmp_path):
 LOGGED = ["tracing", "exporting", "measuring", "comparing", "recording", "loading"]
 
 
-@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+@pytest.mark.parametrize("name", ["model.onnx", pytest.param("model.pt2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "composite",
     [

@@ -165,7 +165,7 @@ def map_in(name, dtype):
         "LlamaForCausalLM",
         pytest.param("MixtralForCausalLM", marks=pytest.mark.slow),
         "MambaForCausalLM",
-        "BertForSequenceClassification",
+        pytest.param("BertForSequenceClassification", marks=pytest.mark.slow),
     ],
 )
 def test_models_of_half_precision(name, dtype):
