@@ -77,9 +77,13 @@ def own_table(monkeypatch):
 
 
 def pytest_collection_finish():
-    """What is there before the first test stays: to look through it for garbage again and again takes a tenth of the time."""
+    """What is there before the first test stays: to look through it for garbage again and again takes a tenth of the time.
+
+    What tests leave, exported programs above all, is collected as often while it is young, and seldom as a whole.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(1000, 10, 100)
 
 
 def pytest_configure(config):

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import itertools
 import shutil
 from pathlib import Path
 
@@ -87,7 +86,7 @@ def merged_with_torch(model):
 
 
 def torchvision_model(name):
-    """An untrained torchvision network in evaluation mode, in the default dtype, as it is the first time."""
+    """An untrained torchvision network in evaluation mode, in the default dtype, as it is the first time: some are narrow."""
     model = copy.deepcopy(_torchvision_model(name, torch.get_default_dtype()))
     torch.manual_seed(0)  # what is drawn next is the same whether the network was made before
     return model
@@ -98,27 +97,39 @@ def _torchvision_model(name, dtype):
     """A network to copy."""
     torch.manual_seed(0)
     make = getattr(torchvision.models, name)
-    return randomize_batch_norm(narrow(make) if name.startswith(("alex", "vgg")) else make()).eval()
+    return randomize_batch_norm(narrow(make) if name.startswith(("alex", "vgg", "resnet")) else make()).eval()
 
 
 def narrow(make):
-    """AlexNet or VGG with dense layers of 32 features in the place of 4,096: most of their time, none of their structure.
+    """VGG, ResNet or GoogLeNet with a quarter of the channels, or AlexNet with half, and 32 dense features for 4,096.
 
-    The wide layers are never made; what stands in their place is drawn as torch does, and convolutions as torchvision does.
+    The structure stays. The wide layers are never made; what stands in their place is drawn as torch does, and convolutions as
+    torchvision does.
     """
+
+    def fewer(count):
+        if count == 4096:
+            return 32
+        return count if count in (3, 10, 1000) else count // (2 if isinstance(model, torchvision.models.AlexNet) else 4)
+
     with torch.device("meta"):
         model = make()
-        dense = [layer for layer in model.classifier if isinstance(layer, nn.Linear)]
-        for before, after in itertools.pairwise(dense):
-            before.__init__(before.in_features, 32)
-            after.__init__(32, after.out_features)
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d):
+                window = layer.kernel_size, layer.stride, layer.padding
+                layer.__init__(fewer(layer.in_channels), fewer(layer.out_channels), *window, bias=layer.bias is not None)
+            elif isinstance(layer, nn.BatchNorm2d):
+                layer.__init__(fewer(layer.num_features), layer.eps)
+            elif isinstance(layer, nn.Linear):
+                layer.__init__(fewer(layer.in_features), fewer(layer.out_features))
     model.to_empty(device="cpu")
     for layer in model.modules():
         if hasattr(layer, "reset_parameters"):
             layer.reset_parameters()
-        if isinstance(layer, nn.Conv2d) and isinstance(model, torchvision.models.VGG):
+        if isinstance(layer, nn.Conv2d) and isinstance(model, (torchvision.models.VGG, torchvision.models.ResNet)):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return model
 
 

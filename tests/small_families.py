@@ -1,7 +1,7 @@
 """torchvision's families of classifiers with few and narrow layers: each kind of block, and how blocks are joined."""
 
 import torch
-from helpers import randomize_batch_norm, torchvision_model
+from helpers import narrow, randomize_batch_norm, torchvision_model
 from torch import nn
 from torchvision import models
 from torchvision.models.convnext import CNBlockConfig
@@ -24,10 +24,10 @@ def regnet(squeeze):
 FAMILIES = {
     "alexnet": (lambda: torchvision_model("alexnet"), 64),
     "vgg": (lambda: torchvision_model("vgg11_bn"), 32),
-    "resnet": (lambda: models.ResNet(BasicBlock, [1, 2, 1, 1], 10), 32),
+    "resnet": (lambda: narrow(lambda: models.ResNet(BasicBlock, [1, 2, 1, 1], 10)), 32),
     "resnext": (lambda: models.ResNet(Bottleneck, [1, 2, 1, 1], 10, groups=8, width_per_group=2), 32),
     "densenet": (lambda: models.DenseNet(4, (2, 3), 8, num_classes=10), 32),
-    "googlenet": (lambda: models.GoogLeNet(10, aux_logits=False, transform_input=True, init_weights=False), 32),
+    "googlenet": (lambda: narrow(lambda: models.GoogLeNet(10, aux_logits=False, transform_input=True, init_weights=False)), 32),
     "squeezenet": (lambda: models.SqueezeNet("1_1", 10), 32),
     "mobilenet_v2": (lambda: models.MobileNetV2(10, 0.5, [[1, 16, 1, 1], [6, 24, 2, 2]]), 32),
     "mobilenet_v3": (

@@ -104,7 +104,7 @@ def test_transformers(composite):
     assert torch.allclose(lrpfx.attribute(conditioned, ids, 1).relevance, plain, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("composite", [EpsilonPlus(), AttnLRP()], ids=str)
+@pytest.mark.parametrize("composite", [EpsilonPlus(), pytest.param(AttnLRP(), marks=pytest.mark.slow)], ids=str)
 def test_a_compiled_module_takes_other_masks_without_compiling(composite, x):
     graphs = []
 

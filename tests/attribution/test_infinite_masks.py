@@ -130,7 +130,7 @@ def test_infinity_in_a_signal_a_nested_mask_and_a_declared_constant():
         lrpfx.attribute(signal, torch.tensor([[1.0, -torch.inf, 2.0]]), 1)
 
 
-@pytest.mark.parametrize("composite", [AttnLRP(), EpsilonPlus()])
+@pytest.mark.parametrize("composite", [AttnLRP(), pytest.param(EpsilonPlus(), marks=pytest.mark.slow)])
 def test_programs_take_such_masks_and_no_other_infinity(tmp_path, composite):
     torch.manual_seed(0)
     explain_model = explained(Attend(spelled_out), composite, "symbolic")
@@ -144,6 +144,9 @@ def test_programs_take_such_masks_and_no_other_infinity(tmp_path, composite):
     assert torch.allclose(results["relevance.mask"], expected[1], atol=1e-9)
     with pytest.raises(lrpfx.InputError, match="not finite"):
         runner(IDS, padding(torch.nan), target)
+
+
+def test_programs_without_such_masks_take_no_infinity(tmp_path):
     dense = lrpfx.lower(lrpfx.transform(nn.Linear(3, 2).eval(), EpsilonPlus()), torch.rand(2, 3))
     runner = lrpfx.load(lrpfx.save(dense, tmp_path / "dense.pt2"))
     with pytest.raises(lrpfx.InputError, match="not finite"):

@@ -302,7 +302,7 @@ def test_the_model_is_left_as_it_was():
 def test_unions_and_ways_to_write_a_position():
     explain_model, x = network("resnet18")
     fields = receptive_fields(explain_model, x, "layer1.0.conv1")
-    assert isinstance(fields, ReceptiveFields) and fields.shape == (64, 18, 24) and "layer1.0.conv1" in repr(fields)
+    assert isinstance(fields, ReceptiveFields) and fields.shape == (16, 18, 24) and "layer1.0.conv1" in repr(fields)
     assert fields[Neuron(5, 3, 4)] == fields[5, 3, 4] == fields[5, 3 - 18, 4 - 24] == fields[[5, 3, 4]]
     (_, first, _), (_, last, _), (_, union, columns) = fields[2, 4], fields[6, 4], fields[2:7, 4]
     assert union == slice(first.start, last.stop) and columns == fields[2, 4][2]

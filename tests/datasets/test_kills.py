@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on(kind, kills, context, whole, tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.parametrize("kind", ["sequence", "stream"])
+@pytest.mark.parametrize("kind", [pytest.param("sequence", marks=pytest.mark.slow), "stream"])
 def test_another_batch_size_goes_on(kind, context, whole, tmp_path):
     expected, path = whole(kind), tmp_path / "store"
     for batch_size, after in ((8, COUNT // 5), (5, COUNT // 2)):

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from command_line.commands import run_program
 from crafted_files import (
     IN_FILES,
     MODEL,
@@ -96,9 +97,8 @@ def test_the_command_line_runs_nothing(command, entries, marker, tmp_path):
     content = archive.archive_of(signed({**entries, **IN_FILES["pickled inputs"](entries, marker)}))
     (tmp_path / "signed.pt2").write_bytes(content)
     arguments = [str(tmp_path), "--output", str(tmp_path / "out")] if command == "run" else []
-    call = [str(Path(sys.executable).parent / "lrpfx"), command, str(tmp_path / "signed.pt2"), *arguments]
-    result = subprocess.run(call, capture_output=True, text=True)
-    assert result.returncode == 2 - (command == "verify") and "Traceback" not in result.stderr + result.stdout
+    status, printed = run_program(command, tmp_path / "signed.pt2", *arguments)
+    assert status == 2 - (command == "verify") and "Traceback" not in printed
     assert not marker.exists()
 
 

@@ -91,10 +91,11 @@ WRITERS = {
     "onnx": (lrpfx.save, "model.onnx"),
 }
 FORMS = [("index", None), ("weights", "sum"), ("max", "bytes")]
-#: Each format in each form; a compilation takes long.
-CASES = [pytest.param(kind, form) for kind in ("exported", "onnx") for form in FORMS]
-CASES += [pytest.param("compiled", FORMS[0], marks=needs_compiler)]
-CASES += [pytest.param("compiled", form, marks=[needs_compiler, pytest.mark.slow]) for form in FORMS[1:]]
+#: Each format in each form. An exported file is the program, whose forms test_lowering.py tests. A compilation takes long:
+#: test_conditions_of_programs.py compiles a smaller network.
+CASES = [pytest.param("exported", form, marks=[pytest.mark.slow] * (form != FORMS[0])) for form in FORMS]
+CASES += [pytest.param("onnx", form) for form in FORMS]
+CASES += [pytest.param("compiled", form, marks=[needs_compiler, pytest.mark.slow]) for form in FORMS]
 
 
 @pytest.fixture(scope="module")
@@ -191,32 +192,35 @@ def test_the_manifest_says_what_there_is_to_know(explain_model, tmp_path):
         runner(images(3))
 
 
-def test_a_fresh_process_needs_no_code_of_the_model(explain_model, tmp_path):
-    path = lrpfx.save(lrpfx.lower(explain_model, images(), target="max"), tmp_path / "model.pt2")
-    x = images(3)
-    np.save(tmp_path / "x.npy", x.numpy())
+@pytest.fixture(scope="module")
+def fresh_process(artefact, tmp_path_factory):
+    """Images, and their relevance in a fresh process, as torch.export reads the file and as lrpfx does."""
+    folder = tmp_path_factory.mktemp("fresh")
+    x = torch.rand(3, 3, 8, 8, dtype=torch.float64)
+    np.save(folder / "x.npy", x.numpy())
     code = f"""
-        import sys, numpy as np
-        from lrpfx.deploy.artefact import load
-        result = load({str(path)!r})(np.load({str(tmp_path / "x.npy")!r}))
-        assert "helpers" not in sys.modules
-        np.save({str(tmp_path / "result.npy")!r}, result["relevance"])
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=tmp_path)
-    result = torch.from_numpy(np.load(tmp_path / "result.npy"))
-    assert_close(result, lrpfx.attribute(explain_model, x).relevance, 1e-10)
-
-
-def test_files_are_those_of_torch(artefact):
-    """A .pt2 file is one that torch.export reads, where lrpfx is not installed."""
-    code = f"""
-        import sys, torch
-        program = torch.export.load({str(artefact)!r})
-        x = torch.rand(3, 3, 8, 8, dtype=torch.float64)
-        assert program.module()(x, torch.tensor([0, 1, 2]))["relevance"].shape == x.shape
+        import sys, numpy as np, torch
+        x, target = torch.from_numpy(np.load("x.npy")), torch.tensor([0, 1, 2])
+        np.save("by_torch.npy", torch.export.load({str(artefact)!r}).module()(x, target)["relevance"])
         assert "lrpfx" not in sys.modules
+        from lrpfx.deploy.artefact import load
+        np.save("by_lrpfx.npy", load({str(artefact)!r})(x.numpy(), target.numpy())["relevance"])
+        assert "helpers" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, cwd=folder)
+    return x, *(torch.from_numpy(np.load(folder / name)) for name in ("by_torch.npy", "by_lrpfx.npy"))
+
+
+def test_a_fresh_process_needs_no_code_of_the_model(fresh_process):
+    x, _, found = fresh_process
+    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat())
+    assert_close(found, lrpfx.attribute(explain_model, x, torch.arange(3)).relevance, 1e-10)
+
+
+def test_files_are_those_of_torch(fresh_process):
+    """A .pt2 file is one that torch.export reads, where lrpfx is not imported."""
+    _, by_torch, by_lrpfx = fresh_process
+    assert_close(by_torch, by_lrpfx, 1e-12)
 
 
 WITHOUT_TORCH = """
@@ -476,16 +480,18 @@ def test_a_killed_writer_leaves_no_half_file(artefact, tmp_path):
 def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
     path = tmp_path / "model.onnx"
+    programs = []
     for seed in (0, 1):
         explain_model = lrpfx.transform(tiny_net(seed), EpsilonPlusFlat()).float()
-        assert lrpfx.save(lrpfx.lower(explain_model, images().float()), path) == path
+        programs.append(lrpfx.lower(explain_model, images().float()))
+        assert lrpfx.save(programs[-1], path) == path
         (data,) = tmp_path.glob("model.onnx.*.data")  # that of the replaced file is gone
         x, target = images(3).float(), torch.tensor([0, 1, 2])
         assert_close(lrpfx.load(path)(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", lambda descriptor: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            lrpfx.save(lrpfx.lower(lrpfx.transform(tiny_net(2), EpsilonPlusFlat()).float(), images().float()), path)
+            lrpfx.save(programs[0], path)
     assert sorted(tmp_path.iterdir()) == [path, data]  # nothing of the attempt is left
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
@@ -590,7 +596,7 @@ def test_every_backend_writes_what_it_reads(kind, tmp_path):
 LOGGED = ["tracing", "exporting", "measuring", "comparing", "recording", "loading"]
 
 
-@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+@pytest.mark.parametrize("name", ["model.onnx", pytest.param("model.pt2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "composite",
     [

@@ -112,10 +112,11 @@ def encoder():
     return explain_model, lrpfx.lower(explain_model, ids, conditions=["layer", weights]), weights
 
 
+SLOWLY_EXPORTED = pytest.param(lrpfx.save, "model.pt2", id="exported", marks=pytest.mark.slow)
 SLOWLY_COMPILED = pytest.param(lrpfx.package, "model.pt2", id="compiled", marks=[needs_compiler, pytest.mark.slow])
 
 
-@pytest.mark.parametrize("write, name", [*WRITERS[:2], SLOWLY_COMPILED])
+@pytest.mark.parametrize("write, name", [WRITERS[1], SLOWLY_EXPORTED, SLOWLY_COMPILED])
 def test_lengths_stay_open(write, name, encoder, tmp_path):
     explain_model, program, weights = encoder
     runner = lrpfx.load(write(program, tmp_path / name))
@@ -138,7 +139,7 @@ def test_lengths_stay_open(write, name, encoder, tmp_path):
         runner(ids, target, mask_layer=torch.ones(2, 1, 8).float())
 
 
-@pytest.mark.parametrize("target", ["weights", "token", "max"])
+@pytest.mark.parametrize("target", ["weights", "token", pytest.param("max", marks=pytest.mark.slow)])
 def test_other_targets_and_fixed_sizes(target):
     class Tokens(nn.Module):
         def __init__(self):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_close, small_net
+from helpers import assert_close
 from torch import nn
 
 import lrpfx
@@ -29,8 +29,14 @@ COMPOSITES = {
 }
 
 
-@pytest.mark.parametrize("optimize", [True, False])
-@pytest.mark.parametrize("name", COMPOSITES)
+@pytest.mark.parametrize(
+    "name, optimize",
+    [
+        pytest.param(name, optimize, marks=[] if optimize or name in ("plus", "w square") else [pytest.mark.slow])
+        for name in COMPOSITES
+        for optimize in (True, False)
+    ],
+)
 def test_weights_of_rules_are_not_held(name, optimize, monkeypatch):
     monkeypatch.setattr(derived_weights, "SMALLEST", 0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
@@ -63,7 +69,8 @@ def test_what_is_not_elementwise_is_held(monkeypatch):
         rule = BasicHook(
             [lambda x: x], [ParamMod(modifier)], [lambda y: y], lambda r, y: r / (y[0] + 0.1), lambda x, g: x[0] * g[0]
         )
-        explain_model = lrpfx.transform(small_net(), EpsilonPlus(layer_map=[(nn.Conv2d, rule)]))
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+        explain_model = lrpfx.transform(model, EpsilonPlus(layer_map=[(nn.Conv2d, rule)]))
         x = torch.rand(2, 3, 8, 8)
         program = lrpfx.lower(explain_model, x, target="max")
         assert any("weight_" in name for name in program.state_dict), list(program.state_dict)

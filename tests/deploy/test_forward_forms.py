@@ -93,8 +93,14 @@ def test_resampling(mode, settings):
             check(lambda x, c=corners: F.interpolate(x, mode=mode, align_corners=c, **settings), 2, 3, *SIZES[dimensions])
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize(
+    "mode, corners",
+    [
+        ("bilinear", False),
+        ("bicubic", True),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("bilinear", True), ("bicubic", False))),
+    ],
+)
 def test_resampling_with_antialiasing(mode, corners):
     for settings in ({"size": 4}, {"size": (13, 3)}, {"scale_factor": 1.7}, {"scale_factor": 0.6}):
         resample = functools.partial(F.interpolate, mode=mode, align_corners=corners, antialias=True, **settings)

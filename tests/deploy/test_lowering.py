@@ -86,8 +86,8 @@ def test_it_is_a_plain_inference_graph(explain_model):
 
 
 def test_its_facts_name_the_canonizers_that_changed_something():
-    explain_model = lrpfx.transform(small_family("resnet")[0], EpsilonPlusFlat())
-    facts = lowering.facts_of(lrpfx.lower(explain_model, torch.rand(1, 3, 32, 32), target="max"))
+    explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat())
+    facts = lowering.facts_of(lrpfx.lower(explain_model, images(), target="max"))
     changed = {(stage.stage, stage.name) for stage in explain_model.history if stage.matches}
     assert facts["canonizers"] == ["merge_batch_norm"] and len({stage for stage, _ in changed}) > 1
 
@@ -356,7 +356,7 @@ def sentences(batch, length):
     ("file", "pooled"),
     [
         ("reader.pt2", True),
-        ("reader.pt2", False),
+        pytest.param("reader.pt2", False, marks=pytest.mark.slow),
         ("reader.onnx", True),
         pytest.param("reader.onnx", False, marks=pytest.mark.slow),
         pytest.param("package", True, marks=pytest.mark.slow),

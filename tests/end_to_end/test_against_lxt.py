@@ -73,7 +73,9 @@ def test_vision(lxt, method):
 PRECISE = {"float32": 5e-7, "bfloat16": 1.3e-2, "float16": 2.4e-3}
 
 
-@pytest.mark.parametrize("precision", PRECISE)
+@pytest.mark.parametrize(
+    "precision", [pytest.param(precision, marks=[pytest.mark.slow] * (precision == "float16")) for precision in PRECISE]
+)
 def test_precision(lxt, precision):
     model, dtype = LANGUAGE_MODELS["llama"], getattr(torch, precision)
     tokens = {"input_ids": model.tokens()}

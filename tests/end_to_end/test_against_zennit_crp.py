@@ -144,7 +144,7 @@ def test_starts(case, layers):
 def ranked(request, tmp_path_factory):
     """How scores are reduced, a network, digits, and their samples by zennit-crp."""
     torch.set_default_dtype(torch.float64)
-    model, data = digits_network()
+    model, data = digits_network(300)
     layers = ["stem.0", "block1.conv2", "block1", "block2.conv1", "head"]
     directory = tmp_path_factory.mktemp("crp")
     found = reference_samples(model, data.images, data.labels, layers, directory, max_target=request.param)

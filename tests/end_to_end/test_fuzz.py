@@ -11,7 +11,7 @@ from fuzzing.composites import random_composite
 from fuzzing.features import FEATURES, PENDING, generate
 from fuzzing.network import CONSTANT, Input, Network, Step, Value
 
-NETWORKS, ALWAYS, CHUNK = 200, 50, 10
+NETWORKS, ALWAYS, CHUNK = 200, 30, 10
 
 
 @pytest.mark.parametrize(

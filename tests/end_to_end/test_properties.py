@@ -1,8 +1,9 @@
 """Properties of random networks: same output, conserved relevance, a balanced ledger, independent samples, equal front ends."""
 
+import pytest
 import torch
 from helpers import assert_close
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -12,6 +13,16 @@ from lrpfx.rules import Epsilon, Norm, Pass
 from lrpfx.types import Activation, Linear, Sum
 
 WIDTH = 4
+
+
+def for_examples(check, always, **drawn):
+    """A test of so many examples, and of more, which is slow; the examples are the same each time."""
+
+    @pytest.mark.parametrize("examples", [always, pytest.param(3 * always, marks=pytest.mark.slow)])
+    def test(examples):
+        settings(max_examples=examples, deadline=None, derandomize=True)(given(**drawn)(check))()
+
+    return test
 
 
 class RandomNet(nn.Module):
@@ -76,9 +87,7 @@ def composite():
     return made
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plan=plans, seed=st.integers(0, 10**6))
-def test_random_networks(plan, seed):
+def relevance_is_conserved(plan, seed):
     torch.manual_seed(seed)
     model, x = RandomNet(plan).eval(), torch.randn(3, WIDTH)
     explain_model = lrpfx.transform(model, composite(), example_inputs=x)
@@ -97,6 +106,9 @@ def test_random_networks(plan, seed):
         assert_close(alone, attribution.relevance, 1e-9)
 
 
+test_random_networks = for_examples(relevance_is_conserved, 25, plan=plans, seed=st.integers(0, 10**6))
+
+
 more = st.sampled_from(
     [
         *("linear", "shared", "relu", "relu_", "sum", "iadd", "view", "cat"),
@@ -106,9 +118,7 @@ more = st.sampled_from(
 larger_plans = st.lists(st.tuples(more, st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=8)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plan=larger_plans, seed=st.integers(0, 10**6))
-def test_random_networks_with_all_kinds(plan, seed):
+def front_ends_agree_and_relevance_is_accounted_for(plan, seed):
     """With biases, constants, products and attention: both front ends agree, and every unit of relevance is accounted for."""
     torch.manual_seed(seed)
     model, x, relevance_of_output = RandomNet(plan, bias=True).eval(), torch.randn(3, WIDTH), torch.randn(3, WIDTH)
@@ -124,3 +134,8 @@ def test_random_networks_with_all_kinds(plan, seed):
         assert abs(sum(accounts.inputs.values()) - relevance.sum()) <= 1e-9 * magnitude
         results.append(relevance)
     assert (results[0] - results[1]).abs().max() <= 1e-9 * max(1.0, float(results[0].abs().max()))
+
+
+test_random_networks_with_all_kinds = for_examples(
+    front_ends_agree_and_relevance_is_accounted_for, 10, plan=larger_plans, seed=st.integers(0, 10**6)
+)

@@ -261,7 +261,7 @@ def test_shares_by_magnitude_of_weighted_terms(sign, alpha):
     assert_close(of_b, (abs(alpha) * b.abs() * seed / total).sum(0), 1e-12)
 
 
-@pytest.mark.parametrize("rule", [rules.Uniform(), rules.AbsoluteRatio()])
+@pytest.mark.parametrize("rule", [pytest.param(rules.Uniform(), marks=pytest.mark.slow), rules.AbsoluteRatio()])
 def test_shares_in_compiled_and_lowered_programs(rule):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 2)).eval()
     composite = LayerMapComposite([(AvgPool, rule), (Linear, rules.Epsilon())])

@@ -15,7 +15,10 @@ def test_a_small_one_of_each_family(name, composite):
     torchvision_sweep.examine_model(name, *small_family(name), (composite,))
 
 
-@pytest.mark.parametrize("name, composite", [("inception_v3", "EpsilonPlus"), ("mnasnet0_5", "EpsilonAlpha2Beta1Flat")])
+@pytest.mark.parametrize(
+    "name, composite",
+    [pytest.param("inception_v3", "EpsilonPlus", marks=pytest.mark.slow), ("mnasnet0_5", "EpsilonAlpha2Beta1Flat")],
+)
 def test_families_that_have_no_small_ones(name, composite):
     torchvision_sweep.examine(name, (composite,))
 

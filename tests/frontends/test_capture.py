@@ -30,9 +30,14 @@ CLASSIFIERS = {
     "vit_b_32": 224,
 }  # fmt: skip
 NEED_EXPORT = ("swin",)
+#: Their blocks and how they are joined are in others, or they are many of a kind.
+SLOW_FAMILIES = ("vgg", "googlenet", "resnext", "regnet_x", "mobilenet_v3")
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NEED_EXPORT])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_FAMILIES)) for name in FAMILIES if name not in NEED_EXPORT],
+)
 def test_both_give_the_same_relevance_and_names(name):
     compare_front_ends(*small_family(name))
 
@@ -57,7 +62,9 @@ def compare_front_ends(model, x):
     assert ruled[0] == ruled[1]
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg11")) for name in sorted(NETWORKS)]
+)
 def test_the_same_names_for_networks_of_layers(name):
     model, x = NETWORKS[name]()
     names = [
@@ -100,8 +107,19 @@ def test_functions_that_torch_export_would_take_apart(function):
     assert_close(found, expected, 1e-12)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"kdim": 4, "vdim": 4}, {"bias": False}, {"batch_first": False}])
-@pytest.mark.parametrize("shared", ["all", "key and value", "nothing"])
+ATTENTION = [{}, {"kdim": 4, "vdim": 4}, {"bias": False}, {"batch_first": False}]
+#: Each way to share, and each option, at least once.
+ALWAYS = {("all", 0), ("all", 2), ("key and value", 1), ("key and value", 3), ("nothing", 0), ("nothing", 2)}
+
+
+@pytest.mark.parametrize(
+    "shared, sizes",
+    [
+        pytest.param(shared, sizes, marks=[] if (shared, place) in ALWAYS else [pytest.mark.slow])
+        for shared in ("all", "key and value", "nothing")
+        for place, sizes in enumerate(ATTENTION)
+    ],
+)
 def test_the_first_layer_of_an_attention_is_the_same(shared, sizes):
     """Where query, key and value are one tensor, one layer projects all three."""
 
@@ -131,8 +149,18 @@ def test_the_first_layer_of_an_attention_is_the_same(shared, sizes):
         assert (one - other).abs().max() <= 1e-10 * found[0].relevance[0].abs().max()
 
 
-@pytest.mark.parametrize("view", [lambda x: x.flatten(1), lambda x: x.reshape(2, -1), lambda x: x[:, :1], lambda x: x.mT])
-@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[:, 1:].zero_(), lambda x: x[:, :1].mul_(3)])
+VIEWS = [lambda x: x.flatten(1), lambda x: x.reshape(2, -1), lambda x: x[:, :1], lambda x: x.mT]
+WRITES = [lambda x: x.add_(1), lambda x: x[:, 1:].zero_(), lambda x: x[:, :1].mul_(3)]
+
+
+@pytest.mark.parametrize(
+    "view, write",  # each view with two of the writes; the third is a slow test
+    [
+        pytest.param(view, write, marks=[pytest.mark.slow] * ((row + column) % 3 == 0))
+        for row, view in enumerate(VIEWS)
+        for column, write in enumerate(WRITES)
+    ],
+)
 def test_views_that_are_read_after_their_memory_was_overwritten(view, write):
     def overwriting(x):
         value = 2 * x
@@ -173,7 +201,7 @@ def test_tokens_that_are_read_for_a_shape_have_no_relevance():
 
 
 def test_swin_needs_torch_export():
-    model = torchvision.models.SwinTransformer([4, 4], 12, [2, 2], [3, 6], [7, 7], num_classes=5).eval().double()
+    model = torchvision.models.SwinTransformer([4, 4], 12, [2], [3], [7, 7], num_classes=5).eval().double()
     x = torch.randn(1, 3, 64, 64)
     with pytest.raises(lrpfx.UnsupportedOperationError, match="shifted_window_attention"):
         lrpfx.transform(model, EpsilonPlus())

@@ -89,8 +89,10 @@ class Attends(nn.Module):
         return results[0] + (results[1].sum() if self.need_weights else 0.0)
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    "batch_first, need_weights",
+    [(True, False), (False, True), *(pytest.param(one, one, marks=pytest.mark.slow) for one in (True, False))],
+)
 def test_multihead_attention_without_a_batch(need_weights, batch_first):
     model, x = Attends(need_weights, batch_first=batch_first, add_bias_kv=True, add_zero_attn=True).eval(), torch.randn(5, 4)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="symbolic")

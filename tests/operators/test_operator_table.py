@@ -629,7 +629,13 @@ def dependence(network, inputs, number, outputs):
     return torch.stack(found)
 
 
-@each_row
+#: Many entries, and the same rule for one and two dimensions.
+SLOW_ENTRIES = {"conv3d", "conv_transpose3d"}
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * (row.name in SLOW_ENTRIES)) for row in SAMPLED], ids=str
+)
 def test_receptive_fields_are_the_entries_that_matter(row):
     network, inputs = sample_network(row)
     explain_model = lrpfx.transform(network, COMPOSITE, example_inputs=inputs, capture="symbolic")

@@ -283,9 +283,9 @@ def test_generalized_gamma_is_bounded_for_signed_activations(gamma):
         with torch.no_grad():  # outputs at and around zero
             layer.weight -= torch.rand(2000, 1) * (layer.weight @ x[0] / x.square().sum())[:, None] * x
         z = layer(x).detach()
+        explain_model = lrpfx.transform(layer.eval(), LayerMapComposite([(nn.Linear, rules.Gamma(gamma))]))
         for index in z[0].abs().argsort()[:5].tolist():
             seed = torch.zeros_like(z)
             seed[0, index] = 1.0
-            composite = LayerMapComposite([(nn.Linear, rules.Gamma(gamma))])
-            relevance = explain(layer, x, seed, composite).relevance
+            relevance = lrpfx.attribute(explain_model, x, seed).relevance
             assert relevance.abs().sum() <= (2 + gamma) / gamma

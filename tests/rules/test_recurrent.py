@@ -505,10 +505,12 @@ def test_the_model_is_untouched_and_copies_work():
 # --- programs ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [nn.LSTM, *(pytest.param(one, marks=pytest.mark.slow) for one in (nn.GRU, nn.RNN))])
-def test_compiled(module):
+@pytest.mark.parametrize(
+    "module, layers", [(nn.LSTM, 1), *(pytest.param(one, 2, marks=pytest.mark.slow) for one in (nn.LSTM, nn.GRU, nn.RNN))]
+)
+def test_compiled(module, layers):
     torch._dynamo.reset()
-    model = LastStep(module(3, 4, 2, batch_first=True, bidirectional=True)).eval()
+    model = LastStep(module(3, 4, layers, batch_first=True, bidirectional=True)).eval()
     explain_model = lrpfx.transform(model, composite())
     graphs = []
 
@@ -528,14 +530,22 @@ def test_compiled(module):
 
 
 @pytest.mark.parametrize(
-    "module, options", [(nn.LSTM, {"bidirectional": True}), (nn.GRU, {"num_layers": 2}), (nn.RNN, {"bidirectional": True})]
+    "module, options, length",
+    [
+        (nn.LSTM, {"bidirectional": True}, 2),
+        (nn.GRU, {"bidirectional": True}, 2),
+        (nn.RNN, {"num_layers": 2}, 3),
+        pytest.param(nn.LSTM, {"bidirectional": True}, 4, marks=pytest.mark.slow),
+        pytest.param(nn.GRU, {"num_layers": 2}, 4, marks=pytest.mark.slow),
+        pytest.param(nn.RNN, {"bidirectional": True}, 4, marks=pytest.mark.slow),
+    ],
 )
-def test_lowered(module, options):
+def test_lowered(module, options, length):
     model = Classifier(module, **options).eval()
-    explain_model, tokens = lrpfx.transform(model, composite()), torch.randint(1, 11, (2, 4))
+    explain_model, tokens = lrpfx.transform(model, composite()), torch.randint(1, 11, (2, length))
     program = lrpfx.lower(explain_model, tokens, record=["rnn.l0"])
     assert not any("lrpfx" in str(node.target) for node in program.graph.nodes)
-    tokens, target = torch.randint(1, 11, (5, 4)), torch.tensor([0, 1, 2, 0, 1])
+    tokens, target = torch.randint(1, 11, (5, length)), torch.tensor([0, 1, 2, 0, 1])
     found = program.module()(tokens, target)
     expected = lrpfx.attribute(explain_model, tokens, target, record=["rnn.l0"])
     assert_close(found["relevance"], expected.relevance, 1e-10)

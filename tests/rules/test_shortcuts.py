@@ -643,7 +643,7 @@ def test_the_whole_share_goes_to_the_other_sign(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*("plus_flat", "alpha_beta"), *(pytest.param(one, marks=pytest.mark.slow) for one in ("plus", "alpha_beta_flat"))]
+    "name", ["alpha_beta", *(pytest.param(one, marks=pytest.mark.slow) for one in CONSERVING if one != "alpha_beta")]
 )
 def test_all_ways_to_run_conserve_alike(name):
     model, x = depthwise(), torch.rand(2, 3, 12, 12)
