@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks architecture pictures documentation lint format clean
+.PHONY: demo demo-text gallery page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture pictures documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -109,6 +109,11 @@ sweep-transformers: $(VENV)/linked
 # docs/benchmarks.md.
 bench: $(VENV)/linked
 	$(BIN)/python benchmarks/run.py
+
+# Measure explanations of data sets, in about ten minutes, and compute larger ones; writes docs/scale.md.
+scale: $(VENV)/linked
+	$(BIN)/python benchmarks/data_sets.py
+	$(BIN)/python benchmarks/scale.py
 
 # In another folder, mypy reads the installation, where passes/ is a part of lrpfx.
 lint: $(VENV)/linked

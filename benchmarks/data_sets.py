@@ -1,7 +1,8 @@
 """Rates of lrpfx.datasets.attribute: against a plain loop, with memory, and on one and two processes of Ray."""
 
+import io
 import json
-import resource
+import platform
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,7 +43,7 @@ class Crops(Dataset[tuple[torch.Tensor, int]]):
     """Crops of 224 by 224 pixels of scikit-learn's photographs."""
 
     def __init__(self, count: int) -> None:
-        self.photographs = [torch.from_numpy(image).permute(2, 0, 1) for image in load_sample_images().images]
+        self.photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1) for image in load_sample_images().images]
         self.places = np.random.default_rng(0).random((count, 2))
 
     def __len__(self) -> int:
@@ -86,13 +88,23 @@ def throughput(make: Callable[[], tuple[Any, Any]], batch_size: int, rounds: int
             middle = time.perf_counter()
             lrpfx.datasets.attribute(explain_model, data, f"{folder}/store", batch_size=batch_size, **settings)
             end = time.perf_counter()
-            size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+            files = [file for file in Path(folder).rglob("*") if file.is_file()]
+            size = sum(file.stat().st_size for file in files)
+            block = lrpfx.datasets.open(f"{folder}/store").manifest["block"]
+            objects = len({file.relative_to(folder).parts[1] for file in files if "c" in file.parts})
         if turn:  # the first is to warm up
             loops.append(middle - begin)
             runs.append(end - middle)
     ratios = [one / other for one, other in zip(loops, runs, strict=True)]
+    begin = time.perf_counter()
+    for number in range(len(data)):
+        data[number]
+    load = (time.perf_counter() - begin) / len(data)
     return {
         "samples": len(data),
+        "load": load,
+        "block": block,
+        "objects": objects,
         "loop": float(np.median(loops)),
         "run": float(np.median(runs)),
         "ratio": float(np.median(ratios)),
@@ -107,41 +119,75 @@ def peak_memory(count: int) -> float:
     return float(found.stdout.split()[-1])
 
 
-def on_ray(explainers: int, count: int) -> dict[str, float]:
-    """Samples per second of so many processes of Ray once they run, and the seconds before."""
-    explain_model, data = of_digits(count)
-    seen: list[tuple[float, int]] = []
+def on_ray(make: Callable[[], tuple[Any, Any]], explainers: int, block_size: int, **settings: Any) -> dict[str, float]:
+    """Samples per second of so many processes of Ray once they run, and the seconds before.
+
+    `driver`: blocks that this process hands out in a second of its own processor time.
+    """
+    explain_model, data = make()
+    seen: list[tuple[float, float, int]] = []
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         lrpfx.datasets.attribute(
             explain_model,
             data,
             f"{folder}/store",
-            batch_size=64,
-            block_size=256,
+            batch_size=min(64, block_size),
+            block_size=block_size,
             engine=lrpfx.datasets.RayEngine(explainers=explainers),
-            progress=lambda done, total: seen.append((time.perf_counter(), done)),
+            **settings,
+            progress=lambda done, total: seen.append((time.perf_counter(), time.process_time(), done)),
         )
     end = time.perf_counter()
-    (first, before), (last, after) = seen[len(seen) // 5], seen[-1]  # without the compilation of kernels
-    return {"rate": (after - before) / (last - first), "start": seen[0][0] - begin, "seconds": end - begin}
+    (first, used, before), (last, now, after) = seen[len(seen) // 5], seen[-1]  # without the first calls of kernels
+    samples = after - before
+    return {
+        "rate": samples / (last - first),
+        "driver": samples / block_size / (now - used),
+        "start": seen[0][0] - begin,
+        "seconds": end - begin,
+    }
 
 
-def main(command: str, *arguments: str) -> None:
-    """The figures of one measurement, as JSON."""
+def decoding(rounds: int = 50) -> dict[str, float]:
+    """Seconds to decode a photograph of 500 by 375 pixels, resize it to 256 and crop it to 224, and its bytes in JPEG."""
+    content = io.BytesIO()
+    Image.fromarray(load_sample_images().images[0]).resize((500, 375)).save(content, "JPEG", quality=90)
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        image = Image.open(io.BytesIO(content.getvalue())).resize((341, 256), Image.Resampling.BILINEAR)
+        torch.from_numpy(np.array(image.crop((58, 16, 282, 240)))).permute(2, 0, 1).float().div_(255)
+    return {"seconds": (time.perf_counter() - begin) / rounds, "bytes": float(len(content.getvalue()))}
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """All figures: seconds, bytes, MiB, samples and blocks per second."""
+    return {
+        "digits": throughput(of_digits, 64, 3 * rounds),
+        "crops": throughput(of_crops, 16, max(1, rounds - 1), reduce="sum", dtype="float16"),
+        "decoding": decoding(),
+        "memory": {count: peak_memory(int(count)) for count in ("1000", "10000")},
+        "one": on_ray(lambda: of_digits(4 * DIGITS), 1, 1024),
+        "two": on_ray(lambda: of_digits(4 * DIGITS), 2, 1024),
+        "one of crops": on_ray(of_crops, 1, 16, reduce="sum", dtype="float16"),
+        "two of crops": on_ray(of_crops, 2, 16, reduce="sum", dtype="float16"),
+        "driver": on_ray(lambda: of_digits(4_000), 2, 4),
+    }
+
+
+def main() -> None:
+    """Measure with one thread, and write benchmarks/data_sets.json."""
     torch.set_num_threads(1)
-    if command == "memory":
-        explain_model, data = of_digits(int(arguments[0]))
+    if sys.argv[1:2] == ["memory"]:
+        explain_model, data = of_digits(int(sys.argv[2]))
         with tempfile.TemporaryDirectory() as folder:
             lrpfx.datasets.attribute(explain_model, data, f"{folder}/store", batch_size=64)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    elif command == "digits":
-        print(json.dumps(throughput(of_digits, 64, int(arguments[0]))))
-    elif command == "crops":
-        print(json.dumps(throughput(of_crops, 16, int(arguments[0]), reduce="sum", dtype="float16")))
-    elif command == "ray":
-        print(json.dumps(on_ray(int(arguments[0]), int(arguments[1]))))
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        print(int(line.split()[1]) / 1024)
+        return
+    found = {**measure(3), "torch": torch.__version__, "processor": platform.processor() or platform.machine()}
+    Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
