@@ -131,7 +131,7 @@ class Explaining:
         problems: dict[int, str] = {}
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
-                for place in (~np.isfinite(array.reshape(count, -1)).all(1)).nonzero()[0].tolist():
+                for place in np.flatnonzero(~np.isfinite(array.reshape(count, -1)).all(axis=1)).tolist():
                     problems.setdefault(place, f"{name} is not finite")
         return arrays, problems
 
