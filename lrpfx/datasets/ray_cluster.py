@@ -200,7 +200,7 @@ class _Caller:
         result = problem = b""
         try:
             if self._function is None:
-                self._function = received(self.desk, self.threads)
+                self._function = received(self.desk, 0, self.threads)
             count_attempt(self.desk, "work on part", int(rows["number"][0]))
             result = packed(self._function(unpacked(rows["item"][0])))
         except Exception as error:
@@ -228,10 +228,10 @@ def unpacked(content: bytes, device: str = "cpu") -> Any:
     return torch.load(io.BytesIO(content), map_location=device, weights_only=False)
 
 
-def open_desk(value: Any) -> Any:
+def open_desk(*values: Any) -> Any:
     """An actor that all others know. It has what they need, and counts how often each part was begun.
 
-    Errors: `InputError` if the value cannot be sent.
+    Errors: `InputError` if a value cannot be sent.
     """
     ray, _ = packages()
 
@@ -240,23 +240,26 @@ def open_desk(value: Any) -> Any:
             self._content = content
             self._attempts: dict[tuple[str, int], int] = {}
 
-        def content(self) -> Any:
-            return self._content[0]
+        def content(self, place: int) -> Any:
+            return self._content[place]
 
         def attempt(self, what: str, number: int) -> int:
             self._attempts[what, number] = self._attempts.get((what, number), 0) + 1
             return self._attempts[what, number]
 
-    return ray.remote(num_cpus=0)(Desk).remote([ray.put(packed((_VERSIONS, value)))])
+    return ray.remote(num_cpus=0)(Desk).remote([ray.put(packed((_VERSIONS, value))) for value in values])
 
 
-def received(desk: Any, threads: int, may_use_gpus: bool = True) -> Any:
-    """What the desk has. `InputError` if it needs what is not installed here, or if another release is."""
+def received(desk: Any, place: int, threads: int) -> Any:
+    """One of the values that the desk has, with tensors on the GPU of this process, if it has one.
+
+    Errors: `InputError` if it needs what is not installed here, or if another release of lrpfx or torch is.
+    """
     ray, _ = packages()
     torch.set_num_threads(threads)
     try:
-        content = ray.get(ray.get(desk.content.remote()))
-        versions, found = unpacked(content, "cuda" if may_use_gpus and ray.get_gpu_ids() else "cpu")
+        content = ray.get(ray.get(desk.content.remote(place)))
+        versions, found = unpacked(content, "cuda" if ray.get_gpu_ids() else "cpu")
     except (ImportError, AttributeError) as error:
         raise InputError(
             f"a process of Ray cannot load the model or the data set: {first_lines(error)}; install on all machines what they "

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
-from lrpfx.datasets.explaining import Explaining
 from lrpfx.datasets.filling import BlockExplainer
 from lrpfx.datasets.places import Place
 from lrpfx.datasets.preparing import Batch
@@ -80,7 +79,8 @@ class RayEngine(Engine):
             return
         with running(self.wanted) as pool:
             plan = replace(work.plan, done=Done.nothing())  # each process sees for itself
-            desk = open_desk(_Sent(work.source, plan, work.explaining, work.writer.place, work.writer.manifest))
+            store = _Store(work.writer.place, work.writer.manifest)
+            desk = open_desk((work.explaining, store), (work.source, plan, store))
             yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
@@ -99,15 +99,29 @@ def engine_named(engine: Any) -> Engine:
     return named[engine]()
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """What the actors get."""
+#: What the desk has: for those that explain, and for those that load.
+_FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 
-    source: Source
-    plan: Plan
-    explaining: Explaining
+
+@dataclass(frozen=True)
+class _Store:
+    """The store, which each process opens for itself."""
+
     place: Place
     manifest: Manifest
+
+    def writer(self) -> BlockWriter:
+        """The store, as it is seen from here."""
+        try:
+            manifest = read_manifest(self.place)
+        except ArtefactError as error:
+            raise ArtefactError(
+                f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as "
+                "s3://"
+            ) from error
+        if manifest.facts != self.manifest.facts:
+            raise ArtefactError(f"a process of Ray sees another store at {self.place}; give a folder that all machines share")
+        return BlockWriter(self.place, self.manifest)
 
 
 def _blocks_of(work: Work) -> list[int] | None:
@@ -169,17 +183,17 @@ class _Loader:
 
     def __init__(self, desk: Any) -> None:
         self.desk = desk
-        self._found: _Sent | None = None
+        self._found: tuple[Indexed, Plan] | None = None
 
     def __call__(self, rows: Mapping[str, Any]) -> Row:
         block = int(rows["block"][0])
         try:
             if self._found is None:
-                self._found = received(self.desk, 1, may_use_gpus=False)
+                source, plan, _ = received(self.desk, _FOR_LOADERS, 1)
+                self._found = source, plan
             count_attempt(self.desk, "load block", block)
-            source = self._found.source
-            assert isinstance(source, Indexed)
-            found = _loaded_row(block, source.block(self._found.plan, block))
+            source, plan = self._found
+            found = _loaded_row(block, source.block(plan, block))
         except Exception as error:
             found = _loaded_row(block, [], error)
         return {name: [value] for name, value in found.items()}
@@ -188,28 +202,15 @@ class _Loader:
 def _rows_of_stream(desk: Any) -> Iterator[Row]:
     """The blocks of a stream that are not done, and at the end its problem, if it has one, as that of block -1."""
     try:
-        found: _Sent = received(desk, 1, may_use_gpus=False)
-        writer = _writer(found)
-        done = done_of(found.place, found.manifest, writer.arrays)
-        for block, batches in groupby(found.source.batches(replace(found.plan, done=done)), attrgetter("block")):
+        source, plan, store = received(desk, _FOR_LOADERS, 1)
+        writer = store.writer()
+        done = done_of(store.place, store.manifest, writer.arrays)
+        for block, batches in groupby(source.batches(replace(plan, done=done)), attrgetter("block")):
             loaded = _loaded_row(block, list(batches))  # an error comes before a block that is not whole is out
             writer.make_room(block)
             yield loaded
     except Exception as error:
         yield _loaded_row(-1, [], error)
-
-
-def _writer(found: _Sent) -> BlockWriter:
-    """The store, as it is seen from here."""
-    try:
-        manifest = read_manifest(found.place)
-    except ArtefactError as error:
-        raise ArtefactError(
-            f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as s3://"
-        ) from error
-    if manifest.facts != found.manifest.facts:
-        raise ArtefactError(f"a process of Ray sees another store at {found.place}; give a folder that all machines share")
-    return BlockWriter(found.place, found.manifest)
 
 
 class _Explainer:
@@ -241,6 +242,6 @@ class _Explainer:
 
     def _ready(self) -> BlockExplainer:
         if self._found is None:
-            found: _Sent = received(self.desk, self.threads)
-            self._found = BlockExplainer(found.explaining, _writer(found))
+            explaining, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
+            self._found = BlockExplainer(explaining, store.writer())
         return self._found
