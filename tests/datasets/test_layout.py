@@ -45,7 +45,7 @@ def test_texts(texts, size):
 def test_chunks_divide_blocks(block, shape):
     one = Layout("relevance", shape, "float32", ("sample", *map(str, range(len(shape)))))
     rows = one.chunk_rows(block)
-    assert block % rows == 0 and (rows == 1 or rows * one.row_bytes <= 256 * 1024)
+    assert block % rows == 0 and (rows == 1 or rows * one.row_bytes <= 1 << 20)
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def test_memory_does_not_grow_with_samples(tmp_path, monkeypatch):
     peaks = []
     for count in (4000, 12000):
         samples = torch.rand(count, 64, generator=torch.Generator().manual_seed(0)).double()
-        view = lrpfx.datasets.attribute(model, samples, tmp_path / str(count), batch_size=1000)
+        view = lrpfx.datasets.attribute(model, samples, tmp_path / str(count), batch_size=1000, block_size=1000)
         tracemalloc.start()
         lrpfx.datasets.write_table(view, tmp_path / "a.parquet")
         peaks.append(tracemalloc.get_traced_memory()[1])
