@@ -355,7 +355,7 @@ def sentences(batch, length):
 @pytest.mark.parametrize(
     ("file", "pooled"),
     [
-        ("reader.pt2", True),
+        pytest.param("reader.pt2", True, marks=pytest.mark.slow),
         pytest.param("reader.pt2", False, marks=pytest.mark.slow),
         ("reader.onnx", True),
         pytest.param("reader.onnx", False, marks=pytest.mark.slow),

@@ -144,7 +144,7 @@ def test_starts(case, layers):
 def ranked(request, tmp_path_factory):
     """How scores are reduced, a network, digits, and their samples by zennit-crp."""
     torch.set_default_dtype(torch.float64)
-    model, data = digits_network(300)
+    model, data = digits_network(150)
     layers = ["stem.0", "block1.conv2", "block1", "block2.conv1", "head"]
     directory = tmp_path_factory.mktemp("crp")
     found = reference_samples(model, data.images, data.labels, layers, directory, max_target=request.param)
@@ -152,7 +152,7 @@ def ranked(request, tmp_path_factory):
 
 
 def test_collections(ranked):
-    """ActMax and RelMax of 500 digits: the same scores, and the same samples where they do not tie."""
+    """ActMax and RelMax of digits: the same scores, and the same samples where they do not tie."""
     reduction, model, data, expected = ranked
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
     layers = list(dict.fromkeys(layer for _, layer in expected))

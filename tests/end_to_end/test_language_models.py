@@ -183,7 +183,7 @@ def test_relevance_of_positions_is_not_that_of_the_mask():
     assert lrpfx.attribute(explain_model, encoded(*tokens(2, 5)), (-1, 3)).relevance["attention_mask"] is None
 
 
-@pytest.mark.parametrize("name", ["Llama", "T5"])
+@pytest.mark.parametrize("name", ["Llama", pytest.param("T5", marks=pytest.mark.slow)])
 def test_caches_need_no_word_and_configurations_stay(name):
     model = model_of(name, **{"num_layers" if name == "T5" else "num_hidden_layers": 1})
     before = [(module, module.config.use_cache) for module in model.modules() if hasattr(module, "config")]

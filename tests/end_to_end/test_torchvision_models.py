@@ -7,7 +7,12 @@ from small_families import FAMILIES, small_family
 from tools import torchvision_sweep
 
 #: One composite for each, in turn.
-PAIRS = list(zip(FAMILIES, itertools.cycle(torchvision_sweep.COMPOSITES), strict=False))
+PAIRS = [
+    pytest.param(
+        name, composite, marks=[pytest.mark.slow] * (name == "swin")
+    )  # tests/frontends/test_capture.py has a smaller one
+    for name, composite in zip(FAMILIES, itertools.cycle(torchvision_sweep.COMPOSITES), strict=False)
+]
 
 
 @pytest.mark.parametrize("name, composite", PAIRS)
