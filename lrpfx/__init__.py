@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.explainer import Explainer, explain
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.sentences import TextExplanation
+    from lrpfx.pages.report import report
     from lrpfx.pipeline import node_names, transform
     from lrpfx.reports.assignment import assignment
     from lrpfx.reports.check import Report, check
@@ -71,6 +72,7 @@ _NAMES_IN = {
     "deploy.lowering": ("lower",),
     "pipeline": ("node_names", "transform"),
     "reports.check": ("Report", "check"),
+    "pages.report": ("report",),
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
     "explanation.sentences": ("TextExplanation",),
@@ -139,6 +141,7 @@ __all__ = [
     "node_names",
     "package",
     "pictures",
+    "report",
     "rules",
     "save",
     "text",

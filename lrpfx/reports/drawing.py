@@ -110,7 +110,7 @@ def draw(
         node_attr={"shape": "box", "style": "filled,rounded", "fontname": "Helvetica", "fontsize": "10", "color": "#555555"},
         edge_attr={"fontname": "Helvetica", "fontsize": "8", "color": "#777777", "fontcolor": "#777777"},
     )
-    colors = _colors(full)
+    colors = colors_of_rules(full)
     if ledger is not None:
         for _, data in graph.nodes(data=True):
             share = data.get("leak", 0.0) / (ledger.seed_magnitude or 1.0)
@@ -191,7 +191,7 @@ def _rules(graph: "nx.MultiDiGraph[str]") -> list[str]:
     return [data["rule"] for _, data in graph.nodes(data=True)]
 
 
-def _colors(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
+def colors_of_rules(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
     """A colour for every rule of the graph, by its class."""
     colors = {NEUTRAL: NEUTRAL_COLOR, INPUT: END_COLOR, OUTPUT: END_COLOR, GRADIENT: UNASSIGNED_COLOR, **RULE_COLORS}
     others = sorted({_short(rule) for rule in _rules(graph)} - set(colors))
