@@ -9,7 +9,7 @@ from torch import fx
 
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.layouts import channel_dimension
-from lrpfx.explanation.running import as_array
+from lrpfx.explanation.running import as_array, check_same
 from lrpfx.ir.node import Role, bottlenecks, data_calls, node_info
 from lrpfx.pages.encoding import Array, Packed, figure, packed, reduced
 from lrpfx.pages.graphs import GraphData
@@ -24,6 +24,8 @@ _TOGETHER = 64  # nodes that are recorded in one run, which bounds the memory
 def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
     """The ledger, the relevance along each edge, thumbnails, and for a text the relevance of each word in each layer."""
     found = ledger(asked.module, asked.inputs, asked.target, output=asked.output)
+    if view.score is not None:
+        check_same(np.array(found.seed), np.array(view.score))
     places = {name: place for place, name in enumerate(graph.names)}
     pictures: dict[str, Packed] = {}
     path: list[dict[str, Any]] = []

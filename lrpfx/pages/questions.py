@@ -1,5 +1,6 @@
 """What a report was asked for: samples, and for each composite and target the model, its inputs, and the relevance found."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class View:
     rules: str
     data: dict[str, Any]
     asked: Asked | None
+    score: float | None = None  # the output that was explained, by which a model that has changed since is noticed
     tokens: int | None = None  # of a text
     groups: Sequence[Sequence[int]] = ()  # the tokens of each word
 
@@ -90,17 +92,17 @@ class Questions:
 
     def _add_photograph(self, composite: str, one: Explanation) -> None:
         width, height = one.photograph.size
-        key = ("photograph", one.name, one.photograph.size, one.photograph.tobytes())
+        key = ("photograph", one.name, one.photograph.size, _digest(one.photograph.tobytes()))
         kind = {"kind": "photograph", "name": one.name, "width": width, "height": height}
         sample = self._sample(key, {**kind, "photograph": photograph_address(one.photograph)})
         compiled = one.source if isinstance(one.source, CompiledModel) else None
         for answer in one.answers:
-            data = {**_target(one, answer), "map": _map(answer.input_relevance.astype(np.float64).sum(0), one)}
+            data = {**_target(one, answer), **_map(answer.input_relevance.astype(np.float64).sum(0), one)}
             asked = None
             if compiled is not None:
                 placed = placed_for(compiled.module, one.input[None])
                 asked = Asked(compiled.explain_model, placed, answer.category.index, compiled.output)
-            self.views.append(View(composite, sample, one.rules, data, asked))
+            self.views.append(View(composite, sample, one.rules, data, asked, answer.category.score))
 
     def _add_text(self, composite: str, one: TextExplanation) -> None:
         picture = one.picture
@@ -117,7 +119,9 @@ class Questions:
             if one.source is not None:
                 compiled = one.source.compiled
                 asked = Asked(compiled.explain_model, one.source.inputs, one.source.targets[place], compiled.output)
-            self.views.append(View(composite, sample, one.rules, data, asked, len(one.tokens), picture.places))
+            self.views.append(
+                View(composite, sample, one.rules, data, asked, answer.category.score, len(one.tokens), picture.places)
+            )
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -128,14 +132,14 @@ class Questions:
         targets = target if isinstance(target, list) else [target]
         if not targets:
             raise InputError("the list of targets is empty")
-        for name, one in _samples_of(inputs):
+        for name, number, one in _samples_of(inputs, targets):
             for each in targets:
-                self._add_answer(composite, module, name, one, each)
+                self._add_answer(composite, module, name, one, each if number is None else _of_sample(each, number))
 
     def _add_answer(self, composite: str, module: ExplainModule, name: str, inputs: Inputs, target: Target) -> None:
         found = attribute(module, inputs, target)
         values = list(_leaves("", inputs, found.relevance))
-        key = ("call", name, *((path, tuple(value.shape), value.numpy().tobytes()) for path, value, _ in values))
+        key = ("call", name, *((path, tuple(value.shape), _digest(value.numpy().tobytes())) for path, value, _ in values))
         data: dict[str, Any] = {"target": _name_of_target(target, found.output), "top": []}
         only = values[0] if len(values) == 1 else None
         if only is not None and _is_picture(only[1]):
@@ -145,11 +149,16 @@ class Questions:
             height, width = only[1].shape[2:]
             kind = {"kind": "photograph", "name": name, "width": width, "height": height}
             sample = self._sample(key, {**kind, "photograph": photograph_address(photograph.image)})
-            data["map"] = _map(relevance[0].double().sum(0).numpy(), None)
+            data |= _map(relevance[0].double().sum(0).numpy(), None)
         else:
             sample = self._sample(key, {"kind": "values", "name": name})
             data["inputs"] = [_entries(*value) for value in values]
         self.views.append(View(composite, sample, str(module.composite), data, Asked(module, inputs, target, None)))
+
+
+def _digest(content: bytes) -> bytes:
+    """A short text that differs for different contents, to tell samples apart."""
+    return hashlib.sha256(content).digest()
 
 
 def _target(one: Explanation | TextExplanation, answer: Answer) -> dict[str, Any]:
@@ -168,10 +177,13 @@ def _target(one: Explanation | TextExplanation, answer: Answer) -> dict[str, Any
     }
 
 
-def _map(relevance: Array, one: Explanation | None) -> Packed:
-    """The relevance of the model's pixels, exact and as it is drawn, and the part of the photograph that it covers."""
+def _map(relevance: Array, one: Explanation | None) -> dict[str, Packed]:
+    """The relevance of the model's pixels, exact and as it is drawn, and the part of the photograph that it covers.
+
+    There is none if values are not finite: the page says so.
+    """
     if not np.isfinite(relevance).all():
-        raise InputError("the relevance of the photograph has values that are not finite, which a report cannot show")
+        return {}
     height, width = relevance.shape
     box = [0.0, 0.0, float(width), float(height)]
     mirrored = [False, False]
@@ -184,7 +196,7 @@ def _map(relevance: Array, one: Explanation | None) -> Packed:
         padding = one.padding_relevance
     small = reduced(relevance, _FINEST)
     drawn = smoothed(small)
-    return {
+    found = {
         "box": list(map(figure, box)),
         "mirrored": mirrored,
         "padding": figure(padding),
@@ -192,15 +204,26 @@ def _map(relevance: Array, one: Explanation | None) -> Packed:
         "exact": packed(small),
         "drawn": packed(drawn, scale_of(small), bits=8),
     }
+    return {"map": found}
 
 
-def _samples_of(inputs: Any) -> Iterator[tuple[str, Any]]:
-    """The samples of a call: each image or row of a single tensor, or all inputs together."""
-    if isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) > 1:
+def _samples_of(inputs: Any, targets: Sequence[Any]) -> Iterator[tuple[str, int | None, Any]]:
+    """The samples of a call, with their numbers: each image or row of a single tensor, or all inputs together.
+
+    A function of the output, or a target of several parts, belongs to the whole batch.
+    """
+    each = isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) > 1
+    if each and all(target is None or isinstance(target, (int, np.integer, torch.Tensor, np.ndarray)) for target in targets):
         for number, _ in enumerate(inputs):
-            yield f"sample {number + 1}", inputs[number : number + 1]
+            yield f"sample {number + 1}", number, inputs[number : number + 1]
     else:
-        yield "inputs", inputs
+        yield "inputs", None, inputs
+
+
+def _of_sample(target: Any, number: int) -> Any:
+    """The target of one sample of a batch: a part of a tensor or an array that has one for each sample."""
+    has_several = isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim > 0
+    return target[number : number + 1] if has_several else target
 
 
 def _leaves(path: str, inputs: Any, relevance: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
@@ -250,12 +273,14 @@ def _name_of_target(target: Target, output: torch.Tensor) -> dict[str, Any]:
         best = output.argmax(-1).flatten().tolist() if isinstance(output, torch.Tensor) and output.ndim else []
         name = f"class {best[0]}, the largest" if len(best) == 1 else "the largest output"
         score = figure(float(output.max())) if len(best) == 1 else None
-    elif isinstance(target, int) and not isinstance(target, bool):
+    elif isinstance(target, (int, np.integer)):
         name = f"class {target}"
         if isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == 1:
             score = figure(float(output[0, target]))
     elif isinstance(target, (dict, tuple)):
         name = str(target)
+    elif isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim == 1 and len(target) == 1:
+        name = f"class {int(target[0])}"
     else:
         name = "relevance given as a function" if callable(target) else f"target of type {type(target).__name__}"
     return {"name": name, "score": score, "probability": None}

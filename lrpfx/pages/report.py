@@ -23,7 +23,7 @@ from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
 from lrpfx.version import __version__
 
-_SUFFIXES = (".html", ".htm")
+SUFFIXES = (".html", ".htm")
 _COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
 
 
@@ -42,11 +42,11 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
     `lrpfx.attribute` and `lrpfx.ledger`. The file is written whole or not at all.
     """
     target = as_path(path)
-    if target.suffix.lower() not in _SUFFIXES:
+    if target.suffix.lower() not in SUFFIXES:
         raise InputError(f"{target}: a report is written as .html")
     if title is not None and not isinstance(title, str):
         raise InputTypeError(f"title is a text, not {type(title).__name__}")
-    return written(target, page(document(what, title)).encode())
+    return written(target, page(document(what, title)).encode("utf-8", "replace"))
 
 
 def document(what: Any, title: str | None = None) -> dict[str, Any]:
@@ -116,8 +116,7 @@ def page(data: Mapping[str, Any]) -> str:
 def _json(data: Any) -> str:
     """JSON that may stand in a script element: no text in it can end the element, or begin a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return safe.encode("utf-8", "replace").decode("utf-8")
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache

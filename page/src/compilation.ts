@@ -102,10 +102,10 @@ function changes(before: string, after: string): HTMLElement {
     for (let other = place - CONTEXT; other <= place + CONTEXT; other++) near.add(other);
   });
   if (!near.size) return h("p", { class: "note" }, "No line of the code changed.");
-  const pre = h("pre", { class: "code diff", tabindex: 0, "aria-label": "changes of the code" });
+  const all = h("div", { class: "lines" });
   let skipped = 0;
   const gap = () => {
-    if (skipped) pre.append(h("span", { class: "gap" }, `⋯ ${plural(skipped, "line")} as before\n`));
+    if (skipped) all.append(h("span", { class: "gap" }, `⋯ ${plural(skipped, "line")} as before\n`));
     skipped = 0;
   };
   lines.forEach((line, place) => {
@@ -114,10 +114,10 @@ function changes(before: string, after: string): HTMLElement {
       return;
     }
     gap();
-    pre.append(h("span", { class: line.kind }, `${sign(line)} ${line.text}\n`));
+    all.append(h("span", { class: line.kind }, `${sign(line)} ${line.text}\n`));
   });
   gap();
-  return pre;
+  return h("pre", { class: "code diff", tabindex: 0, "aria-label": "changes of the code" }, all);
 }
 
 function sign(line: Line): string {

@@ -11,7 +11,7 @@ export function shown(value: Figure | null, whole = 0, digits = 4): string {
   const size = Math.abs(number);
   const text = size >= 1e5 || size < 1e-3 ? number.toExponential(Math.min(digits - 1, 2)) : number.toPrecision(digits);
   const plain = text.includes("e") || !text.includes(".") ? text : text.replace(/\.?0+$/, "");
-  return plain.replace("-", "−").replace("e+", "e");
+  return plain.replaceAll("-", "−").replace("e+", "e");
 }
 
 /** A share as a percentage. */
@@ -41,4 +41,25 @@ export function cut(text: string, most: number): string {
   if (text.length <= most) return text;
   const head = Math.ceil((most - 1) * 0.45);
   return `${text.slice(0, head)}…${text.slice(text.length - (most - 1 - head))}`;
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+const widths = new Map<string, number>();
+
+/** The width of a text in pixels, in the page's letters. */
+export function widthOf(text: string, size: number, bold = false): number {
+  const key = `${bold ? "b" : ""}${size} ${text}`;
+  let found = widths.get(key);
+  if (found === undefined) {
+    if (pen) pen.font = `${bold ? 600 : 400} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+    found = pen ? pen.measureText(text).width : text.length * size * 0.6;
+    widths.set(key, found);
+  }
+  return found;
+}
+
+/** A text cut in its middle so that it is at most `most` pixels wide. */
+export function cutTo(text: string, most: number, size: number, bold = false): string {
+  const whole = widthOf(text, size, bold);
+  return whole <= most ? text : cut(text, Math.max(3, Math.floor((text.length * most) / whole)));
 }

@@ -3,13 +3,15 @@ import type { Colors } from "./colors";
 import type { Graph, Packed } from "./document";
 import { h, s, styled } from "./dom";
 import type { Flows } from "./flows";
-import { cut, percent, plural, shortRule, shown } from "./format";
+import { cutTo, percent, plural, shortRule, shown, widthOf } from "./format";
 import { type Band, type Box, layOut, lineThrough, type Placed } from "./layout";
 import { type Group, type Item, openedAtFirst, Tree } from "./tree";
 
-const MOST_AT_FIRST = 26;
+const [FEW, MANY] = [14, 26]; // boxes that are seen at first
 const WIDEST = 15;
 const THUMBNAIL = 30;
+const [SIZE, SMALL] = [12.5, 11.5]; // of letters
+const BESIDE = 112; // pixels of a box beside its name: thumbnail, relevance and margins
 const [CLOSEST, FARTHEST] = [3, 0.05];
 const DIRECTIONS: Record<string, [number, number]> = {
   ArrowUp: [0, -1],
@@ -54,7 +56,7 @@ export class GraphView {
     private readonly choose: (item: Item | null) => void,
   ) {
     this.tree = new Tree(graph);
-    this.open = openedAtFirst(this.tree, MOST_AT_FIRST);
+    this.open = openedAtFirst(this.tree, FEW, MANY);
     this.picture = s(
       "svg",
       {
@@ -194,10 +196,10 @@ export class GraphView {
   }
 
   private sizeOf(item: Item): [number, number] {
-    if (item.kind === "group") return [Math.min(230, Math.max(150, 96 + 7.4 * item.label.length)), 46];
-    const node = this.graph.nodes[item.node];
-    if (node?.rule === "neutral") return [Math.min(190, Math.max(84, 36 + 6.4 * item.label.length)), 26];
-    return [Math.min(230, Math.max(150, 96 + 7.4 * item.label.length)), 42];
+    const node = item.kind === "leaf" ? this.graph.nodes[item.node] : undefined;
+    if (node?.rule === "neutral") return [Math.min(190, Math.max(64, 26 + widthOf(item.label, SMALL))), 26];
+    const width = BESIDE + widthOf(item.label, SIZE, true);
+    return [Math.min(240, Math.max(150, width)), item.kind === "group" ? 46 : 42];
   }
 
   private thumbnailOf(item: Item): Packed | null {
@@ -241,13 +243,14 @@ export class GraphView {
   }
 
   private head(box: Box): SVGElement {
-    const width = Math.min(box.width, 34 + 6.9 * box.item.label.length);
+    const label = cutTo(box.item.label, box.width - 40, 12, true);
+    const width = Math.min(box.width - 8, 32 + widthOf(label, 12, true));
     return s(
       "g",
       { class: "box head", transform: `translate(${box.x} ${box.y})`, ...this.attributesOf(box) },
       s("rect", { class: "face", width, height: 22, rx: 8, x: 4, y: 4 }),
       s("path", { class: "fold", d: "M13 13h7l-3.5 4.5z" }),
-      s("text", { class: "label", x: 26, y: 19 }, cut(box.item.label, Math.max(4, Math.floor((box.width - 34) / 6.9)))),
+      s("text", { class: "label", x: 26, y: 19 }, label),
     );
   }
 
@@ -260,7 +263,7 @@ export class GraphView {
     const left = picture ? THUMBNAIL + 18 : 14;
     const relevance = flows && !small ? flows.entering(item) : null;
     const value = relevance === null ? "" : shown(relevance, flows?.magnitude, 3);
-    const room = Math.floor((width - left - 8 - (small ? 0 : 6.5 * value.length + 4)) / (small ? 6.2 : 7));
+    const room = width - left - 10 - (value ? widthOf(value, SMALL) + 8 : 0);
     const under = node ? shortRule(node.rule) : plural(item.kind === "group" ? item.nodes.length : 1, "node");
     const ends = node?.kind === "input" || node?.kind === "output";
     const lost = flows ? Math.min(1, flows.lost(item)) : 0;
@@ -291,8 +294,12 @@ export class GraphView {
           preserveAspectRatio: picture.shape[0] === 1 ? "none" : "xMidYMid meet",
         }),
       small
-        ? s("text", { class: "label", x: width / 2, y: 17, "text-anchor": "middle" }, cut(item.label, room))
-        : s("text", { class: "label", x: left, y: height / 2 - 3 }, cut(item.label, room)),
+        ? s(
+            "text",
+            { class: "label", x: width / 2, y: 17, "text-anchor": "middle" },
+            cutTo(item.label, width - 20, SMALL),
+          )
+        : s("text", { class: "label", x: left, y: height / 2 - 3 }, cutTo(item.label, room, SIZE, true)),
       !small && s("text", { class: "rule", x: left, y: height / 2 + 13 }, ends ? (node?.kind ?? "") : under),
       !small &&
         value !== "" &&

@@ -13,9 +13,18 @@ import {
 import { h, styled } from "./dom";
 import { cut, shown } from "./format";
 
+const COARSE = 100; // pixels across, below which each is seen
+
 /** `names`: of the nodes of the graph, which a path of a word goes through. */
 export function sampleOf(sample: Sample, view: View, colors: Colors, names: readonly string[]): HTMLElement {
   if (sample.kind === "photograph" && view.map) return photograph(sample, view, view.map, colors);
+  if (sample.kind === "photograph")
+    return h(
+      "div",
+      {},
+      h("div", { class: "photograph" }, h("img", { src: sample.photograph, alt: sample.name })),
+      h("p", { class: "warning", role: "note" }, "There is no map: its relevance has values that are not finite."),
+    );
   if (sample.kind === "text") return text(sample.words, view, colors, names);
   return h("div", { class: "values" }, ...(view.inputs ?? []).map((one) => values(one)));
 }
@@ -44,7 +53,7 @@ function photograph(
   });
   const image = h("img", { src: sample.photograph, alt: sample.name, draggable: "false" });
   const readout = h("p", { class: "readout", "aria-live": "off" }, "Point at the photograph to read its relevance.");
-  const frame = h("div", { class: "photograph grey" }, image, drawn);
+  const frame = h("div", { class: sample.width < COARSE ? "photograph grey coarse" : "photograph grey" }, image, drawn);
   const pixel = (event: PointerEvent): [number, number] | null => {
     const edge = drawn.getBoundingClientRect();
     let across = (event.clientX - edge.left) / edge.width;

@@ -34,7 +34,7 @@ export class Tree {
     const names = graph.nodes.map((node) => node.name);
     const all = names.map((_, place) => place);
     this.root = { kind: "group", id: "g:", label: graph.title, path: "", children: [], nodes: all };
-    this.root.children = gathered(this.root, childrenOf(names, all, 0, ""));
+    this.root.children = gathered(this.root, childrenOf(names, all, 0, ""), (item) => isEnd(graph, item));
     this.place(this.root, []);
   }
 
@@ -95,9 +95,14 @@ function first(item: Item): number {
   return item.kind === "leaf" ? item.node : (item.nodes[0] ?? 0);
 }
 
+function isEnd(graph: Graph, item: Item): boolean {
+  return item.kind === "leaf" && ["input", "output"].includes(graph.nodes[item.node]?.kind ?? "");
+}
+
 /** Children of a module; if there are very many, runs of them as groups of their own. */
-function gathered(parent: Group, children: Item[]): Item[] {
-  if (children.length <= MOST_CHILDREN) return children;
+function gathered(parent: Group, all: Item[], apart: (item: Item) => boolean = () => false): Item[] {
+  if (all.length <= MOST_CHILDREN) return all;
+  const children = all.filter((item) => !apart(item));
   const size = Math.max(8, Math.ceil(Math.sqrt(children.length)));
   const groups: Item[] = [];
   for (let start = 0; start < children.length; start += size) {
@@ -118,34 +123,34 @@ function gathered(parent: Group, children: Item[]): Item[] {
         nodes,
       });
   }
-  return groups;
+  return [...all.filter(apart), ...groups].sort((one, other) => first(one) - first(other));
 }
 
-/** The groups to open at first: the large ones, as long as no more than `most` boxes are seen. */
-export function openedAtFirst(tree: Tree, most: number): Set<string> {
+/** The groups to open at first: those with more than half of all nodes, and more as long as `few` boxes are seen. */
+export function openedAtFirst(tree: Tree, few: number, many: number): Set<string> {
   const open = new Set([tree.root.id]);
   let seen = tree.root.children.length;
+  const openAll = (groups: readonly Group[], most: number): boolean => {
+    const more = groups.reduce((sum, group) => sum + group.children.length - 1, 0);
+    if (!groups.length || seen + more > most) return false;
+    for (const group of groups) open.add(group.id);
+    seen += more;
+    return true;
+  };
   for (;;) {
     const folded = [...open]
       .flatMap((id) => tree.groups.get(id)?.children ?? [])
       .filter((child): child is Group => child.kind === "group" && !open.has(child.id));
-    const fits = folded
-      .filter((group) => seen + group.children.length - 1 <= most && group.children.length > 1)
-      .sort((one, other) => other.nodes.length - one.nodes.length)[0];
+    const main = folded.filter((group) => 2 * group.nodes.length > tree.root.nodes.length);
+    if (openAll(main, many)) continue;
     // Of modules of one kind, such as the stages of a network, all are opened or none.
-    if (!fits || folded.some((group) => group !== fits && alike(group, fits) && !roomFor(folded, fits, seen, most)))
-      return open;
-    open.add(fits.id);
-    seen += fits.children.length - 1;
+    const kinds = [...new Set(folded.map(kindOf))].map((kind) => folded.filter((group) => kindOf(group) === kind));
+    const sizes = (groups: readonly Group[]) => groups.reduce((sum, group) => sum + group.nodes.length, 0);
+    kinds.sort((one, other) => sizes(other) - sizes(one));
+    if (!kinds.some((groups) => openAll(groups, few))) return open;
   }
 }
 
-function alike(one: Group, other: Group): boolean {
-  const stem = (group: Group) => group.path.replace(/\d+/g, "#");
-  return stem(one) === stem(other);
-}
-
-function roomFor(folded: Group[], like: Group, seen: number, most: number): boolean {
-  const more = folded.filter((group) => alike(group, like)).reduce((sum, group) => sum + group.children.length - 1, 0);
-  return seen + more <= most;
+function kindOf(group: Group): string {
+  return group.id.replace(/\d+/g, "#");
 }
