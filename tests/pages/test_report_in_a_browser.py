@@ -45,12 +45,15 @@ def browser():
         driver.execute_cdp_cmd("Network.enable", {})
         offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
         driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        driver.get("about:blank")
+        driver.get_log("performance")  # of the page that Chromium begins with
         yield driver
 
 
 @pytest.fixture(autouse=True)
 def _silent(browser):
     """Whatever a test does, the console has no complaint, and nothing is requested but the file."""
+    torch.set_default_dtype(torch.float32)
     yield
     complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
     assert not complaints, complaints
@@ -259,9 +262,9 @@ def test_dark_light_and_print(browser, two_composites):
         bright = sum(map(int, ink[4:-1].split(","))) > sum(map(int, behind[4:-1].split(",")))
         assert bright == (theme == "dark")
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert one(browser, ".graph").get_attribute("viewBox") and one(browser, "#ledger").get_attribute("hidden") is None
+    assert one(browser, ".graph").get_dom_attribute("viewBox") and one(browser, "#ledger").get_dom_attribute("hidden") is None
     browser.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert not one(browser, ".graph").get_attribute("viewBox") and one(browser, "#ledger").get_attribute("hidden")
+    assert not one(browser, ".graph").get_dom_attribute("viewBox") and one(browser, "#ledger").get_dom_attribute("hidden")
     assert len(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
 
 
