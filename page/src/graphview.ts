@@ -11,7 +11,7 @@ const [FEW, MANY] = [14, 26]; // boxes that are seen at first
 const WIDEST = 15;
 const THUMBNAIL = 30;
 const [SIZE, SMALL] = [12.5, 11.5]; // of letters
-const BESIDE = 112; // pixels of a box beside its name: thumbnail, relevance and margins
+const BESIDE = 126; // pixels of a box beside its name: thumbnail, relevance and margins
 const [CLOSEST, FARTHEST] = [3, 0.05];
 const DIRECTIONS: Record<string, [number, number]> = {
   ArrowUp: [0, -1],

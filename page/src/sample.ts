@@ -218,7 +218,7 @@ function grid(
         return h(
           "tr",
           {},
-          h("th", { scope: "row", title: name }, cut(name.split(".").slice(-4).join("."), 22)),
+          h("th", { scope: "row", title: name }, cut(name.split(".").slice(-4).join("."), 25)),
           h("td", {}, strip),
           h("td", { class: "number" }, shown(value, 0, 3)),
           h("td", { class: "bar" }, styled(bar, { width: `${((100 * Math.abs(value)) / largest).toFixed(1)}%` })),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from browsers import chromium, needs_chromium
 from helpers import ROOT
+from tools import report_pictures
 
 import lrpfx
 from lrpfx.demo import photographs
@@ -28,14 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_composites(folder):
-    """EfficientNet-Lite0 on two photographs, for two classes, under two composites."""
-    network = photographs.load_classifier()
-    settings = {"preprocess": network.preprocess, "categories": network.categories}
-    found = {}
-    for name, composite in (("GammaByDepth", None), ("EpsilonPlusFlat", lrpfx.composites.EpsilonPlusFlat())):
-        explainer = lrpfx.Explainer(network.model, composite=composite, **settings)
-        files = [photographs.path("chelsea"), photographs.path("china")]
-        found[name] = explainer(files, targets=["tiger cat", "palace"])
+    found = report_pictures.of_photographs()
     return lrpfx.report(found, folder / "lite0.html"), document(found)
 
 
@@ -318,23 +312,7 @@ def test_a_resnet_50_is_small_and_soon_ready(browser, folder):
 def test_the_path_of_a_word(browser, folder):
     from pages.test_encoding import unpacked
 
-    from lrpfx.demo import sentence_similarity
-
-    minilm = sentence_similarity.load()
-
-    class Topics(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = minilm.model
-            with torch.no_grad():
-                topics = [minilm.model.embed(input_ids=minilm.ids(text)) for text in ("Music.", "Weather.")]
-            self.register_buffer("topics", torch.cat(topics))
-
-        def forward(self, input_ids, attention_mask=None, token_type_ids=None):
-            return self.inner.embed(input_ids=input_ids) @ self.topics.T
-
-    explainer = lrpfx.Explainer(Topics().eval(), tokenizer=minilm.tokenizer, categories=["music", "weather"])
-    found = explainer("A guitarist plays while it rains.", targets=["music", "weather"])
+    found = report_pictures.of_a_sentence()
     data = document(found)
     opened(browser, lrpfx.report(found, folder / "text.html"))
     words = [each.text for each in all_of(browser, ".word")]
