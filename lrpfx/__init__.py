@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from lrpfx.pipeline import node_names, transform
     from lrpfx.reports.assignment import assignment
     from lrpfx.reports.check import Report, check
+    from lrpfx.reports.comparison import Comparison, compare
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.history import history
     from lrpfx.reports.ledger import Ledger, ledger
@@ -72,6 +73,7 @@ _NAMES_IN = {
     "deploy.lowering": ("lower",),
     "pipeline": ("node_names", "transform"),
     "reports.check": ("Report", "check"),
+    "reports.comparison": ("Comparison", "compare"),
     "pages.report": ("report",),
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
@@ -102,6 +104,7 @@ __all__ = [
     "ArtefactError",
     "Attribution",
     "CaptureError",
+    "Comparison",
     "Explainer",
     "Explanation",
     "Explanations",
@@ -125,6 +128,7 @@ __all__ = [
     "canonizers",
     "check",
     "cmap",
+    "compare",
     "composites",
     "concepts",
     "condition",

@@ -1,5 +1,5 @@
-"""The command line: `lrpfx explain`, `report`, `dataset`, `check`, `draw`, `composites`, `export`, `run`, `inspect` and
-`verify`.
+"""The command line: `lrpfx explain`, `report`, `compare`, `dataset`, `check`, `draw`, `composites`, `export`, `run`, `inspect`
+and `verify`.
 """
 
 import importlib

@@ -13,6 +13,7 @@ import typer
 
 from lrpfx import __version__
 from lrpfx.command_line.check import check
+from lrpfx.command_line.compare import compare
 from lrpfx.command_line.composites import composites
 from lrpfx.command_line.dataset import dataset
 from lrpfx.command_line.draw import draw
@@ -33,7 +34,7 @@ INTERRUPTED = 130  # typer's exit status after Ctrl-C
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (explain, report, dataset, check, draw, composites, export, run, inspect, verify):
+for _command in (explain, report, compare, dataset, check, draw, composites, export, run, inspect, verify):
     app.command()(_command)
 
 

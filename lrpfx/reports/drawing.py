@@ -98,8 +98,9 @@ def draw(
     `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light;
     nodes that keep their plain gradient without a rule are red. With a `ledger`, the width of an edge is the relevance that
     flows back along it, in the direction of its head, red if it is positive and blue and dashed if it is negative; the colour
-    of a node is the amount that it does not pass on, from white for none to red for the whole seed. Values show their shape if `lrpfx.transform` had example inputs. `.render("graph", format="svg")` writes a file
-    with Graphviz's `dot` or, without it, with pygraphviz.
+    of a node is the amount that it does not pass on, from white for none to red for the whole seed. Values show their shape if
+    `lrpfx.transform` had example inputs. `.render("graph", format="svg")` writes a file with Graphviz's `dot` or, without it,
+    with pygraphviz.
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")

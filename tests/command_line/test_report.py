@@ -1,4 +1,4 @@
-"""`lrpfx report`: photographs in, one page out."""
+"""`lrpfx report`: photographs in, one page out; and `lrpfx compare`."""
 
 import json
 import os
@@ -53,3 +53,28 @@ def test_mistakes(folder, arguments, message):
     with pytest.raises(lrpfx.InputError, match=re.escape(message)):
         run("report", *MODEL, *arguments)
     assert sorted(os.listdir()) == before
+
+
+def test_two_composites_are_compared(folder):
+    status, printed = run(
+        *("compare", *MODEL, "images/1.png", "--target", "2", "--composite", "epsilon_plus", "--composite", "EpsilonPlusFlat")
+    )
+    assert (
+        status == 0
+        and "relevance for 2" in printed
+        and "nodes have other rules" in printed
+        and "similarity of the maps" in printed
+    )
+    assert "ZPlus" in printed and "Flat" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("images/1.png",), "--composite is there 0 times"),
+        (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
+    ],
+)
+def test_what_cannot_be_compared(folder, arguments, message):
+    with pytest.raises(lrpfx.InputError, match=re.escape(message)):
+        run("compare", *MODEL, *arguments)
