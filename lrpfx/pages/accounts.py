@@ -1,5 +1,6 @@
 """What a ledger and recorded relevance say of one view of a graph, as plain data."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from lrpfx.reports.ledger import PARTS, Ledger, ledger, objection
 
 THUMBNAIL = 28  # pixels of each side, at most
 _NARROWEST = 8  # how many times as long as wide a map may be
-_TOGETHER = 64  # nodes that are recorded in one run, which bounds the memory
+_TOGETHER = 2**26  # numbers that are recorded in one run, which bounds the memory
+_UNKNOWN = 2**20  # numbers of a node whose shape is not known
 
 
 def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
@@ -70,9 +72,7 @@ def _ledger_data(found: Ledger, places: dict[str, int]) -> dict[str, Any]:
 def _recorded(asked: Asked) -> Iterator[tuple[str, Array]]:
     """The relevance of nodes that can be drawn, summed over channels and without the batch: (height, width) or (places,)."""
     graph = asked.module.unfused_graph
-    nodes = [node for node in data_calls(graph) if _has_one_value(node)]
-    for start in range(0, len(nodes), _TOGETHER):
-        some = {node_info(node).name: node for node in nodes[start : start + _TOGETHER]}
+    for some in _runs([node for node in data_calls(graph) if _has_one_value(node)]):
         found = attribute(asked.module, asked.inputs, asked.target, record=list(some), output=asked.output)
         for name, relevance in found.layers.items():
             summed = _without_channels(some[name], relevance)
@@ -80,11 +80,27 @@ def _recorded(asked: Asked) -> Iterator[tuple[str, Array]]:
                 yield name, summed
 
 
+def _runs(nodes: Sequence[fx.Node]) -> Iterator[dict[str, fx.Node]]:
+    """The nodes by name, in parts that are recorded together."""
+    some: dict[str, fx.Node] = {}
+    numbers = 0
+    for node in nodes:
+        info = node_info(node)
+        size = _UNKNOWN if info.shape is None else math.prod(info.shape)
+        if some and numbers + size > _TOGETHER:
+            yield some
+            some, numbers = {}, 0
+        some[info.name] = node
+        numbers += size
+    if some:
+        yield some
+
+
 def _has_one_value(node: fx.Node) -> bool:
     info = node_info(node)
     several = info.operator is not None and info.operator.returns_several
     builds = isinstance(node.target, type)
-    shown = info.shape is None or len(info.shape) in (3, 4)
+    shown = info.shape is None or (len(info.shape) in (3, 4) and channel_dimension(node, len(info.shape)) is not None)
     floating = info.dtype is None or info.dtype.is_floating_point
     return not several and not builds and not info.several and shown and floating
 

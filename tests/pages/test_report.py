@@ -99,6 +99,12 @@ def test_pictures_of_nodes_are_sums_over_channels(asked):
         np.testing.assert_allclose(unpacked(picture), expected.clip(-scale, scale), atol=0.51 * scale / 127)
 
 
+def test_recording_in_parts_changes_nothing(asked, monkeypatch):
+    whole = document(asked)["views"][0]["pictures"]
+    monkeypatch.setattr("lrpfx.pages.accounts._TOGETHER", 1)
+    assert document(asked)["views"][0]["pictures"] == whole and len(whole) > 3
+
+
 def test_stages_of_the_compilation(asked):
     (graph,) = document(asked)["graphs"]
     history = lrpfx.history(asked[0])
