@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture pictures documentation lint format clean
+.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture pictures report-pictures documentation lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -48,6 +48,10 @@ page: demo
 	cd examples/javascript && npm ci --no-fund --no-audit
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
 
+# Build the script and the style of lrpfx.report from page/, which are in the repository: using them needs no npm.
+report-page:
+	cd page && npm ci --no-fund --no-audit --ignore-scripts && npm run lint && npm run build
+
 test: $(VENV)/linked
 	$(BIN)/python -m pytest -m "not slow and not ray and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
 
@@ -67,6 +71,10 @@ architecture: $(VENV)/linked
 pictures: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt scikit-image
 	$(BIN)/python tests/tools/pictures.py
+
+# Draw the pictures of docs/report.md; needs Chromium.
+report-pictures: $(VENV)/linked
+	PYTHONPATH=tests $(BIN)/python -m tools.report_pictures
 
 # What the code in README and docs prints, written into them anew.
 documentation: $(VENV)/linked

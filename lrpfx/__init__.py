@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from lrpfx.explanation.explainer import Explainer, explain
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.sentences import TextExplanation
+    from lrpfx.pages.report import report
     from lrpfx.pipeline import node_names, transform
     from lrpfx.reports.assignment import assignment
     from lrpfx.reports.check import Report, check
+    from lrpfx.reports.comparison import Comparison, compare
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.history import history
     from lrpfx.reports.ledger import Ledger, ledger
@@ -71,6 +73,8 @@ _NAMES_IN = {
     "deploy.lowering": ("lower",),
     "pipeline": ("node_names", "transform"),
     "reports.check": ("Report", "check"),
+    "reports.comparison": ("Comparison", "compare"),
+    "pages.report": ("report",),
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
     "explanation.sentences": ("TextExplanation",),
@@ -100,6 +104,7 @@ __all__ = [
     "ArtefactError",
     "Attribution",
     "CaptureError",
+    "Comparison",
     "Explainer",
     "Explanation",
     "Explanations",
@@ -123,6 +128,7 @@ __all__ = [
     "canonizers",
     "check",
     "cmap",
+    "compare",
     "composites",
     "concepts",
     "condition",
@@ -139,6 +145,7 @@ __all__ = [
     "node_names",
     "package",
     "pictures",
+    "report",
     "rules",
     "save",
     "text",

@@ -1,4 +1,6 @@
-"""The command line: `lrpfx explain`, `dataset`, `check`, `draw`, `composites`, `export`, `run`, `inspect` and `verify`."""
+"""The command line: `lrpfx explain`, `report`, `compare`, `dataset`, `check`, `draw`, `composites`, `export`, `run`, `inspect`
+and `verify`.
+"""
 
 import importlib
 

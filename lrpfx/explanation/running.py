@@ -107,7 +107,7 @@ class Compiled(ABC):
     def answers(self, explanation: Explanation, classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
         """The relevance for further classes of a photograph that was explained, or of further layers."""
         run = self.run(explanation.input[None], [list(classes)], record)
-        _check_same(run.outputs[0], explanation.output)
+        check_same(run.outputs[0], explanation.output)
         return run.answers[0]
 
 
@@ -147,7 +147,7 @@ class CompiledModel(Compiled):
     def ledger(self, explanation: Explanation) -> Ledger:
         placed = placed_for(self.module, explanation.input[None])
         found = ledger(self.explain_model, placed, explanation.target.index, output=self.output)
-        _check_same(np.array(found.seed), np.array(explanation.target.score))
+        check_same(np.array(found.seed), np.array(explanation.target.score))
         return found
 
     def spatial_layers(self) -> list[str]:
@@ -159,7 +159,7 @@ class CompiledModel(Compiled):
         return list(last.values())
 
 
-def _check_same(output: Array, before: Array) -> None:
+def check_same(output: Array, before: Array) -> None:
     """Raise `InputError` unless a model still has the output that was explained."""
     if not np.allclose(output, before, rtol=1e-2, atol=1e-3 * float(np.abs(before).max())):
         raise InputError("the model has changed since this explanation was made; explain the photograph again")

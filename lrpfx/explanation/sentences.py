@@ -12,7 +12,7 @@ from PIL import Image
 from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import relevance_of_output
+from lrpfx.attribution.targets import Target, relevance_of_output
 from lrpfx.errors import InputError, InputTypeError, os_errors
 from lrpfx.explanation.explanation import Answer, Array, Explained, Several, category_of, index_of
 from lrpfx.explanation.running import Class, CompiledModel, Wanted, as_array, checked_output
@@ -21,17 +21,30 @@ from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
 
 
+@dataclass(frozen=True)
+class TextSource:
+    """The compiled model of a text, the inputs that the tokenizer made, and a target of `lrpfx.attribute` for each answer."""
+
+    compiled: CompiledModel
+    inputs: dict[str, Any]
+    targets: tuple[Target, ...]
+
+
 @dataclass(eq=False, repr=False)
 class TextExplanation(Explained):
     """Why a model gave a text its class, or why it continues a text with this token.
 
     `tokens`: the ids that the tokenizer gave. `output`: of all classes, or of all tokens that may come next. `answers`: for
     each explained class, relevance of the vectors of its tokens, (tokens, features). It is plain data, and can be pickled
-    without the model.
+    without the model. `source`, what computes more, is then lost.
     """
 
     tokens: Array
     picture: TextHeatmap
+    source: TextSource | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}
 
     def __str__(self) -> str:
         return str(self.picture)
@@ -115,7 +128,9 @@ def _explained(
     drawn = pictures_of_text.heatmap(scores, ids, tokenizer, targets=titles)
     shortened = text if len(text) <= 60 else f"{text[:59]}…"
     rules, first = compiled.explain_model.composite, seeds[0]
-    return TextExplanation(shortened, first.output, first.names, tuple(answers), rules, first.scores, as_array(ids[0]), drawn)
+    source = TextSource(compiled, inputs, tuple(seeds))
+    facts = (first.output, first.names, tuple(answers), rules, first.scores, as_array(ids[0]), drawn, source)
+    return TextExplanation(shortened, *facts)
 
 
 class _Seed:

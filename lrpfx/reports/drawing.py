@@ -14,6 +14,7 @@ from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, support_label
 from lrpfx.reports.ledger import PARTS, Ledger
 from lrpfx.runtime.explain_module import explainable, rule_module_of
 from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_label
+from lrpfx.support.html import NEGATIVE, POSITIVE
 
 MODULE = "module"  # the kind of a node that represents all nodes of a module
 
@@ -33,6 +34,8 @@ RULE_COLORS = {
     "ReLUBetaSmooth": "#a8dadc",
 }
 SPARE_COLORS = ("#e5989b", "#9d8189", "#84a98c", "#6d9dc5", "#c9ada7", "#bc9cff")
+_NO_FLOW = "#777777"
+_SPACE = 2.2  # points of a space in a label of an edge
 NEUTRAL_COLOR, END_COLOR, UNASSIGNED_COLOR, COLLAPSED_COLOR = "#f4f4f4", "#ffffff", "#e63946", "#e9ecef"
 
 
@@ -94,9 +97,10 @@ def draw(
 
     `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light;
     nodes that keep their plain gradient without a rule are red. With a `ledger`, the width of an edge is the relevance that
-    flows back along it, and the colour of a node is the amount that it does not pass on, from white for none to red for the
-    whole seed. Values show their shape if `lrpfx.transform` had example inputs. `.render("graph", format="svg")` writes a file
-    with Graphviz's `dot` or, without it, with pygraphviz.
+    flows back along it, in the direction of its head, red if it is positive and blue and dashed if it is negative; the colour
+    of a node is the amount that it does not pass on, from white for none to red for the whole seed. Values show their shape if
+    `lrpfx.transform` had example inputs. `.render("graph", format="svg")` writes a file with Graphviz's `dot` or, without it,
+    with pygraphviz.
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")
@@ -110,7 +114,7 @@ def draw(
         node_attr={"shape": "box", "style": "filled,rounded", "fontname": "Helvetica", "fontsize": "10", "color": "#555555"},
         edge_attr={"fontname": "Helvetica", "fontsize": "8", "color": "#777777", "fontcolor": "#777777"},
     )
-    colors = _colors(full)
+    colors = colors_of_rules(full)
     if ledger is not None:
         for _, data in graph.nodes(data=True):
             share = data.get("leak", 0.0) / (ledger.seed_magnitude or 1.0)
@@ -122,14 +126,24 @@ def draw(
         lines = [] if shape is None else ["×".join(map(str, shape))]
         lines += [sign] if sign else []
         lines += [f"R where {data['support']}"] if data["support"] else []
-        style = {}
+        style, indent = {}, " "
         if "relevance" in data:
             lines.append(f"R {data['relevance']:.3g}")
-            style = {"penwidth": f"{0.3 + 7.0 * abs(data['relevance']) / (largest or 1.0):.2f}", "arrowsize": "0.6"}
-        picture.edge(_id(source), _id(target), label="\n".join(f" {line}" for line in lines), **style)
+            style = _flow(data["relevance"], largest)
+            indent += " " * round(float(style["penwidth"]) / _SPACE)  # beside the line, not on it
+        picture.edge(_id(source), _id(target), label="".join(f"{indent}{line}\\l" for line in lines), **style)
     if legend and ledger is None:
         _draw_legend(picture, full, colors)
     return picture
+
+
+def _flow(relevance: float, largest: float) -> dict[str, str]:
+    """The line of an edge that relevance flows back along: its head points to where relevance goes."""
+    share = abs(relevance) / (largest or 1.0)
+    width = 0.3 + 7.0 * (share if share < 1.0 else 1.0)  # also for NaN
+    color = POSITIVE if relevance > 0 else NEGATIVE if relevance < 0 else _NO_FLOW
+    line = {"style": "dashed"} if relevance < 0 else {"style": "solid"}  # for those who do not see the colour
+    return {"penwidth": f"{width:.2f}", "arrowsize": "0.6", "dir": "back", "color": color, **line}
 
 
 def _enter_accounts(graph: "nx.MultiDiGraph[str]", ledger: Ledger) -> None:
@@ -191,7 +205,7 @@ def _rules(graph: "nx.MultiDiGraph[str]") -> list[str]:
     return [data["rule"] for _, data in graph.nodes(data=True)]
 
 
-def _colors(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
+def colors_of_rules(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
     """A colour for every rule of the graph, by its class."""
     colors = {NEUTRAL: NEUTRAL_COLOR, INPUT: END_COLOR, OUTPUT: END_COLOR, GRADIENT: UNASSIGNED_COLOR, **RULE_COLORS}
     others = sorted({_short(rule) for rule in _rules(graph)} - set(colors))

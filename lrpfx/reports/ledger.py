@@ -215,13 +215,13 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
             sweep.seed(key, gradient)
         entries = sweep.backward()
     accounts = Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
-    message = _objection(accounts)
+    message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
     return accounts
 
 
-def _objection(accounts: Ledger) -> str | None:
+def objection(accounts: Ledger) -> str | None:
     """A warning if amounts far larger than the seed cancel, so the map is not determined, or None."""
     figures = PARTS if any(entry.rule == GRADIENT for entry in accounts) else (*PARTS, "relevance_in", "relevance_out")
     amounts = [(abs(getattr(entry, figure)), figure, entry) for entry in accounts for figure in figures]

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
 
 import pytest
 import torch
+from browsers import chromium, needs_chromium
 from helpers import ROOT, assert_close, needs_compiler
 
 import lrpfx
@@ -83,22 +83,8 @@ def address(trained, tmp_path):
 
 @pytest.fixture
 def browser():
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with tempfile.TemporaryDirectory() as profile:
-        for flag in (
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-            *("--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}"),
-            "--window-size=1180,680",
-        ):
-            options.add_argument(flag)
-        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    with chromium("1180,680") as driver:
         yield driver
-        driver.quit()
 
 
 def _draw(browser, points):
@@ -125,7 +111,8 @@ def _shown(browser, until):
     return WebDriverWait(browser, 60).until(results)
 
 
-@pytest.mark.skipif(not all(map(shutil.which, ("npm", "chromium", "chromedriver"))), reason="needs npm and Chromium")
+@needs_chromium
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 def test_javascript(trained, address, browser):
     """A three is drawn; what the page shows is what `lrpfx.attribute` gives for the pixels that the page made of it."""
     explain_model = trained[1]

@@ -38,6 +38,7 @@ def test_contents(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"lrpfx"}
     assert {"lrpfx/py.typed", "lrpfx/passes/rewrite/rewrite.py", "lrpfx/demo/__main__.py"} <= set(names)
+    assert {f"lrpfx/pages/{name}" for name in ("page.js", "page.css", "LICENCES.txt")} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -55,6 +56,7 @@ def test_installed_into_an_empty_environment(wheel, tmp_path):
         "print(lrpfx.attribute(explain_model, torch.rand(1, 1, 4, 4)).relevance.shape)\n"
         "assert 'passes' not in sys.modules and lrpfx.__file__.startswith(sys.prefix), lrpfx.__file__\n"
         "lrpfx.draw(explain_model).source\n"
+        "lrpfx.report((explain_model, torch.rand(1, 1, 4, 4), 0), 'report.html')\n"
         "extras = {'matplotlib', 'sklearn', 'pygraphviz', 'torchvision', 'zennit'}\n"
         "extras |= {'onnx', 'onnxruntime', 'onnxscript', 'typer', 'rich', 'zarr'}\n"
         "assert not extras & set(sys.modules), 'the core imports an optional dependency'\n"

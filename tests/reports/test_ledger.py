@@ -516,3 +516,27 @@ def test_the_data_frame():
     assert all(frame[name].dtype == "float64" for name in figures)
     assert all(pandas.api.types.is_string_dtype(frame[name]) for name in ("name", "kind", "rule"))
     assert list(frame["leak"]) == [0.5, 0.0] and list(frame["bias"]) == [0.25, 0.0]
+
+
+def test_edges_of_the_drawing_point_to_where_relevance_goes():
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.one(x).relu() - self.other(x).relu()
+
+    model, x = Difference().eval(), torch.rand(1, 3)
+    with torch.no_grad():
+        for weight, value in zip(model.parameters(), (2.0, 0.0, 1.0, 0.0), strict=True):
+            weight.fill_(value)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    accounts = lrpfx.ledger(explain_model, x, 0)
+    source = lrpfx.draw(explain_model, ledger=accounts).source
+    for (node, reader), relevance in accounts.flows.items():
+        (statement,) = re.findall(rf"node_{node} -> node_{reader} (\[.*?\])", source, re.DOTALL)
+        assert "dir=back" in statement and f"R {relevance:.3g}\\l" in statement
+        assert ("style=dashed" in statement) == (NEGATIVE in statement) == (relevance < 0)
+    assert {relevance < 0 for relevance in accounts.flows.values()} == {True, False}
+    assert "dir=back" not in lrpfx.draw(explain_model).source

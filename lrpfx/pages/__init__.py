@@ -1,0 +1,1 @@
+"""Interactive reports: one HTML page that works without a network."""

@@ -1,0 +1,126 @@
+"""The graph of an explainable module as plain data: nodes with what is known of them, edges, and the compilation."""
+
+import inspect
+import linecache
+import os
+from pathlib import Path
+from typing import Any
+
+from lrpfx.ir.node import Role, named_nodes, node_info
+from lrpfx.reports.drawing import colors_of_rules, to_networkx
+from lrpfx.reports.history import history
+from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
+from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, form_label
+
+_MEANINGS = {
+    INPUT: "An input of the model: relevance ends here.",
+    OUTPUT: "What the model returns: relevance starts here.",
+    NEUTRAL: "It moves values, or chooses among them, so it needs no rule: its gradient is its relevance.",
+    GRADIENT: "It has no rule, which was allowed: it passes on its plain gradient, and nothing accounts for the change.",
+}
+_LONGEST = 400  # characters of a text that a library wrote
+
+
+class GraphData:
+    """The data of one explainable module. `names`: of its nodes, in the order of the data."""
+
+    def __init__(self, module: ExplainModule) -> None:
+        self.module = module
+        graph = to_networkx(module)
+        self.names = [str(name) for name in graph]
+        places = {name: place for place, name in enumerate(self.names)}
+        pairs = {(places[source], places[target]): 0 for source, target in graph.edges()}
+        for source, target in graph.edges():
+            pairs[places[source], places[target]] += 1
+        self.edges = list(pairs)
+        formulas, forms = _formulas(module)
+        colors = colors_of_rules(graph)
+        nodes = []
+        for name, known in graph.nodes(data=True):
+            rule = str(known["rule"])
+            short = rule.partition("(")[0]
+            path, line = _source(str(known.get("source") or ""))
+            nodes.append(
+                {
+                    "name": str(name),
+                    "kind": known["kind"],
+                    "rule": rule,
+                    "color": colors[short],
+                    "formula": formulas.get(str(name), "") or _MEANINGS.get(rule, ""),
+                    "chosenBy": known.get("chosen_by") or "",
+                    "operator": known.get("operator") or "",
+                    "description": _shortened(str(known.get("description") or "")),
+                    "merged": list(known.get("merged") or ()),
+                    "shape": None if known["shape"] is None else list(known["shape"]),
+                    "source": path,
+                    "line": line,
+                    "sign": known.get("sign") or "",
+                    "support": known.get("support") or "",
+                    "carries": forms.get(str(name), ""),
+                }
+            )
+        self.data: dict[str, Any] = {
+            "title": str(module.title),
+            "rules": str(module.composite),
+            "nodes": nodes,
+            "edges": [[source, target, pairs[source, target]] for source, target in self.edges],
+            **_stages(module),
+        }
+
+
+def _formulas(module: ExplainModule) -> tuple[dict[str, str], dict[str, str]]:
+    """What the rule of each node says of its formula, and what the backward pass carries to each value."""
+    formulas, forms = {}, {}
+    for name, node in named_nodes(module.unfused_graph):
+        info = node_info(node)
+        found = rule_module_of(node, module)
+        if found is not None:
+            formulas[name] = _formula_of(type(found.rule.as_written))
+        if info.role is Role.DATA:
+            forms[name] = form_label(info)
+    return formulas, forms
+
+
+def _formula_of(rule: type) -> str:
+    """The first paragraph of a rule's own docstring."""
+    text = inspect.cleandoc(rule.__doc__) if isinstance(rule.__doc__, str) else ""
+    return _shortened(" ".join(text.partition("\n\n")[0].split()))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _source(place: str) -> tuple[str, str]:
+    """Where the code of a node is, without the folders of whoever made the report, and the line itself if it can be read."""
+    path, _, number = place.rpartition(":")
+    if not path or not number.isdigit():
+        return place, ""
+    line = _shortened(linecache.getline(path, int(number)).strip())
+    parts = Path(path).parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return f"{'/'.join(parts[len(parts) - parts[::-1].index(folder) :])}:{number}", line
+    try:
+        inside = os.path.relpath(path)
+    except ValueError:  # on another drive
+        inside = ".."
+    return f"{Path(path).name if inside.startswith('..') else Path(inside).as_posix()}:{number}", line
+
+
+def _stages(module: ExplainModule) -> dict[str, Any]:
+    """The stages of the compilation. Stages that leave the code as it is share its text."""
+    codes: dict[str, int] = {}
+    stages = [
+        {
+            "stage": one.stage,
+            "name": one.name,
+            "matches": one.matches,
+            "details": [list(place) for place in one.details],
+            "reasons": [list(place) for place in one.reasons],
+            "unverified": one.unverified,
+            "code": codes.setdefault(str(one.code), len(codes)),
+        }
+        for one in history(module)
+    ]
+    return {"history": stages, "codes": list(codes)}

@@ -1,0 +1,286 @@
+"""What a report was asked for: samples, and for each composite and target the model, its inputs, and the relevance found."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lrpfx.attribution.arguments import Inputs
+from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.targets import OutputSelector, Target
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.explanation import Answer, Explanation, Several
+from lrpfx.explanation.photographs import as_photographs
+from lrpfx.explanation.running import CompiledModel, placed_for
+from lrpfx.explanation.sentences import TextExplanation
+from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
+from lrpfx.pictures import scale_of, smoothed
+from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.text.pictures import visible
+
+NO_MODEL = (
+    "This explanation was made without a compiled model at hand: it was pickled, or comes from an exported program. Its graph, "
+    "ledger and compilation are not known here."
+)
+_FINEST = 448  # pixels of each side of a map
+_SHOWN = 40  # entries of an input that is not a photograph or a text
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to an explainable module."""
+
+    module: ExplainModule
+    inputs: Inputs
+    target: Target
+    output: OutputSelector
+
+
+@dataclass(frozen=True)
+class View:
+    """One answer: a sample under a composite for a target. `asked` is None where there is no compiled model."""
+
+    composite: str
+    sample: int
+    rules: str
+    data: dict[str, Any]
+    asked: Asked | None
+    score: float | None = None  # the output that was explained, by which a model that has changed since is noticed
+    tokens: int | None = None  # of a text
+    groups: Sequence[Sequence[int]] = ()  # the tokens of each word
+
+
+@dataclass
+class Questions:
+    """All samples, as data, and all views of them."""
+
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+    _known: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, composite: str, what: Any) -> None:
+        """Add what a user gave under the name of a composite."""
+        if isinstance(what, Several):
+            if not len(what):
+                raise InputError("there are no explanations to report on")
+            for one in what:
+                self.add(composite, one)
+        elif isinstance(what, Explanation):
+            self._add_photograph(composite, what)
+        elif isinstance(what, TextExplanation):
+            self._add_text(composite, what)
+        elif isinstance(what, tuple):
+            self._add_call(composite, what)
+        else:
+            raise InputTypeError(
+                "a report is on an explanation, on several of them, on a tuple (explain_model, inputs, target), or on a dict "
+                f"with these under the names of composites, not on {type(what).__name__}"
+            )
+
+    def _sample(self, key: Any, data: dict[str, Any]) -> int:
+        """The number of a sample. Two composites may explain the same one, which then is one sample."""
+        if key not in self._known:
+            self._known[key] = len(self.samples)
+            self.samples.append(data)
+        return self._known[key]
+
+    # --- explanations --------------------------------------------------------------------------------------------------------
+
+    def _add_photograph(self, composite: str, one: Explanation) -> None:
+        width, height = one.photograph.size
+        key = ("photograph", one.name, one.photograph.size, _digest(one.photograph.tobytes()))
+        kind = {"kind": "photograph", "name": one.name, "width": width, "height": height}
+        sample = self._sample(key, {**kind, "photograph": photograph_address(one.photograph)})
+        compiled = one.source if isinstance(one.source, CompiledModel) else None
+        for answer in one.answers:
+            data = {**_target(one, answer), **_map(answer.input_relevance.astype(np.float64).sum(0), one)}
+            asked = None
+            if compiled is not None:
+                placed = placed_for(compiled.module, one.input[None])
+                asked = Asked(compiled.explain_model, placed, answer.category.index, compiled.output)
+            self.views.append(View(composite, sample, one.rules, data, asked, answer.category.score))
+
+    def _add_text(self, composite: str, one: TextExplanation) -> None:
+        picture = one.picture
+        words = [
+            {"text": visible(text), "special": bool(special)}
+            for text, special in zip(picture.words, picture.special, strict=True)
+        ]
+        key = ("text", one.name, one.tokens.tobytes())
+        sample = self._sample(key, {"kind": "text", "name": one.name, "words": words})
+        for place, answer in enumerate(one.answers):
+            others = [[name, figure(values[place])] for name, values in picture.others.items()]
+            data = {**_target(one, answer), "words": list(map(figure, picture.scores[place])), "others": others}
+            asked = None
+            if one.source is not None:
+                compiled = one.source.compiled
+                asked = Asked(compiled.explain_model, one.source.inputs, one.source.targets[place], compiled.output)
+            self.views.append(
+                View(composite, sample, one.rules, data, asked, answer.category.score, len(one.tokens), picture.places)
+            )
+
+    # --- calls ---------------------------------------------------------------------------------------------------------------
+
+    def _add_call(self, composite: str, what: tuple[Any, ...]) -> None:
+        if len(what) not in (2, 3) or not isinstance(what[0], nn.Module):
+            raise InputTypeError("a tuple is (explain_model, inputs, target), where the target may be left out")
+        module, inputs, target = explainable(what[0], "report"), what[1], what[2] if len(what) == 3 else None
+        targets = target if isinstance(target, list) else [target]
+        if not targets:
+            raise InputError("the list of targets is empty")
+        for name, number, one in _samples_of(inputs, targets):
+            for each in targets:
+                self._add_answer(composite, module, name, one, each if number is None else _of_sample(each, number))
+
+    def _add_answer(self, composite: str, module: ExplainModule, name: str, inputs: Inputs, target: Target) -> None:
+        found = attribute(module, inputs, target)
+        values = list(_leaves("", inputs, found.relevance))
+        key = ("call", name, *((path, tuple(value.shape), _digest(value.numpy().tobytes())) for path, value, _ in values))
+        data: dict[str, Any] = {"target": _name_of_target(target, found.output), "top": []}
+        only = values[0] if len(values) == 1 else None
+        if only is not None and _is_picture(only[1]):
+            relevance = only[2]
+            assert relevance is not None
+            (photograph,) = as_photographs(only[1])
+            height, width = only[1].shape[2:]
+            kind = {"kind": "photograph", "name": name, "width": width, "height": height}
+            sample = self._sample(key, {**kind, "photograph": photograph_address(photograph.image)})
+            data |= _map(relevance[0].double().sum(0).numpy(), None)
+        else:
+            sample = self._sample(key, {"kind": "values", "name": name})
+            data["inputs"] = [_entries(*value) for value in values]
+        self.views.append(View(composite, sample, str(module.composite), data, Asked(module, inputs, target, None)))
+
+
+def _digest(content: bytes) -> bytes:
+    """A short text that differs for different contents, to tell samples apart."""
+    return hashlib.sha256(content).digest()
+
+
+def _target(one: Explanation | TextExplanation, answer: Answer) -> dict[str, Any]:
+    category, balance = answer.category, answer.balance
+    top = [
+        [best.name, figure(best.score), None if best.probability is None else figure(best.probability)] for best in one.top(5)
+    ]
+    return {
+        "target": {
+            "name": category.name,
+            "score": figure(category.score),
+            "probability": None if category.probability is None else figure(category.probability),
+        },
+        "top": top,
+        "balance": {"output": figure(balance.output), "inputs": figure(balance.inputs)},
+    }
+
+
+def _map(relevance: Array, one: Explanation | None) -> dict[str, Packed]:
+    """The relevance of the model's pixels, exact and as it is drawn, and the part of the photograph that it covers.
+
+    There is none if values are not finite: the page says so.
+    """
+    if not np.isfinite(relevance).all():
+        return {}
+    height, width = relevance.shape
+    box = [0.0, 0.0, float(width), float(height)]
+    mirrored = [False, False]
+    padding = 0.0
+    if one is not None and one.geometry is not None:
+        columns, rows = one.geometry.columns, one.geometry.rows
+        left, right = sorted(columns.edges[[0, -1]].tolist())
+        top, bottom = sorted(rows.edges[[0, -1]].tolist())
+        box, mirrored = [left, top, right, bottom], [bool(columns.step < 0), bool(rows.step < 0)]
+        padding = one.padding_relevance
+    small = reduced(relevance, _FINEST)
+    drawn = smoothed(small)
+    found = {
+        "box": list(map(figure, box)),
+        "mirrored": mirrored,
+        "padding": figure(padding),
+        "pixels": [width, height],
+        "exact": packed(small),
+        "drawn": packed(drawn, scale_of(small), bits=8),
+    }
+    return {"map": found}
+
+
+def _samples_of(inputs: Any, targets: Sequence[Any]) -> Iterator[tuple[str, int | None, Any]]:
+    """The samples of a call, with their numbers: each image or row of a single tensor, or all inputs together.
+
+    A function of the output, or a target of several parts, belongs to the whole batch.
+    """
+    each = isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) > 1
+    if each and all(target is None or isinstance(target, (int, np.integer, torch.Tensor, np.ndarray)) for target in targets):
+        for number, _ in enumerate(inputs):
+            yield f"sample {number + 1}", number, inputs[number : number + 1]
+    else:
+        yield "inputs", None, inputs
+
+
+def _of_sample(target: Any, number: int) -> Any:
+    """The target of one sample of a batch: a part of a tensor or an array that has one for each sample."""
+    has_several = isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim > 0
+    return target[number : number + 1] if has_several else target
+
+
+def _leaves(path: str, inputs: Any, relevance: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+    """The tensors among inputs with their relevance, each under its path."""
+    if isinstance(inputs, torch.Tensor):
+        if isinstance(relevance, Mapping):  # of several embeddings
+            for name, one in relevance.items():
+                yield from _leaves(f"{path}: {name}", inputs, one)
+        else:
+            held = None if relevance is None else relevance.detach().cpu()
+            value = inputs.detach().cpu()
+            yield path or "x", value.float() if value.dtype == torch.bfloat16 else value, held
+    elif isinstance(inputs, Mapping):
+        for name, value in inputs.items():
+            yield from _leaves(f"{path}.{name}" if path else str(name), value, relevance[name])
+    elif isinstance(inputs, (tuple, list)):
+        for place, value in enumerate(inputs):
+            yield from _leaves(f"{path}[{place}]" if path else f"input {place + 1}", value, relevance[place])
+
+
+def _is_picture(value: torch.Tensor) -> bool:
+    shaped = value.ndim == 4 and len(value) == 1 and value.shape[1] in (1, 3) and min(value.shape[2:]) > 1
+    return shaped and value.is_floating_point()
+
+
+def _entries(path: str, value: torch.Tensor, relevance: torch.Tensor | None) -> dict[str, Any]:
+    """An input by its entries of the largest relevance. Relevance of an embedding is summed over its features."""
+    data: dict[str, Any] = {"name": path, "shape": list(value.shape), "total": None, "entries": []}
+    if relevance is None:
+        return data
+    summed = relevance.double()
+    if summed.ndim > value.ndim:
+        summed = summed.flatten(value.ndim).sum(-1)
+    data["total"] = figure(float(summed.sum()))
+    flat = summed.flatten()
+    order = torch.argsort(flat.nan_to_num().abs(), descending=True, stable=True)[:_SHOWN]
+    for index in order.tolist():
+        place = [int(one) for one in np.unravel_index(index, tuple(value.shape))] if value.ndim else []
+        data["entries"].append([place, figure(float(value.flatten()[index])), figure(float(flat[index]))])
+    return data
+
+
+def _name_of_target(target: Target, output: torch.Tensor) -> dict[str, Any]:
+    """What is known of a target of `lrpfx.attribute`."""
+    score: Any = None
+    if target is None:
+        best = output.argmax(-1).flatten().tolist() if isinstance(output, torch.Tensor) and output.ndim else []
+        name = f"class {best[0]}, the largest" if len(best) == 1 else "the largest output"
+        score = figure(float(output.max())) if len(best) == 1 else None
+    elif isinstance(target, (int, np.integer)):
+        name = f"class {target}"
+        if isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == 1:
+            score = figure(float(output[0, target]))
+    elif isinstance(target, (dict, tuple)):
+        name = str(target)
+    elif isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim == 1 and len(target) == 1:
+        name = f"class {int(target[0])}"
+    else:
+        name = "relevance given as a function" if callable(target) else f"target of type {type(target).__name__}"
+    return {"name": name, "score": score, "probability": None}

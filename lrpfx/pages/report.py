@@ -1,0 +1,129 @@
+"""`lrpfx.report`: an explanation as one HTML page that works without a network."""
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrpfx.deploy.files import as_path, written
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.pages.accounts import accounts
+from lrpfx.pages.graphs import GraphData
+from lrpfx.pages.questions import NO_MODEL, Questions
+from lrpfx.pictures import colors_of
+from lrpfx.pictures.colors import DEFAULT
+from lrpfx.reports.ledger import PARTS
+from lrpfx.version import __version__
+
+SUFFIXES = (".html", ".htm")
+_COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
+
+
+def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+    """Write an interactive report: one HTML file, which opens in a browser without a network. Returns the path.
+
+    `what`: the result of `lrpfx.explain` or an `Explainer`, of one photograph or text or of several; a tuple `(explain_model,
+    inputs, target)` as for `lrpfx.attribute`, where a list has several targets; or a dict with these under the names of
+    composites, which are then compared. `title`: of the page.
+
+    The page shows the photograph with its map, or the text in colours; the graph of the model, with relevance flowing along its
+    edges; for each node its rule and its account in the ledger; and the compilation. For it, the model runs again. An
+    explanation that was pickled, or that an exported program made, has no graph, and the page says so.
+
+    Errors: `InputTypeError` and `InputError` for other arguments, and for a path that cannot be written; those of
+    `lrpfx.attribute` and `lrpfx.ledger`. The file is written whole or not at all.
+    """
+    target = as_path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{target}: a report is written as .html")
+    if title is not None and not isinstance(title, str):
+        raise InputTypeError(f"title is a text, not {type(title).__name__}")
+    return written(target, page(document(what, title)).encode("utf-8", "replace"))
+
+
+def document(what: Any, title: str | None = None) -> dict[str, Any]:
+    """All that the page shows, as plain data for JSON."""
+    given = what if isinstance(what, Mapping) else {"": what}
+    if not given:
+        raise InputError("the dict of composites is empty")
+    questions = Questions()
+    for name, one in given.items():
+        questions.add(str(name), one)
+    graphs: dict[int, GraphData] = {}
+    views = []
+    for view in questions.views:
+        data = {"sample": view.sample, "composite": view.composite, "rules": view.rules, **view.data}
+        if view.asked is None:
+            data |= {"graph": None, "note": NO_MODEL}
+        else:
+            key = id(view.asked.module)
+            if key not in graphs:
+                graphs[key] = GraphData(view.asked.module)
+            data |= {"graph": list(graphs).index(key), "note": "", **accounts(view, view.asked, graphs[key])}
+        views.append(data)
+    names = list(dict.fromkeys(sample["name"] for sample in questions.samples))
+    return {
+        "title": title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+        "version": __version__,
+        "parts": list(PARTS),
+        "colors": _colors(),
+        "samples": questions.samples,
+        "graphs": [graph.data for graph in graphs.values()],
+        "views": views,
+    }
+
+
+def _colors() -> dict[str, str]:
+    """The colours of shares from -1 to 1: opaque, and as pigments with opacities that lie over a photograph."""
+    colors = colors_of(DEFAULT)
+    rows = colors.places(np.linspace(-1.0, 1.0, _COLORS))
+    pigments, opacities = colors.pigments()
+    over = np.concatenate([pigments, opacities[:, None]], axis=1)[rows]
+    return {name: _bytes(values) for name, values in (("opaque", colors.table[rows]), ("over", over))}
+
+
+def _bytes(values: Any) -> str:
+    return base64.b64encode(np.rint(np.asarray(values) * 255).astype(np.uint8).tobytes()).decode("ascii")
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The page for a document. Nothing in it is fetched, and its policy forbids that anything is."""
+    script, style = _asset("page.js"), _asset("page.css")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    title = html.escape(str(data["title"]))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="generator" content="lrpfx {html.escape(__version__)}">\n'
+        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<noscript>This report is drawn by the script in this file: allow it to run.</noscript>\n"
+        f'<script type="application/json" id="document">{_json(data)}</script>\n<script>{script}</script>\n</body>\n</html>\n'
+    )
+
+
+def _json(data: Any) -> str:
+    """JSON that may stand in a script element: no text in it can end the element, or begin a comment."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _asset(name: str) -> str:
+    """A file of the page, as `make report-page` built it from page/."""
+    return files("lrpfx.pages").joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"

@@ -1,0 +1,181 @@
+"""Two explanations of one output side by side: their rules, their maps, and where their accounts part."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+
+from lrpfx.attribution.arguments import Inputs
+from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.targets import OutputSelector, Target
+from lrpfx.errors import InputError
+from lrpfx.ir.node import floating_tensors
+from lrpfx.reports.assignment import assignment
+from lrpfx.reports.ledger import Ledger, ledger
+from lrpfx.runtime.explain_module import explainable
+from lrpfx.support.format_table import format_table
+from lrpfx.support.html import element, html_table
+from lrpfx.support.optional_packages import data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: Amounts that differ by less than this share of the seed's absolute sum are the same: both sums are rounded.
+_SAME = 1e-6
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One node in both modules; the figures of a module that does not have the node are None."""
+
+    name: str
+    rules: tuple[str | None, str | None]
+    relevance_in: tuple[float | None, float | None]  # of the node's output, summed over the batch
+    relevance_out: tuple[float | None, float | None]  # that it passes on
+    parts: bool  # whether both get the same relevance, and do not pass on the same
+
+    @property
+    def differs(self) -> bool:
+        """Whether its rules differ."""
+        return self.rules[0] != self.rules[1]
+
+
+class Comparison(Sequence[Compared]):
+    """The nodes of two modules, in the order of execution. Prints those whose rules differ, or where accounts part.
+
+    `ledgers`: both. `similarities`: the cosine of the angle between the maps of each floating-point input or embedding, in the
+    order of the inputs: 1 for maps that differ in a positive factor; NaN if one of them is zero.
+    """
+
+    columns = ("name", "rule", "other rule", "in", "other in", "out", "other out", "parts")
+
+    def __init__(
+        self, rows: Sequence[Compared], titles: tuple[str, str], ledgers: tuple[Ledger, Ledger], similarities: Sequence[float]
+    ) -> None:
+        self.rows = tuple(rows)
+        self.titles = titles
+        self.ledgers = ledgers
+        self.similarities = tuple(similarities)
+
+    @overload
+    def __getitem__(self, index: int) -> Compared: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Compared, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Compared | tuple[Compared, ...]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def changed(self) -> tuple[Compared, ...]:
+        """The nodes whose rules differ, or that only one of the modules has."""
+        return tuple(row for row in self.rows if row.differs)
+
+    @property
+    def parting(self) -> tuple[Compared, ...]:
+        """The nodes where the accounts part, the one nearest to the output first.
+
+        Accounts are sums over tensors: two rules that distribute the same sum differently do not part there.
+        """
+        return tuple(row for row in reversed(self.rows) if row.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain data."""
+        return {
+            "titles": list(self.titles),
+            "seeds": [one.seed for one in self.ledgers],
+            "similarities": list(self.similarities),
+            "nodes": [asdict(row) for row in self.rows],
+        }
+
+    def to_pandas(self) -> "DataFrame":
+        """The nodes as a DataFrame with `columns` as columns. `InputError` without pandas."""
+        rows = [dict(zip(self.columns, _values(row), strict=True)) for row in self.rows]
+        kinds = dict.fromkeys(self.columns, "float64") | dict.fromkeys(self.columns[:3], "str") | {"parts": "bool"}
+        return data_frame(rows, kinds)
+
+    def __str__(self) -> str:
+        return f"{self.summary}\n{format_table(self.columns, self.shown, self.columns[3:7])}"
+
+    def _repr_html_(self) -> str:
+        return element("p", self.summary) + html_table(self.columns, self.shown, self.columns[3:7])
+
+    @property
+    def shown(self) -> list[tuple[str, ...]]:
+        """The cells of the table: the nodes whose rules differ, or whose accounts part."""
+        return [tuple(map(_text, _values(row))) for row in self.rows if row.differs or row.parts]
+
+    @property
+    def summary(self) -> str:
+        """What differs, in a line."""
+        first = f"accounts part first at {self.parting[0].name}" if self.parting else "accounts part nowhere"
+        alike = ", ".join(f"{one:.3f}" for one in self.similarities)
+        rules = f"{len(self.changed)} of {len(self.rows)} nodes have other rules"
+        return f"{self.titles[0]} and {self.titles[1]}: {rules}; {first}; similarity of the maps: {alike}"
+
+
+def compare(
+    explain_model: nn.Module, other: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None
+) -> Comparison:
+    """Compare two explainable modules on the same inputs: see `Comparison`. Arguments as for `lrpfx.attribute`.
+
+    The modules may be one model under two composites, or two models; nodes of the same name are compared. Errors: those of
+    `lrpfx.attribute` and `lrpfx.ledger`; `InputError` if the modules have other inputs that carry relevance.
+    """
+    modules = explainable(explain_model, "compare"), explainable(other, "compare")
+    first, second = (ledger(module, inputs, target, output=output) for module in modules)
+    maps = [floating_tensors(attribute(module, inputs, target, output=output).relevance) for module in modules]
+    if [one.shape for one in maps[0]] != [one.shape for one in maps[1]]:
+        raise InputError("the modules do not have the same inputs with relevance, so their maps cannot be compared")
+    rules = [{row.name: row.rule for row in assignment(module)} for module in modules]
+    entries = [{entry.name: entry for entry in found} for found in (first, second)]
+    magnitude = max(first.seed_magnitude, second.seed_magnitude)
+
+    def same(one: float | None, another: float | None) -> bool:
+        return one is not None and another is not None and abs(one - another) <= _SAME * magnitude
+
+    rows = []
+    for name in _merged_order(list(rules[0]), list(rules[1])):
+        known = [found.get(name) for found in entries]
+        into = tuple(None if entry is None else entry.relevance_in for entry in known)
+        out = tuple(None if entry is None else entry.relevance_out for entry in known)
+        parts = None not in known and same(*into) and not same(*out)
+        rows.append(Compared(name, (rules[0].get(name), rules[1].get(name)), (into[0], into[1]), (out[0], out[1]), parts))
+    titles = modules[0].composite, modules[1].composite
+    return Comparison(rows, titles, (first, second), [_cosine(*pair) for pair in zip(*maps, strict=True)])
+
+
+def _merged_order(names: list[str], others: list[str]) -> list[str]:
+    """The names of both, in the order of each as far as they agree: what only the second has stands after what precedes it."""
+    merged = list(names)
+    known = set(names)
+    place = 0
+    for name in others:
+        if name in known:
+            place = merged.index(name) + 1
+        else:
+            merged.insert(place, name)
+            place += 1
+    return merged
+
+
+def _cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    first, second = (value.detach().double().flatten() for value in (one, other))
+    return float(first @ second / (first.norm() * second.norm()))
+
+
+def _values(row: Compared) -> tuple[Any, ...]:
+    return (row.name, *row.rules, *row.relevance_in, *row.relevance_out, row.parts)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "here" if value else ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

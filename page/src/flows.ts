@@ -1,0 +1,70 @@
+// The relevance of the nodes and edges of a graph in one view.
+import type { Graph, LedgerData, View } from "./document";
+import type { Item } from "./tree";
+
+export interface Account {
+  in: number;
+  out: number;
+  parts: number[];
+  unexplained: number;
+}
+
+export class Flows {
+  readonly seed: number;
+  readonly magnitude: number;
+  readonly edges: number[];
+  readonly accounts = new Map<number, Account>();
+  private readonly inputs = new Map<string, number>();
+
+  constructor(
+    readonly graph: Graph,
+    readonly view: View,
+    readonly ledger: LedgerData,
+  ) {
+    this.seed = Number(ledger.seed);
+    this.magnitude = Number(ledger.magnitude) || 1;
+    this.edges = (view.flows ?? []).map(Number);
+    for (const [node, into, out, ...rest] of ledger.rows) {
+      if (typeof node !== "number") continue;
+      const figures = rest.map(Number);
+      const unexplained = figures.pop() ?? 0;
+      this.accounts.set(node, { in: Number(into), out: Number(out), parts: figures, unexplained });
+    }
+    for (const [name, value] of ledger.inputs) this.inputs.set(name, Number(value));
+  }
+
+  /** The relevance of a node's value; null if nothing is known of it. */
+  relevance(node: number): number | null {
+    const account = this.accounts.get(node);
+    if (account) return account.in;
+    const known = this.graph.nodes[node];
+    if (known?.kind === "output") return this.seed;
+    return known?.kind === "input" ? (this.inputs.get(known.name) ?? null) : null;
+  }
+
+  /** What the nodes of an item do not pass on, as a share of the seed. */
+  lost(item: Item): number {
+    const nodes = item.kind === "leaf" ? [item.node] : item.nodes;
+    let sum = 0;
+    for (const node of nodes) {
+      const account = this.accounts.get(node);
+      if (account) sum += Math.abs(account.in - account.out);
+    }
+    return sum / this.magnitude;
+  }
+
+  /** The relevance that enters an item from outside. */
+  entering(item: Item): number | null {
+    if (item.kind === "leaf") return this.relevance(item.node);
+    const inside = new Set(item.nodes);
+    let sum = 0;
+    this.graph.edges.forEach(([source, target], edge) => {
+      if (inside.has(source) && !inside.has(target)) sum += this.edges[edge] ?? 0;
+    });
+    return sum;
+  }
+
+  sum(edges: readonly number[]): number {
+    return edges.reduce((sum, edge) => sum + (this.edges[edge] ?? 0), 0);
+  }
+}

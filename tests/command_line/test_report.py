@@ -1,0 +1,80 @@
+"""`lrpfx report`: photographs in, one page out; and `lrpfx compare`."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from command_line.commands import run
+
+import lrpfx
+
+MODEL = ("small_model:make", "--raw", "--size", "8")
+
+
+def written(path="report.html"):
+    (text,) = re.findall(r'id="document">(.*?)</script>', Path(path).read_text(), re.DOTALL)
+    return json.loads(text)
+
+
+def test_classes_and_composites(folder):
+    (folder / "categories.txt").write_text("ant\nbee\ncat\ndog\neel\n")
+    status, printed = run(
+        *("report", *MODEL, "images", "--categories", "categories.txt", "--target", "bee", "--target", "3"),
+        *("--composite", "epsilon_plus", "--composite", "EpsilonPlusFlat", "--title", "Small", "--output", "out/page.html"),
+    )
+    assert status == 0 and re.search(r"out/page\.html: 3 photographs, \d\.\d MB", printed)
+    found = written("out/page.html")
+    assert found["title"] == "Small" and sorted(sample["name"] for sample in found["samples"]) == ["0.png", "1.png", "2.png"]
+    assert {(view["composite"], view["target"]["name"]) for view in found["views"]} == {
+        (composite, name) for composite in ("epsilon_plus", "EpsilonPlusFlat") for name in ("bee", "dog")
+    }
+
+
+def test_the_defaults(folder):
+    status, _ = run("report", *MODEL, "images/1.png")
+    (view,) = written()["views"]
+    assert status == 0 and view["composite"] == "" and "GammaByDepth" in view["rules"] and view["ledger"]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("images/1.png", "--output", "a.png"), "written as .html"),
+        (("images/1.png", "--set", "epsilon=1"), "--set is for the settings of one --composite"),
+        (("images/1.png", "--composite", "epsilon_plus", "--composite", "epsilon_plus"), "names one twice"),
+        (("images/1.png", "--target", "1", "--target", "1"), "--target names a class twice"),
+        (("none.png",), "none.png: there is no such file"),
+    ],
+)
+def test_mistakes(folder, arguments, message):
+    before = sorted(os.listdir())
+    with pytest.raises(lrpfx.InputError, match=re.escape(message)):
+        run("report", *MODEL, *arguments)
+    assert sorted(os.listdir()) == before
+
+
+def test_two_composites_are_compared(folder):
+    status, printed = run(
+        *("compare", *MODEL, "images/1.png", "--target", "2", "--composite", "epsilon_plus", "--composite", "EpsilonPlusFlat")
+    )
+    assert (
+        status == 0
+        and "relevance for 2" in printed
+        and "nodes have other rules" in printed
+        and "similarity of the maps" in printed
+    )
+    assert "ZPlus" in printed and "Flat" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("images/1.png",), "--composite is there 0 times"),
+        (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
+    ],
+)
+def test_what_cannot_be_compared(folder, arguments, message):
+    with pytest.raises(lrpfx.InputError, match=re.escape(message)):
+        run("compare", *MODEL, *arguments)

@@ -1,0 +1,367 @@
+"""`lrpfx.report`: what the page is given, and that it is a page of its own."""
+
+import base64
+import hashlib
+import json
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from explanation.test_sentences import Tokenizer, classifier
+from helpers import small_net
+from pages.test_encoding import unpacked
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.pages.questions import NO_MODEL
+from lrpfx.pages.report import document, page, report
+from lrpfx.reports.ledger import PARTS
+
+
+@pytest.fixture
+def asked():
+    """An explainable module, an input, and the class to explain."""
+    x = torch.randn(1, 3, 8, 8)
+    return lrpfx.transform(small_net(), EpsilonPlusFlat(), example_inputs=x), x, 1
+
+
+def read(path):
+    """The document in a page."""
+    (text,) = re.findall(r'<script type="application/json" id="document">(.*?)</script>', path.read_text(), re.DOTALL)
+    return json.loads(text)
+
+
+def test_a_page_holds_the_document(asked, tmp_path):
+    path = lrpfx.report(asked, tmp_path / "report.html", title="A title")
+    assert path == tmp_path / "report.html" and os.listdir(tmp_path) == ["report.html"]
+    assert read(path) == json.loads(json.dumps(document(asked, "A title")))
+    assert "<title>A title</title>" in path.read_text()
+
+
+def test_nothing_is_fetched(asked, tmp_path):
+    text = lrpfx.report(asked, tmp_path / "report.html").read_text()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    for content in (script, style):
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'" in policy
+    assert "url(" not in style and "@import" not in style
+    assert not re.search(r"fetch\(|XMLHttpRequest|WebSocket|innerHTML|eval\(", script)
+
+
+# --- graph and accounts ------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_those_of_the_assignment(asked):
+    (graph,) = document(asked)["graphs"]
+    nodes = {node["name"]: node for node in graph["nodes"]}
+    for row in lrpfx.assignment(asked[0]):
+        node = nodes.pop(row.name)
+        assert (node["rule"], node["chosenBy"], tuple(node["merged"])) == (row.rule, row.chosen_by, row.merged)
+        assert row.source.rpartition("/")[2] in node["source"] or not row.source
+    assert [node["rule"] for node in nodes.values()] == ["output"]
+    conv = graph["nodes"][1]
+    assert conv["shape"] == [1, 6, 8, 8] and "as if W were 1" in conv["formula"] and "conv" in conv["line"]
+    assert conv["source"].endswith(".py:" + conv["source"].rpartition(":")[2]) and not conv["source"].startswith("/")
+
+
+def test_accounts_and_edges_are_those_of_the_ledger(asked):
+    found = document(asked)
+    (graph,), (view,), accounts = found["graphs"], found["views"], lrpfx.ledger(*asked)
+    assert found["parts"] == list(PARTS)
+    names = [node["name"] for node in graph["nodes"]]
+    for row, entry in zip(view["ledger"]["rows"], accounts, strict=True):
+        figures = [entry.relevance_in, entry.relevance_out, *(getattr(entry, part) for part in PARTS), entry.unexplained]
+        assert names[row[0]] == entry.name and row[1:] == pytest.approx(figures, rel=1e-6)
+    assert view["ledger"]["seed"] == pytest.approx(accounts.seed, rel=1e-6)
+    edges = {
+        (names[source], names[target]): flow for (source, target, _), flow in zip(graph["edges"], view["flows"], strict=True)
+    }
+    assert set(accounts.flows) <= set(edges) == set(lrpfx.to_networkx(asked[0]).edges())
+    assert edges == pytest.approx({edge: accounts.flows.get(edge, 0.0) for edge in edges}, rel=1e-6)
+
+
+def test_pictures_of_nodes_are_sums_over_channels(asked):
+    found = document(asked)
+    names = [node["name"] for node in found["graphs"][0]["nodes"]]
+    pictures = {names[int(place)]: picture for place, picture in found["views"][0]["pictures"].items()}
+    layers = lrpfx.attribute(*asked, record=list(pictures)).layers
+    assert {"conv1", "relu", "add"} <= set(pictures)
+    for name, picture in pictures.items():
+        expected = layers[name][0].sum(0).numpy()
+        scale = np.percentile(np.abs(expected), 99)
+        np.testing.assert_allclose(unpacked(picture), expected.clip(-scale, scale), atol=0.51 * scale / 127)
+
+
+def test_recording_in_parts_changes_nothing(asked, monkeypatch):
+    whole = document(asked)["views"][0]["pictures"]
+    monkeypatch.setattr("lrpfx.pages.accounts._TOGETHER", 1)
+    assert document(asked)["views"][0]["pictures"] == whole and len(whole) > 3
+
+
+def test_stages_of_the_compilation(asked):
+    (graph,) = document(asked)["graphs"]
+    history = lrpfx.history(asked[0])
+    assert [graph["codes"][stage["code"]] for stage in graph["history"]] == [one.code for one in history]
+    assert [(stage["name"], stage["matches"]) for stage in graph["history"]] == [(one.name, one.matches) for one in history]
+    assert len(set(graph["codes"])) == len(graph["codes"]) < len(history)
+
+
+def test_the_model_and_the_inputs_stay_as_they_are(asked):
+    model, x, target = asked
+    before = {name: value.clone() for name, value in model.state_dict().items()}, x.clone()
+    document((model, x, target))
+    assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
+    assert torch.equal(x, before[1]) and not x.requires_grad and all(one.grad is None for one in model.parameters())
+
+
+# --- samples -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_photograph_has_its_map(asked):
+    (view,) = document(asked)["views"]
+    expected = lrpfx.attribute(*asked).relevance[0].sum(0).numpy()
+    np.testing.assert_allclose(unpacked(view["map"]["exact"]), expected, atol=0.51 * np.abs(expected).max() / 32767)
+    drawn = lrpfx.pictures.smoothed(expected)
+    scale = lrpfx.pictures.scale_of(expected)
+    np.testing.assert_allclose(unpacked(view["map"]["drawn"]), drawn.clip(-scale, scale), atol=0.51 * scale / 127)
+
+
+def test_a_batch_is_several_samples_and_a_list_several_targets(asked):
+    model, x = asked[0], torch.randn(2, 3, 8, 8)
+    found = document((model, x, [0, 2]))
+    assert [sample["name"] for sample in found["samples"]] == ["sample 1", "sample 2"] and len(found["graphs"]) == 1
+    assert [(view["sample"], view["target"]["name"]) for view in found["views"]] == [
+        (0, "class 0"),
+        (0, "class 2"),
+        (1, "class 0"),
+        (1, "class 2"),
+    ]
+    for view in found["views"]:
+        expected = lrpfx.attribute(model, x[view["sample"]][None], int(view["target"]["name"][-1]))
+        assert view["target"]["score"] == pytest.approx(float(expected.output[0, int(view["target"]["name"][-1])]), rel=1e-6)
+        assert view["ledger"]["inputs"][0][1] == pytest.approx(float(expected.relevance.sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("target", [torch.tensor([2, 0]), np.array([2, 0])])
+def test_a_tensor_has_a_target_for_each_sample(asked, target):
+    views = document((asked[0], torch.randn(2, 3, 8, 8), target))["views"]
+    assert [view["target"]["name"] for view in views] == ["class 2", "class 0"]
+
+
+@pytest.mark.parametrize("target", [lambda output: output * 0.5, {0: 1.0, 1: -1.0}])
+def test_a_target_of_the_whole_batch(asked, target):
+    (view,) = document((asked[0], torch.randn(2, 3, 8, 8), target))["views"]
+    assert view["inputs"][0]["shape"] == [2, 3, 8, 8] and "map" not in view
+
+
+def test_composites_are_compared_on_one_sample(asked):
+    other = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=asked[1])
+    found = document({"flat": asked, "plus": (other, *asked[1:])})
+    assert [(view["composite"], view["sample"], view["graph"]) for view in found["views"]] == [("flat", 0, 0), ("plus", 0, 1)]
+    assert len(found["samples"]) == 1 and found["graphs"][0]["rules"] != found["graphs"][1]["rules"]
+
+
+def explained(**settings):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval()
+    return lrpfx.Explainer(model, composite=EpsilonPlus(), categories=list("abcde"))(torch.rand(2, 3, 8, 8), **settings)
+
+
+def test_explanations_of_photographs():
+    found = explained(targets=["b", "d"])
+    data = document(found)
+    assert [view["target"]["name"] for view in data["views"]] == ["b", "d"] * 2
+    for view, answer in zip(data["views"], [answer for one in found for answer in one.answers], strict=True):
+        assert view["target"]["score"] == pytest.approx(answer.category.score, rel=1e-6)
+        assert view["ledger"]["seed"] == pytest.approx(answer.category.score, rel=1e-6)
+        assert view["balance"]["inputs"] == pytest.approx(answer.balance.inputs, rel=1e-6)
+    assert data["title"] == "image 1, image 2"
+    assert document(found[0])["samples"][0]["photograph"].startswith("data:image/jpeg;base64,")
+
+
+def test_crops_and_mirrors_are_told(tmp_path):
+    from PIL import Image
+
+    def mirrored(photograph):
+        pixels = np.asarray(photograph.crop((4, 2, 12, 10)), dtype=np.float64)[:, ::-1] / 255
+        return torch.tensor(pixels.copy()).movedim(-1, 0)
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval()
+    photograph = Image.fromarray(np.random.default_rng(0).integers(0, 255, (12, 16, 3), dtype=np.uint8))
+    explanation = lrpfx.explain(model, photograph, preprocess=mirrored, composite=EpsilonPlus())
+    (view,) = document(explanation)["views"]
+    assert view["map"]["box"] == pytest.approx([4, 2, 12, 10], abs=0.02) and view["map"]["mirrored"] == [True, False]
+
+
+def test_a_pickled_explanation_has_no_graph(tmp_path):
+    data = document(pickle.loads(pickle.dumps(explained()[0])))
+    (view,) = data["views"]
+    assert view["graph"] is None and view["note"] == NO_MODEL and "map" in view and data["graphs"] == []
+
+
+def test_a_text_has_the_path_of_its_words():
+    model = classifier()
+    explainer = lrpfx.Explainer(model, tokenizer=Tokenizer(), composite=AttnLRP())
+    found = explainer("the film was good", targets=["dull", "great"])
+    data = document(found)
+    assert [word["text"] for word in data["samples"][0]["words"]] == ["[CLS]", "the", "film", "was", "good", "[SEP]"]
+    names = [node["name"] for node in data["graphs"][0]["nodes"]]
+    inputs = found.source.inputs
+    for place, view in enumerate(data["views"]):
+        assert view["words"] == pytest.approx(found.picture.scores[place].tolist(), rel=1e-6)
+        steps = {names[step["node"]]: unpacked(step["words"]) for step in view["path"]}
+        assert len(steps) >= 4
+        recorded = lrpfx.attribute(explainer.explain_model, inputs, place, record=list(steps)).layers
+        for name, values in steps.items():
+            expected = recorded[name][0].sum(-1).numpy()
+            np.testing.assert_allclose(values, expected, atol=0.51 * np.abs(expected).max() / 32767)
+    again = document(pickle.loads(pickle.dumps(found)))
+    assert [view["graph"] for view in again["views"]] == [None, None] and again["samples"] == data["samples"]
+
+
+def test_several_inputs_are_listed_by_their_largest_entries():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, ids, y):
+            return self.out((self.embedding(ids) + y).mean(1))
+
+    inputs = {"ids": torch.randint(0, 9, (1, 5)), "y": torch.randn(1, 5, 4)}
+    module = lrpfx.transform(Two().eval(), AttnLRP(), example_inputs=inputs)
+    (view,) = document((module, inputs, 1))["views"]
+    relevance = lrpfx.attribute(module, inputs, 1).relevance
+    expected = {"ids": relevance["ids"].sum(-1), "y": relevance["y"]}
+    assert [one["name"] for one in view["inputs"]] == ["ids", "y"]
+    for one in view["inputs"]:
+        values = [float(expected[one["name"]][tuple(index)]) for index, _, _ in one["entries"]]
+        assert [entry[2] for entry in one["entries"]] == pytest.approx(values, rel=1e-6)
+        assert np.all(np.diff(np.abs(values)) <= 1e-12) and one["total"] == pytest.approx(
+            float(expected[one["name"]].sum()), rel=1e-6
+        )
+
+
+# --- what may go wrong -------------------------------------------------------------------------------------------------------
+
+HOSTILE = ("</script><script>alert(1)</script>", "<!--<script>", "<img src=x onerror=alert(1)>", "\u2028&", "__proto__")
+
+
+def test_names_stay_text(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in HOSTILE:
+                self.add_module(name.replace(".", ""), nn.Linear(3, 3))
+
+        def forward(self, x):
+            for layer in self.children():
+                x = layer(x)
+            return x
+
+    x = torch.randn(1, 3)
+    module = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=x)
+    path = lrpfx.report({HOSTILE[0]: (module, x, 0)}, tmp_path / "report.html", title=f"</title>{HOSTILE[0]}\ud800")
+    text = path.read_text()
+    assert text.count("<script") == text.count("</script>") == 2 and "<!--" not in text and "<img" not in text
+    data = read(path)
+    assert [node["name"] for node in data["graphs"][0]["nodes"]][1:3] == list(HOSTILE[:2]) and data["title"].startswith(
+        "</title>"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
+def test_values_that_are_not_finite(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(1, 2, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.out((self.conv(x).relu() / 0).mean((2, 3)))
+
+    module = lrpfx.transform(Net().eval(), EpsilonPlus())
+    path = lrpfx.report((module, torch.rand(1, 1, 8, 8), 0), tmp_path / "report.html")
+    (view,) = read(path)["views"]
+    assert "map" not in view and view["ledger"]["seed"] == "NaN" and "not determined" in view["objection"]
+
+
+def test_warnings_of_the_ledger_are_given():
+    class Difference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+
+        def forward(self, x):
+            return self.one(x) - self.other(x)
+
+    model, x = Difference().eval(), torch.rand(1, 4)
+    with torch.no_grad():
+        model.other.weight.copy_(model.one.weight * (1 - 1e-7))
+    module = lrpfx.transform(model, EpsilonPlus(epsilon=1e-15, stabilizer=1e-15), example_inputs=x)
+    with pytest.warns(LrpfxWarning, match="not determined"):
+        (view,) = document((module, x, 0))["views"]
+    assert "amounts of up to" in view["objection"]
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (nn.Linear(2, 2), "a report is on an explanation"),
+        ((1, 2), "a tuple is"),
+        ((nn.Linear(2, 2), torch.zeros(1, 2)), "takes the module that lrpfx.transform"),
+        ({}, "empty"),
+        ({"a": 3}, "a report is on an explanation"),
+    ],
+)
+def test_other_arguments(what, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        report(what, tmp_path / "report.html")
+    assert not os.listdir(tmp_path)
+
+
+def test_other_targets_and_files(asked, tmp_path):
+    with pytest.raises(InputError, match="list of targets is empty"):
+        report((*asked[:2], []), tmp_path / "report.html")
+    with pytest.raises(InputError, match=r"written as \.html"):
+        report(asked, tmp_path / "report.pdf")
+    with pytest.raises(InputTypeError, match="title"):
+        report(asked, tmp_path / "report.html", title=3)
+    with pytest.raises(InputError, match="no explanations"):
+        report(explained()[:0], tmp_path / "report.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        report(asked, tmp_path / "file" / "report.html")
+
+
+def test_a_model_that_changed_since_is_noticed():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    explanation = lrpfx.explain(explain_model, torch.rand(1, 3, 8, 8))[0]
+    with torch.no_grad():
+        next(explain_model.parameters()).mul_(3)
+    with pytest.raises(InputError, match="changed since"):
+        document(explanation)
+
+
+def test_a_large_graph_is_small_data():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(80)))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    x = torch.randn(1, 4)
+    module = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=x)
+    data = document((module, x, 0))
+    assert len(data["graphs"][0]["nodes"]) == 322 and len(page(data)) < 1e6

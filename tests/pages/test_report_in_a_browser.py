@@ -1,0 +1,389 @@
+"""A report in Chromium, with the network off: `make test-examples`."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+import torch
+from browsers import chromium, needs_chromium
+from helpers import ROOT
+from tools import report_pictures
+
+import lrpfx
+from lrpfx.demo import photographs
+from lrpfx.pages.report import document
+
+pytestmark = pytest.mark.examples
+
+LARGEST, LATEST = 5e6, 2000  # bytes and milliseconds for a report on a ResNet-50
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.set_default_dtype(torch.float32)
+    return tmp_path_factory.mktemp("reports")
+
+
+@pytest.fixture(scope="module")
+def two_composites(folder):
+    found = report_pictures.of_photographs()
+    return lrpfx.report(found, folder / "lite0.html"), document(found)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium("1400,1000", "--host-resolver-rules=MAP * ~NOTFOUND") as driver:
+        driver.execute_cdp_cmd("Network.enable", {})
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        driver.get("about:blank")
+        driver.get_log("performance")  # of the page that Chromium begins with
+        yield driver
+
+
+@pytest.fixture(autouse=True)
+def _silent(browser):
+    """Whatever a test does, the console has no complaint, and nothing is requested but the file."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert not complaints, complaints
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requested = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert all(address.startswith(("file://", "data:")) for address in requested), requested
+
+
+def opened(browser, path):
+    browser.get(f"file://{path}")
+    assert browser.execute_script("return document.body.dataset.ready") == "true"
+
+
+def all_of(browser, selector):
+    return browser.find_elements("css selector", selector)
+
+
+def one(browser, selector):
+    (found,) = all_of(browser, selector)
+    return found
+
+
+def button(browser, text):
+    (found,) = [each for each in all_of(browser, "button") if each.text == text]
+    return found
+
+
+def boxes(browser):
+    """What assistive technology is told of the boxes of the graph."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll('.graph [data-id]')].map(e => e.getAttribute('aria-label'))"
+    )
+
+
+def type_keys(browser, *keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+@needs_chromium
+def test_it_opens(browser, two_composites):
+    path, data = two_composites
+    opened(browser, path)
+    assert one(browser, "h1").text == "chelsea.png, china.jpg"
+    assert one(browser, ".side h2").text == "tiger cat"
+    assert len(boxes(browser)) <= 26 and any(label.startswith("output, output") for label in boxes(browser))
+    assert len(all_of(browser, ".graph image")) > 10
+    size = browser.execute_script(
+        "const i = document.querySelector('.photograph img'); return [i.naturalWidth, i.naturalHeight]"
+    )
+    assert size == [451, 300]
+    assert json.loads(browser.execute_script("return document.getElementById('document').textContent")) == json.loads(
+        json.dumps(data)
+    )
+
+
+@needs_chromium
+def test_modules_fold_and_unfold(browser, two_composites):
+    opened(browser, two_composites[0])
+    (block,) = all_of(browser, '[data-id="g:_blocks.10"]')
+    assert block.get_attribute("aria-expanded") == "false"
+    before = len(boxes(browser))
+    block.click()
+    assert one(browser, '[data-id="g:_blocks.10"]').get_attribute("aria-expanded") == "true"
+    assert len(boxes(browser)) > before and one(browser, ".inspector h2").text == "_blocks.10"
+    button(browser, "Unfold all").click()
+    nodes = len(two_composites[1]["graphs"][0]["nodes"])
+    assert sum(", rule " in label for label in boxes(browser)) == nodes
+    button(browser, "Fold all").click()
+    assert len(boxes(browser)) <= 12
+    assert "folded" in one(browser, ".graph-pane [aria-live]").get_attribute("textContent")
+
+
+@needs_chromium
+def test_a_search_finds_a_node_and_its_account(browser, two_composites):
+    path, data = two_composites
+    opened(browser, path)
+    type_keys(browser, "/", "blocks.10._exp")
+    assert [each.text.splitlines()[0] for each in all_of(browser, "[role=option]")] == ["_blocks.10._expand_conv"]
+    type_keys(browser, "\ue007")
+    details = one(browser, ".inspector").text
+    names = [node["name"] for node in data["graphs"][0]["nodes"]]
+    node = data["graphs"][0]["nodes"][names.index("_blocks.10._expand_conv")]
+    for text in (
+        node["name"],
+        node["rule"],
+        node["chosenBy"],
+        "_blocks.10._bn0",
+        node["source"],
+        node["line"],
+        " × ".join(map(str, node["shape"])),
+    ):
+        assert text in details
+    (row,) = [row for row in data["views"][0]["ledger"]["rows"] if row[0] == names.index(node["name"])]
+    shown = browser.execute_script("return [...document.querySelectorAll('.inspector .bars tr')].map(r => r.innerText)")
+    assert f"{row[1]:.3f}".replace("-", "−") in shown[0] and any("bias" in line for line in shown)
+    chosen = browser.switch_to.active_element
+    assert chosen.get_attribute("data-id") == f"n:{names.index(node['name'])}"
+
+
+@needs_chromium
+def test_arrow_keys_follow_the_flow(browser, two_composites):
+    opened(browser, two_composites[0])
+    output = all_of(browser, '[aria-label^="output, output"]')[0]
+    browser.execute_script("arguments[0].focus()", output)
+    type_keys(browser, "\ue015")
+    assert browser.switch_to.active_element.get_attribute("aria-label").startswith("_fc, ")
+    type_keys(browser, "\ue007")
+    assert one(browser, ".inspector h2").text == "_fc"
+
+
+@needs_chromium
+def test_targets_samples_and_composites(browser, two_composites):
+    path, data = two_composites
+    opened(browser, path)
+    button(browser, "palace").click()
+    assert one(browser, ".side h2").text == "palace"
+    button(browser, "china.jpg").click()
+    button(browser, "EpsilonPlusFlat").click()
+    (view,) = [
+        view
+        for view in data["views"]
+        if (view["composite"], view["sample"], view["target"]["name"]) == ("EpsilonPlusFlat", 1, "palace")
+    ]
+    told = one(browser, ".side").text
+    assert "china.jpg" in told and "EpsilonPlusFlat(" in told and f"{view['target']['score']:.4g}" in told
+    label = all_of(browser, '[aria-label^="output, output"]')[0].get_attribute("aria-label")
+    assert label.endswith(f"relevance {view['ledger']['seed']:.4g}")
+
+
+@needs_chromium
+def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
+    from pages.test_encoding import unpacked
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    path, data = two_composites
+    opened(browser, path)
+    exact = unpacked(data["views"][0]["map"]["exact"])
+    frame = one(browser, ".over")
+    ActionChains(browser).move_to_element(frame).perform()
+    text = one(browser, ".readout").text
+    row, column = (int(part.split()[1].rstrip(")")) for part in text.partition("(")[2].split(", "))
+    assert abs(row - 112) <= 2 and abs(column - 112) <= 2
+    value = text.partition(": ")[2].partition(" ")[0].replace("−", "-")
+    assert float(value) == pytest.approx(exact[row, column], rel=6e-3, abs=1e-9)
+    opacity = one(browser, "input[type=range]")
+    browser.execute_script("arguments[0].value = 20; arguments[0].dispatchEvent(new Event('input'))", opacity)
+    assert frame.value_of_css_property("opacity") == "0.2"
+
+
+@needs_chromium
+def test_the_ledger_is_sorted_and_filtered(browser, two_composites):
+    path, data = two_composites
+    opened(browser, path)
+    button(browser, "Ledger").click()
+    rows = data["views"][0]["ledger"]["rows"]
+    names = [node["name"] for node in data["graphs"][0]["nodes"]]
+
+    def column(place):
+        cells = f".accounts tbody tr > :nth-child({place})"
+        return browser.execute_script("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", cells)
+
+    assert column(1) == [names[row[0]] for row in rows]
+    all_of(browser, ".accounts thead button")[5].click()
+    by_bias = sorted(rows, key=lambda row: -abs(row[3]))
+    assert column(1)[:10] == [names[row[0]] for row in by_bias[:10]]
+    assert one(browser, "[aria-sort=descending]").text.startswith("bias")
+    all_of(browser, ".accounts thead button")[0].click()
+    assert one(browser, "[aria-sort=ascending]").text.startswith("name") and column(1)[0] == "_avg_pooling"
+    one(browser, ".ledger input").send_keys("blocks.3.")
+    assert all("_blocks.3." in name for name in column(1)) and "of 111" in one(browser, ".ledger .toolbar").text
+    all_of(browser, ".accounts tbody button")[0].click()
+    assert one(browser, ".inspector h2").text == "_blocks.3._depthwise_conv"
+
+
+@needs_chromium
+def test_the_compilation_shows_what_changed(browser, two_composites):
+    path, data = two_composites
+    opened(browser, path)
+    button(browser, "Compilation").click()
+    graph = data["graphs"][0]
+    stages = all_of(browser, ".stages button")
+    assert len(stages) == len(graph["history"])
+    place = [stage["name"] for stage in graph["history"]].index("merge_batch_norm")
+    stages[place].click()
+    lines = {
+        kind: [each.get_attribute("textContent") for each in all_of(browser, f".diff .{kind}")] for kind in ("added", "removed")
+    }
+    before, after = (graph["codes"][graph["history"][number]["code"]].split("\n") for number in (place - 1, place))
+    assert lines["removed"] and {line[2:].rstrip("\n") for line in lines["removed"]} <= set(before)
+    assert lines["added"] and {line[2:].rstrip("\n") for line in lines["added"]} <= set(after)
+    assert len(after) - len(before) == len(lines["added"]) - len(lines["removed"])
+    all_of(browser, ".places summary")[0].click()
+    assert "_bn0" in one(browser, ".places").text
+    button(browser, "Whole code").click()
+    assert one(browser, ".code").get_attribute("textContent") == "\n".join(after)
+
+
+@needs_chromium
+def test_dark_light_and_print(browser, two_composites):
+    opened(browser, two_composites[0])
+    for _ in range(2):
+        one(browser, ".theme").click()
+        theme = browser.execute_script("return document.documentElement.dataset.theme")
+        ink, behind = (
+            browser.execute_script(f"return getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
+        )
+        bright = sum(map(int, ink[4:-1].split(","))) > sum(map(int, behind[4:-1].split(",")))
+        assert bright == (theme == "dark")
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert one(browser, ".graph").get_dom_attribute("viewBox") and one(browser, "#ledger").get_dom_attribute("hidden") is None
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert not one(browser, ".graph").get_dom_attribute("viewBox") and one(browser, "#ledger").get_dom_attribute("hidden")
+    assert len(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
+
+
+@needs_chromium
+def test_everything_that_acts_has_a_name(browser, two_composites):
+    opened(browser, two_composites[0])
+    for panel in ("Graph", "Ledger", "Compilation"):
+        button(browser, panel).click()
+        unnamed = browser.execute_script(
+            "return [...document.querySelectorAll('button, input, img, [role=button], [role=tab], [role=img], svg.graph')]"
+            ".filter(e => !(e.getAttribute('aria-label') || e.alt || e.innerText || e.textContent || e.closest('label')))"
+            ".map(e => e.outerHTML)"
+        )
+        assert not unnamed, unnamed
+    ids = browser.execute_script("return [...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    controlled = browser.execute_script(
+        "return [...document.querySelectorAll('[aria-controls]')].map(e => e.getAttribute('aria-controls'))"
+    )
+    assert set(controlled) <= set(ids)
+
+
+@needs_chromium
+def test_a_resnet_50_is_small_and_soon_ready(browser, folder):
+    import torchvision
+
+    torch.manual_seed(0)
+    weights = torchvision.models.ResNet50_Weights.DEFAULT
+    model = torchvision.models.resnet50(weights=None).eval()
+    explainer = lrpfx.Explainer(model, preprocess=weights.transforms(), categories=weights.meta["categories"])
+    path = lrpfx.report(explainer(photographs.path("chelsea")), folder / "resnet50.html")
+    assert path.stat().st_size <= LARGEST
+    times = []
+    for _ in range(3):
+        opened(browser, path)
+        times.append(browser.execute_script("return performance.getEntriesByName('ready')[0].startTime"))
+    assert min(times) <= LATEST, times
+    assert len(boxes(browser)) <= 14
+    visible = browser.execute_script(
+        "const c = document.querySelector('.graph').getBoundingClientRect();"
+        "return [...document.querySelectorAll('.graph [data-id]')].every(e => { const b = e.getBoundingClientRect();"
+        "return b.top >= c.top && b.bottom <= c.bottom && b.left >= c.left && b.right <= c.right && b.height > 15 })"
+    )
+    assert visible, "the folded graph does not fit, or cannot be read"
+
+
+@needs_chromium
+def test_the_path_of_a_word(browser, folder):
+    from pages.test_encoding import unpacked
+
+    found = report_pictures.of_a_sentence()
+    data = document(found)
+    opened(browser, lrpfx.report(found, folder / "text.html"))
+    words = [each.text for each in all_of(browser, ".word")]
+    assert words == [word["text"] for word in data["samples"][0]["words"]]
+    place = words.index("rains")
+    all_of(browser, ".word")[place].click()
+    assert one(browser, '.word[aria-pressed="true"]').text == "rains"
+    steps = [unpacked(step["words"])[place] for step in data["views"][0]["path"]][::-1]
+    shown = [each.text.replace("−", "-") for each in all_of(browser, ".grid td.number")]
+    assert [float(text) for text in shown] == pytest.approx(steps, rel=6e-3, abs=1e-6)
+
+
+@needs_chromium
+@pytest.mark.parametrize("nodes", [1, 1000])
+def test_graphs_of_any_size(browser, folder, nodes):
+    class Chain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(max(1, nodes // 4)):
+                x = x * 2 if nodes == 1 else self.layer(x).relu() * 0.9 + x
+            return x
+
+    x = torch.rand(1, 4)
+    module = lrpfx.transform(Chain().eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    opened(browser, lrpfx.report((module, x, 0), folder / f"chain{nodes}.html"))
+    assert 2 < len(boxes(browser)) <= 45
+    start = time.perf_counter()
+    button(browser, "Unfold all").click()
+    assert time.perf_counter() - start < 10
+    assert sum(", rule " in label for label in boxes(browser)) == len(lrpfx.to_networkx(module))
+
+
+@needs_chromium
+def test_names_are_not_run(browser, folder):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module("<img src=x onerror=alert(1)>", torch.nn.Linear(4, 4))
+            self.add_module("</script><script>alert(1)</script>", torch.nn.Linear(4, 4))
+
+        def forward(self, x):
+            for layer in self.children():
+                x = layer(x)
+            return x
+
+    x = torch.rand(1, 4)
+    module = lrpfx.transform(Net().eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    opened(browser, lrpfx.report({"<b>": (module, x, [0, 1])}, folder / "names.html", title="<script>alert(1)</script>"))
+    assert one(browser, "h1").text == "<script>alert(1)</script>" and len(all_of(browser, "script")) == 2
+    assert any(label.startswith("<img src=x onerror=alert(1)>, Linear") for label in boxes(browser))
+    for panel in ("Ledger", "Compilation", "Graph"):
+        button(browser, panel).click()
+    assert not all_of(browser, "img[src=x]")
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+def test_the_script_is_that_of_its_source(tmp_path):
+    """What is in the package is what page/ builds; `make report-page` brings it up to date."""
+    ignored = shutil.ignore_patterns("node_modules")
+    shutil.copytree(ROOT / "page", tmp_path / "page", ignore=ignored)
+    (tmp_path / "built").mkdir()
+    for command in (
+        ["npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"],
+        ["npm", "run", "lint"],
+        ["npm", "run", "build", "--", str(tmp_path / "built")],
+    ):
+        run = subprocess.run(command, cwd=tmp_path / "page", capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout + run.stderr
+    assert sorted(os.listdir(tmp_path / "built")) == ["LICENCES.txt", "page.css", "page.js"]
+    for name in os.listdir(tmp_path / "built"):
+        assert (tmp_path / "built" / name).read_text() == (ROOT / "lrpfx" / "pages" / name).read_text(), name
