@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
@@ -96,6 +97,15 @@ class Cut(Stream):
     def __iter__(self):
         yield from itertools.islice(super().__iter__(), 59)
         raise OSError("the archive is cut")
+
+
+class Slow(Stream):
+    """A stream that takes its time."""
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            time.sleep(0.02)
+            yield sample
 
 
 def tree(folder):

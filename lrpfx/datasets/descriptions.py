@@ -13,12 +13,13 @@ import torch
 from lrpfx.support.tensors import content_of
 
 _DEPTH = 6
+_NAMED = (types.ModuleType, type)  # the name in the code says which
 
 
 def described(value: Any, depth: int = 0) -> Any:
     """A value as data for JSON, which differs if the value does, as far as that can be told.
 
-    Of functions, the code counts and what it closes over, of tensors the content.
+    Of functions, the code counts and what it closes over or takes from its module, of tensors the content.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -41,7 +42,9 @@ def described(value: Any, depth: int = 0) -> Any:
         return {"method": described([value.__func__, value.__self__], depth + 1)}
     if isinstance(value, types.FunctionType):
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts = [_code(value.__code__), described([value.__defaults__, value.__kwdefaults__, closed], depth + 1)]
+        used = [name for name in value.__code__.co_names if name in value.__globals__]
+        others = {name: value.__globals__[name] for name in used if not isinstance(value.__globals__[name], _NAMED)}
+        parts = [_code(value.__code__), described([value.__defaults__, value.__kwdefaults__, closed, others], depth + 1)]
         return {"function": value.__qualname__, "sha256": hashlib.sha256(repr(parts).encode()).hexdigest()}
     if callable(value) and not isinstance(value, type) and isinstance(getattr(value, "__dict__", None), dict):
         return {"type": type(value).__qualname__, "attributes": described(vars(value), depth + 1)}

@@ -130,7 +130,9 @@ class Explaining:
         arrays: dict[str, Array] = {name: value.cpu().numpy() for name, value in values.items()}
         problems: dict[int, str] = {}
         for name, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+            with np.errstate(all="ignore"):  # it is the question whether there are such values
+                is_finite = array.dtype.kind != "f" or np.isfinite(array.sum(dtype=np.float64))
+            if not is_finite:
                 for place in np.flatnonzero(~np.isfinite(array.reshape(count, -1)).all(axis=1)).tolist():
                     problems.setdefault(place, f"{name} is not finite")
         return arrays, problems

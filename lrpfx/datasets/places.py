@@ -96,8 +96,7 @@ class Folder(Place):
 class Remote(Place):
     """A path of an object store or another file system of fsspec, such as "s3://bucket/store".
 
-    `options`: of the file system. Objects appear whole or not at all there, and nothing is locked: two runs that write to the
-    same path write the same, since both compare what they do with what the store says.
+    `options`: of the file system. Objects appear whole or not at all there, and nothing is locked.
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:

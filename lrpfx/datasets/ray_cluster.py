@@ -1,5 +1,6 @@
 """Ray: the cluster that is there, or one that is started here, and what goes to its processes and comes back."""
 
+import faulthandler
 import io
 import logging
 import os
@@ -8,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,11 +53,29 @@ class Wanted:
 
 def packages() -> tuple[Any, Any]:
     """The packages ray and ray.data. `InputError` if they are not installed."""
-    hook = sys.excepthook
-    try:
+    with _unchanged_process():
         return optional_package("ray", 'engine="ray"', "ray"), optional_package("ray.data", 'engine="ray"', "ray")
+
+
+@contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """A context after which this process is as it was: Ray sets hooks, variables, paths and filters."""
+    hook, variables, path = sys.excepthook, set(os.environ), list(sys.path)
+    is_traced, handler = faulthandler.is_enabled(), signal.getsignal(signal.SIGTERM)
+    levels = {name: logging.getLogger(name).level for name in ("ray", "ray.data")}
+    try:
+        with warnings.catch_warnings():
+            yield
     finally:
-        sys.excepthook = hook  # Ray has one of its own
+        sys.excepthook, sys.path[:] = hook, path
+        for name in set(os.environ) - variables:
+            del os.environ[name]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if faulthandler.is_enabled() and not is_traced:
+            faulthandler.disable()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
@@ -63,28 +83,20 @@ def running(wanted: Wanted) -> Iterator[Pool]:
     """A context in which Ray runs, with settings of Ray Data for blocks. What it changes in this process is undone."""
     ray, data = packages()
     is_ours = not ray.is_initialized()
-    handler = signal.getsignal(signal.SIGTERM)
-    levels = {name: logging.getLogger(name).level for name in ("ray", "ray.data")}
-    variables = {name for name in os.environ if name.startswith("RAY_")}
-    try:
-        if is_ours:
-            _start(ray, wanted)
-        pool = _pool(ray, wanted)
-        context = data.DataContext.get_current().copy()
-        context.enable_progress_bars = False
-        context.target_max_block_size = context.target_min_block_size = 1  # one block of the store is one of Ray Data
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        with data.DataContext.current(context):
-            yield pool
-    finally:
-        if is_ours:
-            ray.shutdown()
-            for name in {name for name in os.environ if name.startswith("RAY_")} - variables:
-                del os.environ[name]
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+    with _unchanged_process():
+        try:
+            if is_ours:
+                _start(ray, wanted)
+            pool = _pool(ray, wanted)
+            context = data.DataContext.get_current().copy()
+            context.enable_progress_bars = False
+            context.target_max_block_size = context.target_min_block_size = 1  # one block of the store is one of Ray Data
+            logging.getLogger("ray.data").setLevel(logging.ERROR)
+            with data.DataContext.current(context):
+                yield pool
+        finally:
+            if is_ours:
+                ray.shutdown()
 
 
 def _start(ray: Any, wanted: Wanted) -> None:

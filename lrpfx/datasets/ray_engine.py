@@ -4,7 +4,7 @@ import pickle
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
 from lrpfx.datasets.filling import BlockExplainer
 from lrpfx.datasets.places import Place
-from lrpfx.datasets.preparing import Batch
+from lrpfx.datasets.preparing import Batch, batched
 from lrpfx.datasets.ray_cluster import (
     Pool,
     Row,
@@ -78,9 +78,9 @@ class RayEngine(Engine):
         if pending is not None and not pending:
             return
         with running(self.wanted) as pool:
-            plan = replace(work.plan, done=Done.nothing())  # each process sees for itself
+            plan = replace(work.plan, done=Done(work.plan.done.counts, int))  # digests are read where they are needed
             store = _Store(work.writer.place, work.writer.manifest)
-            desk = open_desk((work.explaining, store), (work.source, plan, store))
+            desk = open_desk((work.explaining, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
             yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
@@ -99,6 +99,38 @@ def engine_named(engine: Any) -> Engine:
     return named[engine]()
 
 
+@dataclass(frozen=True)
+class _ForLoaders:
+    """What those get that load. `probe`: the number of a sample, and its digest."""
+
+    source: Source
+    plan: Plan
+    store: "_Store"
+    probe: tuple[int, int] | None
+
+    def check(self) -> None:
+        """Raise `InputError` unless the probe is here what it is where the run was started: files may be missing here."""
+        if self.probe is None:
+            return
+        number, digest = self.probe
+        sample = next(islice(self.source.first(number + 1), number, None), None)
+        if sample is None or sample.problem is not None:
+            problem = "there is no such sample" if sample is None else sample.problem
+            raise InputError(f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}")
+        if batched(0, [sample]).digest != digest:
+            raise InputError(
+                f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random"
+            )
+
+
+def _probe_of(source: Source) -> tuple[int, int] | None:
+    """The first sample that can be loaded, if it is among some."""
+    found = next((sample for sample in source.first(_PROBES) if sample.problem is None), None)
+    return None if found is None else (found.number, batched(0, [found]).digest)
+
+
+#: Samples among which one that can be loaded is looked for.
+_PROBES = 32
 #: What the desk has: for those that explain, and for those that load.
 _FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 
@@ -183,29 +215,36 @@ class _Loader:
 
     def __init__(self, desk: Any) -> None:
         self.desk = desk
-        self._found: tuple[Indexed, Plan] | None = None
+        self._found: _ForLoaders | None = None
 
     def __call__(self, rows: Mapping[str, Any]) -> Row:
         block = int(rows["block"][0])
         try:
             if self._found is None:
-                source, plan, _ = received(self.desk, _FOR_LOADERS, 1)
-                self._found = source, plan
+                self._found = received(self.desk, _FOR_LOADERS, 1)
+                self._found.check()
             count_attempt(self.desk, "load block", block)
-            source, plan = self._found
-            found = _loaded_row(block, source.block(plan, block))
+            source = self._found.source
+            assert isinstance(source, Indexed)
+            found = _loaded_row(block, source.block(self._found.plan, block))
         except Exception as error:
             found = _loaded_row(block, [], error)
         return {name: [value] for name, value in found.items()}
 
 
 def _rows_of_stream(desk: Any) -> Iterator[Row]:
-    """The blocks of a stream that are not done, and at the end its problem, if it has one, as that of block -1."""
+    """The blocks of a stream that are not done, and at the end its problem, if it has one, as that of block -1.
+
+    A process that takes the place of another gives the same rows, whatever is done by then: Ray counts them.
+    """
+    count_attempt(desk, "read the data set, in turn", 0)
     try:
-        source, plan, store = received(desk, _FOR_LOADERS, 1)
-        writer = store.writer()
-        done = done_of(store.place, store.manifest, writer.arrays)
-        for block, batches in groupby(source.batches(replace(plan, done=done)), attrgetter("block")):
+        found: _ForLoaders = received(desk, _FOR_LOADERS, 1)
+        found.check()
+        writer = found.store.writer()
+        now = done_of(found.store.place, found.store.manifest, writer.arrays)
+        plan = replace(found.plan, done=replace(now, counts=found.plan.done.counts))
+        for block, batches in groupby(found.source.batches(plan), attrgetter("block")):
             loaded = _loaded_row(block, list(batches))  # an error comes before a block that is not whole is out
             writer.make_room(block)
             yield loaded

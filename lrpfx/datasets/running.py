@@ -21,10 +21,10 @@ from lrpfx.datasets.places import Place, place_of, zarr_package
 from lrpfx.datasets.preparing import Preparing, batched
 from lrpfx.datasets.ray_engine import engine_named
 from lrpfx.datasets.settings import Settings
-from lrpfx.datasets.sources import Plan, source_of
+from lrpfx.datasets.sources import Plan, changed, source_of
 from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
 from lrpfx.datasets.view import Attributions
-from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
@@ -284,9 +284,12 @@ class _Run:
         writer = self._opened()
         before = done_of(self.place, writer.manifest, writer.arrays)
         total, done = writer.manifest.samples, sum(before.counts)
+        plan = Plan(writer.manifest.block, self.batch_size, before)
         if total is not None and done == total and self.source.length is None:
-            return  # a stream that was read to its end
-        work = Work(self.source, Plan(writer.manifest.block, self.batch_size, before), self.explaining, writer)
+            for batch in self.source.batches(plan):  # it was read to its end, and is compared
+                raise changed(batch.samples[0].number)
+            return
+        work = Work(self.source, plan, self.explaining, writer)
         has_warned = False
         with (
             progress_counter(progress is True, "explaining", "sample", total, done) as advance,
@@ -300,6 +303,9 @@ class _Run:
                 advance(step.samples)
                 if callable(progress):
                     progress(done, total)
+        counts = done_of(self.place, writer.manifest, BlockWriter(self.place, writer.manifest).arrays).counts
+        if sum(counts) != done or 0 in counts:
+            raise ArtefactError(f"{self.place} has not all blocks that were explained: run again to go on")
         if writer.manifest.samples is None:
             writer.finish(done)
 

@@ -17,6 +17,7 @@ from lrpfx.support.torch_internals import pytree
 
 # Entries of a sample that is a dict. "__key__" and "cls" are WebDataset's; other entries like "__url__" are not data either.
 LABELS = ("label", "labels", "cls")
+_LABELS = 1 << 62  # class indices have fewer bits
 IDENTITIES = ("__key__", "key", "path", "id")
 
 
@@ -136,7 +137,9 @@ def check_probe(number: int, item: Any, probes: Mapping[int, str]) -> None:
 def parts_of(item: Any) -> tuple[Any, int | None]:
     """The inputs of a sample, and its label if it has one."""
     if isinstance(item, (tuple, list)) and len(item) == 2:
-        if type(item[1]) is int:  # of most data sets, for which the questions below would take longer than the rest
+        if (
+            type(item[1]) is int and abs(item[1]) < _LABELS
+        ):  # of most data sets, for which the questions below would take longer than the rest
             return item[0], item[1]
         if _may_be_label(item[1]):
             return item[0], _label_of(item[1])
@@ -178,6 +181,8 @@ def _label_of(value: Any) -> int:
         raise InputTypeError(
             f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples"
         )
+    if abs(plain) >= _LABELS:
+        raise InputTypeError(f"labels are class indices, which {plain} is too large for: leave it out of the samples")
     return plain
 
 

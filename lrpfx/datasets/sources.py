@@ -324,6 +324,11 @@ def _of_path(path: Any, preparing: Preparing, workers: int) -> Source:
 
 def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: int) -> Source:
     """The samples of a DataLoader. Its batches are made anew, so that none crosses a block."""
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        raise InputError(
+            "the DataLoader has a batch_sampler=, which chooses samples and their order: pass batch_size= instead, and a "
+            "torch.utils.data.Subset for a part of the dataset"
+        )
     own = loader.collate_fn
     if loader.batch_size is not None and own is not default_collate:
         preparing = replace(preparing, collate=own)

@@ -6,6 +6,7 @@ One local cluster is for all tests.
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from data_sets import LAYERS, Crashing, Cut, Noise, Small, Stream, small_explain_model, small_model, tree
+from data_sets import LAYERS, Crashing, Cut, Noise, Slow, Small, Stream, small_explain_model, small_model, tree
 from helpers import ROOT
 
 import lrpfx
@@ -121,6 +122,29 @@ def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path
         thread.join()
     assert killed and found.is_complete
     assert tree(path) == tree(expected.path)
+
+
+@pytest.mark.ray
+def test_a_reader_that_is_killed_is_replaced(cluster, explain_model, tmp_path):
+    """The process that takes its place reads the stream from its beginning; no block is lost by that."""
+    data, path, killed, stopped = Slow(Noise(COUNT)), tmp_path / "ray", [], threading.Event()
+
+    def kill():
+        while not stopped.wait(0.1) and not killed:
+            readers = subprocess.run(["pgrep", "-f", "ray::ReadRows"], capture_output=True, text=True).stdout.split()
+            if readers and there(path) > 30:
+                os.kill(int(readers[0]), signal.SIGKILL)
+                killed.append(1)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        found = lrpfx.datasets.attribute(explain_model, data, path, engine="ray", **SETTINGS)
+    finally:
+        stopped.set()
+        thread.join()
+    assert killed and len(found) == COUNT and found.is_complete
+    assert tree(path) == tree(embedded(explain_model, Stream(Noise(COUNT)), tmp_path / "one").path)
 
 
 @pytest.mark.ray
@@ -238,6 +262,9 @@ def test_a_script_that_is_killed_goes_on(kills, explain_model, tmp_path):
         assert process.returncode in (0, -signal.SIGKILL), output
         counts.append(there(path))
         assert counts[-1] >= counts[-2], "samples were lost"
+        if counts[-1] > 0.7 * len(data):  # begin anew, to be killed again
+            shutil.rmtree(path)
+            counts.append(0)
     assert 0 < counts[1] < len(data), counts
     process = started(path, len(data))
     output = process.communicate()[0]

@@ -598,3 +598,48 @@ def test_progress(explain_model, tmp_path, capsys):
     assert seen == [(4, 10), (8, 10), (10, 10)]
     lrpfx.datasets.attribute(explain_model, Noise(10), tmp_path / "b", progress=True)
     assert "10/10" in capsys.readouterr().err
+
+
+# --- what strangers found ----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_store_of_a_stream_takes_no_other_data(tmp_path):
+    explain_model, settings = small_explain_model(), {"block_size": 8}
+    path = tmp_path / "store"
+    lrpfx.datasets.attribute(explain_model, Stream(Noise(40)), path, **settings)
+    assert len(lrpfx.datasets.attribute(explain_model, Stream(Noise(40)), path, **settings)) == 40
+    for other in (Stream(Noise(60)), Stream(Noise(38)), Stream(Subset(Noise(100), range(5, 45)))):
+        with pytest.raises(lrpfx.InputError, match="the data set has changed"):
+            lrpfx.datasets.attribute(explain_model, other, path, **settings)
+
+
+CHOSEN = 0
+
+
+def of_chosen(output):
+    return output * torch.eye(CLASSES, dtype=output.dtype)[CHOSEN]
+
+
+def test_a_target_that_reads_a_variable_of_its_module(tmp_path, monkeypatch):
+    explain_model, path = small_explain_model(), tmp_path / "store"
+    lrpfx.datasets.attribute(explain_model, Noise(16), path, target=of_chosen)
+    lrpfx.datasets.attribute(explain_model, Noise(16), path, target=of_chosen)
+    monkeypatch.setitem(of_chosen.__globals__, "CHOSEN", 1)
+    with pytest.raises(lrpfx.InputError, match="begun with other targets"):
+        lrpfx.datasets.attribute(explain_model, Noise(16), path, target=of_chosen)
+
+
+def test_batch_samplers_are_refused(tmp_path):
+    sampler = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(Noise(16)), 4, False)
+    with pytest.raises(lrpfx.InputError, match="batch_sampler="):
+        lrpfx.datasets.attribute(small_explain_model(), DataLoader(Noise(16), batch_sampler=sampler), tmp_path / "store")
+
+
+@pytest.mark.parametrize("target", ["predicted", "true"])
+def test_a_label_that_is_too_large_costs_its_own_row(target, tmp_path):
+    samples = [
+        (image, 1 << 70 if number == 3 else label)
+        for number, (image, label) in enumerate(map(Noise(16).__getitem__, range(16)))
+    ]
+    found = lrpfx.datasets.attribute(small_explain_model(), samples, tmp_path / "store", target=target)
+    assert list(found.errors) == [3] and "class indices" in found.errors[3]
