@@ -16,7 +16,19 @@ import time
 import numpy as np
 import pytest
 import torch
-from data_sets import LAYERS, Crashing, Cut, Noise, Slow, Small, Stream, small_explain_model, small_model, tree
+from data_sets import (
+    LAYERS,
+    Crashing,
+    Cut,
+    Noise,
+    Slow,
+    Small,
+    Stream,
+    outputs_as_they_are,
+    small_explain_model,
+    small_model,
+    tree,
+)
 from helpers import ROOT
 
 import lrpfx
@@ -53,11 +65,11 @@ def explain_model():
     return small_explain_model()
 
 
-def embedded(explain_model, data, path):
+def embedded(explain_model, data, path, **settings):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS)
+        return lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS, **settings)
     finally:
         torch.set_num_threads(threads)
 
@@ -65,7 +77,7 @@ def embedded(explain_model, data, path):
 # --- on the cluster ----------------------------------------------------------------------------------------------------------
 
 
-def interrupted(explain_model, data, path):
+def interrupted(explain_model, data, path, **settings):
     """A run in this process that ends after a third of the samples."""
 
     def stop(done, total):
@@ -73,7 +85,7 @@ def interrupted(explain_model, data, path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        lrpfx.datasets.attribute(explain_model, data, path, progress=stop, **SETTINGS)
+        lrpfx.datasets.attribute(explain_model, data, path, progress=stop, **SETTINGS, **settings)
 
 
 @pytest.mark.ray
@@ -93,10 +105,11 @@ def test_ray_goes_on_with_a_store_of_one_process(cluster, tmp_path):
 @pytest.mark.ray
 def test_streams_and_object_stores(cluster, explain_model, tmp_path):
     data, path = Stream(Noise(COUNT, infinite=(17,))), f"objects:/{tmp_path}/ray"
-    interrupted(explain_model, data, path)
-    found = lrpfx.datasets.attribute(explain_model, data, path, engine="ray", **SETTINGS)
+    target = {"target": outputs_as_they_are}
+    interrupted(explain_model, data, path, **target)
+    found = lrpfx.datasets.attribute(explain_model, data, path, engine="ray", **SETTINGS, **target)
     assert found.is_complete and len(found) == COUNT
-    assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one").path)
+    assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one", **target).path)
 
 
 @pytest.mark.ray
@@ -125,6 +138,7 @@ def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_reader_that_is_killed_is_replaced(cluster, explain_model, tmp_path):
     """The process that takes its place reads the stream from its beginning; no block is lost by that."""
     data, path, killed, stopped = Slow(Noise(COUNT)), tmp_path / "ray", [], threading.Event()
