@@ -30,6 +30,10 @@ class Plan:
     batch_size: int
     done: Done
 
+    def has_another_label(self, sample: Sample) -> bool:
+        """Whether a sample that is done has another label than in the store."""
+        return sample.label is not None and sample.label != self.done.label(sample.number)
+
     def pending(self, length: int) -> list[int]:
         """The blocks that are not done."""
         done = self.done.counts
@@ -111,10 +115,10 @@ class Indexed(Source):
             if known == UNKNOWN:
                 continue
             numbers = range(block * plan.block, min((block + 1) * plan.block, self.length))
-            digests = ((number, batched(block, [self.sample(number)]).digest) for number in numbers)
-            number, digest = next(((number, digest) for number, digest in digests if digest != UNKNOWN), (numbers[0], 0))
-            if digest != known:
-                raise changed(number)
+            found = (batched(block, [self.sample(number)]) for number in numbers)
+            batch = next((one for one in found if one.digest != UNKNOWN), None)
+            if batch is None or batch.digest != known or plan.has_another_label(batch.samples[0]):
+                raise changed(numbers[0] if batch is None else batch.samples[0].number)
 
 
 class _Parts(Dataset[Batch]):
@@ -253,7 +257,7 @@ class Streamed(Source):
                 continue
             found = batched(block, [load()])
             compared = found.digest == known
-            if not compared and found.digest != UNKNOWN:
+            if (not compared and found.digest != UNKNOWN) or (compared and plan.has_another_label(found.samples[0])):
                 raise changed(found.samples[0].number)
         if count != expected:
             first = block * plan.block

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lrpfx.datasets.layout import DONE, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
+from lrpfx.datasets.layout import DONE, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
 from lrpfx.datasets.places import Place, zarr_package
 from lrpfx.errors import ArtefactError, InputError, first_lines
 
@@ -271,6 +271,7 @@ class Done:
 
     counts: list[int]
     digest: Callable[[int], int]  # of the first sample of a block that is done
+    label: Callable[[int], int] = int  # of a sample of such a block, -1 without one
 
     @classmethod
     def nothing(cls) -> "Done":
@@ -296,7 +297,11 @@ def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any]) -> Done
             counts[last] = int((read(place, arrays[STATUS], slice(first, first + manifest.block)) != MISSING).sum())
         else:
             counts[last] = min(manifest.block, manifest.samples - first)
-    return Done(counts, lambda block: int(read(place, arrays[DONE], block)))
+    return Done(
+        counts,
+        lambda block: int(read(place, arrays[DONE], block)),
+        lambda number: int(read(place, arrays[LABEL], number)),
+    )
 
 
 def read(place: Place, array: Any, key: Any) -> Array:

@@ -643,3 +643,20 @@ def test_a_label_that_is_too_large_costs_its_own_row(target, tmp_path):
     ]
     found = lrpfx.datasets.attribute(small_explain_model(), samples, tmp_path / "store", target=target)
     assert list(found.errors) == [3] and "class indices" in found.errors[3]
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_other_labels_are_another_data_set(kind, tmp_path):
+    explain_model, path = small_explain_model(), tmp_path / "store"
+    samples = [Noise(40)[number] for number in range(40)]
+
+    def stop(done, total):
+        if done >= 24:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(explain_model, kind(samples), path, block_size=8, batch_size=8, progress=stop)
+    others = [(image, (label + 1) % CLASSES) for image, label in samples]
+    with pytest.raises(lrpfx.InputError, match="the data set has changed"):
+        lrpfx.datasets.attribute(explain_model, kind(others), path, block_size=8)
+    assert lrpfx.datasets.attribute(explain_model, kind(samples), path, block_size=8).is_complete
