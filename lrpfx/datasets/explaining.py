@@ -12,7 +12,7 @@ from lrpfx.attribution.channels import kind_of
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.datasets.layout import SAMPLE, Array
+from lrpfx.datasets.layout import NO_LABEL, SAMPLE, Array
 from lrpfx.datasets.preparing import Group, Sample, on_device_of
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.ir.node import is_floating
@@ -120,7 +120,7 @@ class Explaining:
             return None
         if target != TRUE:
             return target
-        if None in labels:
+        if None in labels or NO_LABEL in labels:
             raise InputError('the sample has no label, which target="true" needs: pairs of an input and a label have one')
         return torch.tensor(labels)
 

@@ -9,7 +9,7 @@ import torch
 
 from lrpfx.attribution.computation import Computation
 from lrpfx.datasets.explaining import Explained, Explaining
-from lrpfx.datasets.layout import ERROR, EXPLAINED, FAILED, KEY, LABEL, STATUS, TEXT_BYTES, Array, text_rows
+from lrpfx.datasets.layout import ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
 from lrpfx.datasets.preparing import UNKNOWN, Batch, Sample
 from lrpfx.datasets.store import BlockWriter
 
@@ -112,7 +112,7 @@ class Rows:
         self.count += len(samples)
         self.arrays[STATUS][part] = EXPLAINED
         self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
-        self.arrays[LABEL][part] = [-1 if sample.label is None else sample.label for sample in samples]
+        self.arrays[LABEL][part] = [NO_LABEL if sample.label is None else sample.label for sample in samples]
         if problems:
             texts = [problems.get(place, "") for place in range(len(samples))]
             self._texts(ERROR)[part] = text_rows(texts, TEXT_BYTES[ERROR])

@@ -14,6 +14,8 @@ from lrpfx.errors import ArtefactError
 MISSING, EXPLAINED, FAILED = 0, 1, 2
 #: Arrays with a row for each sample that every store has.
 STATUS, LABEL, KEY, ERROR = "status", "label", "key", "error"
+#: The label of a sample without one.
+NO_LABEL = -1
 #: The array with an entry for each block: 0 before it is done, then a digest of its first sample.
 DONE = "done"
 #: The beginning of the names of scales of the values of another array.
@@ -116,12 +118,13 @@ def scaled(values: Array) -> tuple[Array, Array]:
     """Values of samples in float16, and a power of two for each sample that they are to be multiplied with.
 
     The largest magnitude of a sample comes to lie between 2¹⁴ and 2¹⁵, so that entries down to 2⁻²⁹ of it keep the eleven bits
-    of float16.
+    of float16. Of samples that are not there it is NaN, as their values are.
     """
-    largest = np.abs(values).reshape(len(values), -1).max(1, initial=0.0)
-    largest = np.where(np.isfinite(largest), largest, 0.0)  # of samples that are not there
+    found = np.abs(values).reshape(len(values), -1).max(1, initial=0.0)
+    largest = np.where(np.isfinite(found), found, 0.0)
     exponents = np.clip(np.frexp(largest)[1] - 15, -126, 113)
     factors = np.ldexp(np.float32(1.0), np.where(largest > 0, exponents, 0)).astype(np.float32)
+    factors[~np.isfinite(found)] = np.nan
     inverse = np.ldexp(1.0, np.where(largest > 0, -exponents, 0)).astype(values.dtype)
     return (values * inverse.reshape(-1, *[1] * (values.ndim - 1))).astype(np.float16), factors
 

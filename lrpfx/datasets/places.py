@@ -38,6 +38,10 @@ class Place(ABC):
         """What is in a folder, with sizes of files in bytes; nothing if there is none. Without what a killed writer left."""
 
     @abstractmethod
+    def sizes_of_all(self, folder: str) -> dict[str, int]:
+        """The files in a folder and in the folders in it, with their sizes in bytes."""
+
+    @abstractmethod
     def prepared_for_writing(self) -> AbstractContextManager[None]:
         """A context in which this process writes to the place alone, as far as that can be made sure. Errors: `InputError`."""
 
@@ -76,6 +80,11 @@ class Folder(Place):
             except NotADirectoryError as error:
                 raise ArtefactError(f"{self.path / folder} is a file, not a folder") from error
 
+    def sizes_of_all(self, folder: str) -> dict[str, int]:
+        with self.errors("read"):
+            files = (Path(path, name) for path, _, names in os.walk(self.path / folder) for name in names)
+            return {one.relative_to(self.path).as_posix(): one.stat().st_size for one in files}
+
     @contextmanager
     def prepared_for_writing(self) -> Iterator[None]:
         with self.errors("written"):
@@ -108,8 +117,10 @@ class Remote(Place):
         fsspec = optional_package("fsspec", f"the path {self.path}")
         try:
             system, root = fsspec.core.url_to_fs(self.path, **self.options)
-        except (ImportError, ValueError, TypeError) as error:
+        except (ImportError, ValueError, TypeError, OSError) as error:
             raise InputError(f"{self.path} is not a path that fsspec opens here: {first_lines(error)}") from error
+        if not str(root).strip("/"):
+            raise InputError(f"{self.path} is a whole file system: give the path of a store in it")
         return system, str(root).rstrip("/")
 
     def zarr_store(self, read_only: bool = False) -> Any:
@@ -140,6 +151,14 @@ class Remote(Place):
                 return {}
         return {name.rpartition("/")[2]: size or 0 for name, size in found.items() if name.strip("/") != place.strip("/")}
 
+    def sizes_of_all(self, folder: str) -> dict[str, int]:
+        system, root = self._opened()
+        with self.errors("read"):
+            system.invalidate_cache()
+            found = system.find(f"{root}/{folder}", detail=True)
+        start = root.strip("/") + "/"
+        return {str(name).strip("/").removeprefix(start): one["size"] or 0 for name, one in found.items()}
+
     def prepared_for_writing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -169,7 +188,7 @@ def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
     if isinstance(text, str) and text.startswith(_LOCAL):
         text = path = text.partition("://")[2]
     if isinstance(text, str) and ("://" in text or "::" in text):
-        return Remote(text.rstrip("/"), options or {})
+        return Remote(text if text.endswith("://") else text.rstrip("/"), options or {})
     if options:
         raise InputError(f"storage_options are for paths such as s3://bucket/store, and {path} is one of this machine")
     try:

@@ -282,7 +282,7 @@ class _Run:
     def all_blocks(self, progress: Progress) -> None:
         """Explain and write all blocks that are not done."""
         writer = self._opened()
-        before = done_of(self.place, writer.manifest, writer.arrays)
+        before = done_of(self.place, writer.manifest, writer.arrays, looks_for_chunks=True)
         total, done = writer.manifest.samples, sum(before.counts)
         plan = Plan(writer.manifest.block, self.batch_size, before)
         if total is not None and done == total and self.source.length is None:

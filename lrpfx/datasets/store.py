@@ -1,7 +1,7 @@
 """A store: a Zarr 3 group that is written block by block, each of which counts once its entry in "done" is written."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from lrpfx.datasets.layout import DONE, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
 from lrpfx.datasets.places import Place, zarr_package
-from lrpfx.errors import ArtefactError, InputError, first_lines
+from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
 
 FORMAT = 1
 #: The attribute of the group with the manifest.
@@ -79,6 +79,9 @@ def is_begun(place: Place) -> bool:
 
 def read_manifest(place: Place) -> Manifest:
     """The manifest of a store. Errors: `ArtefactError`."""
+    if _GROUP not in (names := place.sizes()):
+        there = f"it has {', '.join(sorted(names)[:3])}" if names else "it is empty"
+        raise ArtefactError(f"{place} is not a store of lrpfx.datasets.attribute: {there}, and no {_GROUP}")
     attributes = _attributes(place)
     if MANIFEST not in attributes:
         raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote")
@@ -148,8 +151,7 @@ class BlockWriter:
     Of a store of unknown length, one of them makes room for the others.
     """
 
-    def __init__(self, place: Place, manifest: Manifest, is_resumed: bool = True) -> None:
-        self.is_resumed = is_resumed
+    def __init__(self, place: Place, manifest: Manifest) -> None:
         self.place = place
         self.manifest = manifest
         self._open()
@@ -158,7 +160,8 @@ class BlockWriter:
         with self.place.errors("opened"):
             store = self.place.zarr_store()
             self.group = zarr_package().open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
-            self.arrays = {one.name: self.group[one.name] for one in self.manifest.layouts}
+            found = {one.name: self.group[one.name] for one in self.manifest.layouts}
+        self.arrays = {name: array.with_config({"write_empty_chunks": True}) for name, array in found.items()}
 
     def empty(self, block: int) -> dict[str, Array]:
         """Rows for the samples of a block, without a value yet; those of texts may be added."""
@@ -172,9 +175,9 @@ class BlockWriter:
         return made
 
     def write(self, block: int, rows: Mapping[str, Array], digest: int) -> None:
-        """Write the rows of a block, and then that it is done. Arrays without rows keep what is in every store at first.
+        """Write the rows of a block, and then that it is done. Arrays without rows have nothing in them for its samples.
 
-        Errors: `ArtefactError`.
+        Each array gets its chunk, so that one that is lost is missed. Errors: `ArtefactError`.
         """
         if block >= self.arrays[DONE].shape[0]:
             self._open()  # another process may have made room
@@ -185,8 +188,7 @@ class BlockWriter:
                 if one.dimensions[0] != SAMPLE or one.name.startswith(SCALE):
                     continue
                 if one.name not in rows:
-                    if self.is_resumed:  # a killed run may have written some
-                        self.arrays[one.name][first : first + self.manifest.block] = one.fill
+                    self.arrays[one.name][first : first + self.manifest.block] = one.fill
                     continue
                 values = rows[one.name]
                 if one.is_scaled:
@@ -228,7 +230,7 @@ def create(place: Place, manifest: Manifest) -> BlockWriter:
         for one in manifest.layouts:
             _create_array(group, one, manifest)
         group.attrs[MANIFEST] = manifest.to_json()
-    return BlockWriter(place, manifest, is_resumed=False)
+    return BlockWriter(place, manifest)
 
 
 def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
@@ -279,40 +281,93 @@ class Done:
         return cls([], int)
 
 
-def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any]) -> Done:
+def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> Done:
     """What is done. Errors: `ArtefactError`.
 
     A chunk of the array of digests is there once its block is done: a list of their names is read instead of each.
+    `looks_for_chunks`: count a block only if all its chunks are still there too.
     """
     found = {int(name): size for name, size in place.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
     blocks = {block: size for block, size in found.items() if block < arrays[DONE].shape[0]}
     for block, size in blocks.items():
         if size < _DONE_BYTES:  # after a power failure, or of a disk that is full
-            raise ArtefactError(f"{place}/{DONE}/c/{block} is damaged; block {block} is explained anew if you remove it")
+            raise damaged(place, f"{DONE}/c/{block}", "it is too short")
+    if looks_for_chunks:
+        blocks = {block: blocks[block] for block in _with_all_chunks(place, manifest, blocks)}
     last = max(blocks, default=-1)
     counts = [manifest.block if block in blocks else 0 for block in range(last + 1)]
     if blocks:
         first = last * manifest.block
         if manifest.samples is None:  # the last block of a stream may be shorter
-            counts[last] = int((read(place, arrays[STATUS], slice(first, first + manifest.block)) != MISSING).sum())
+            status = _of_chunk(place, arrays, STATUS, last, slice(first, first + manifest.block))
+            counts[last] = int((status != MISSING).sum())
         else:
             counts[last] = min(manifest.block, manifest.samples - first)
     return Done(
         counts,
-        lambda block: int(read(place, arrays[DONE], block)),
-        lambda number: int(read(place, arrays[LABEL], number)),
+        lambda block: int(_of_chunk(place, arrays, DONE, block, block)),
+        lambda number: int(_of_chunk(place, arrays, LABEL, number // manifest.block, number)),
+    )
+
+
+def _with_all_chunks(place: Place, manifest: Manifest, blocks: Iterable[int]) -> set[int]:
+    """The blocks of these whose chunks are there, in all arrays."""
+    whole = set(blocks)
+    for one in manifest.layouts:
+        if whole and one.dimensions[0] == SAMPLE and 0 not in one.shape:
+            sizes = place.sizes_of_all(one.name)
+            whole = {block for block in whole if sizes.get(chunk_of(one, block))}
+    return whole
+
+
+def _of_chunk(place: Place, arrays: Mapping[str, Any], name: str, block: int, key: Any) -> Array:
+    """Values of an array of numbers that are in the chunk of a block. `ArtefactError` if it is damaged."""
+    try:
+        return read(place, arrays[name], key)
+    except ArtefactError as error:
+        raise damaged(place, f"{name}/c/{block}", error) from error
+
+
+def chunk_of(layout: Layout, block: int) -> str:
+    """The name of the file or object that has the values of a block."""
+    return f"{layout.name}/c/{block}" + "/0" * len(layout.shape)
+
+
+def damaged(place: Place, chunk: str, reason: BaseException | str) -> ArtefactError:
+    """The error for a chunk that cannot be read."""
+    if isinstance(reason, BaseException):
+        cause = reason.__cause__ or reason
+        reason = str(cause) if isinstance(cause, LrpfxError) else first_lines(cause)
+    return ArtefactError(
+        f"{place}/{chunk} cannot be read: {reason.rstrip('.')}. Remove what is left of this file, and call "
+        "lrpfx.datasets.attribute with the same arguments: it explains the samples of this block anew"
     )
 
 
 def read(place: Place, array: Any, key: Any) -> Array:
-    """Values of an array. `ArtefactError` if they are damaged."""
+    """Values of an array. `key`: numbers of samples in order, or as for Zarr. `ArtefactError` if they are damaged."""
     try:
-        return np.asarray(array[key])
+        return np.asarray(array.oindex[key] if isinstance(key, np.ndarray) else array[key])
     except (IndexError, zarr_package().errors.BoundsCheckError) as error:
         raise InputError(f"{array.name.strip('/')} has the shape {tuple(array.shape)}: {first_lines(error)}") from error
-    except MemoryError:
+    except (MemoryError, LrpfxError):
         raise
     except Exception as error:  # of the codecs, in many kinds
-        raise ArtefactError(
-            f"the array {array.name.strip('/')!r} of {place} cannot be read, it may be damaged: {first_lines(error)}"
-        ) from error
+        raise ArtefactError(f"the array {array.name.strip('/')!r} of {place} cannot be read: {first_lines(error)}") from error
+
+
+def with_missed_chunks(store: Any) -> Any:
+    """A store of Zarr where a chunk that is lost is an `ArtefactError`: for Zarr, its values are those of nothing written."""
+    kind: Any = zarr_package().storage.WrapperStore
+
+    class WithMissedChunks(kind):
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            found = await super().get(key, prototype, byte_range)
+            array, is_chunk, place = key.partition("/c/")
+            if found is None and is_chunk and array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
+                found = await super().get(key, prototype, byte_range)  # it may have been written in between
+                if found is None:
+                    raise ArtefactError("it is lost")
+            return found
+
+    return WithMissedChunks(store)

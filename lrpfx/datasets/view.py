@@ -23,7 +23,17 @@ from lrpfx.datasets.layout import (
     texts_of,
 )
 from lrpfx.datasets.places import Place, place_of, zarr_package
-from lrpfx.datasets.store import Done, Manifest, done_of, read, read_manifest, rows_of
+from lrpfx.datasets.store import (
+    Done,
+    Manifest,
+    chunk_of,
+    damaged,
+    done_of,
+    read,
+    read_manifest,
+    rows_of,
+    with_missed_chunks,
+)
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
 from lrpfx.support.html import element, html_table
 
@@ -34,8 +44,9 @@ class StoredArray:
     Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
     """
 
-    def __init__(self, place: Place, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
+    def __init__(self, place: Place, manifest: Manifest, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
         self._place = place
+        self._manifest = manifest
         self._layout = layout
         self._arrays = arrays
         self._length = length
@@ -108,21 +119,38 @@ class StoredArray:
         return numbers % max(1, self._length)
 
     def _values(self, chosen: Any) -> Any:
-        values = self._read(self._arrays[self.name], chosen)
+        values = self._read(self._layout, chosen)
         if self._is_text:
             return texts_of(values)
         if self._layout.is_scaled:
-            factors = self._read(self._arrays[SCALE + self.name], chosen)
+            factors = self._read(next(one for one in self._manifest.layouts if one.name == SCALE + self.name), chosen)
             values = values.astype(np.float32) * factors.reshape(-1, *[1] * (values.ndim - 1))
         return values
 
-    def _read(self, array: Any, chosen: Any) -> Array:
+    def _read(self, layout: Layout, chosen: Any) -> Array:
+        try:
+            return self._read_from(self._arrays[layout.name], chosen)
+        except ArtefactError:
+            numbers = np.arange(self._length)[chosen]
+            for block in np.unique(numbers // self._manifest.block):
+                self._read_block(layout, int(block))
+            raise
+
+    def _read_block(self, layout: Layout, block: int) -> None:
+        """Read a chunk, for the `ArtefactError` that names it."""
+        first = block * self._manifest.block
+        try:
+            self._read_from(self._arrays[layout.name], slice(first, min(first + self._manifest.block, self._length)))
+        except ArtefactError as error:
+            raise damaged(self._place, chunk_of(layout, block), error) from error
+
+    def _read_from(self, array: Any, chosen: Any) -> Array:
         if isinstance(chosen, slice):
             return read(self._place, array, slice(chosen.start, max(chosen.start, chosen.stop)))
         if not chosen.size:
             return read(self._place, array, slice(0, 0))
         numbers, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
-        return read(self._place, array.oindex, numbers)[places]
+        return read(self._place, array, numbers)[places]
 
 
 class Attributions:
@@ -147,7 +175,9 @@ class Attributions:
         self._layouts = {one.name: one for one in self._manifest.layouts}
         rows = {one.name: rows_of(place, self._manifest, one) for one in self._manifest.layouts}
         try:
-            group = zarr.open_group(place.zarr_store(read_only=True), mode="r", zarr_format=3, use_consolidated=False)
+            group = zarr.open_group(
+                with_missed_chunks(place.zarr_store(read_only=True)), mode="r", zarr_format=3, use_consolidated=False
+            )
             self._arrays = {name: group[name] for name in self._layouts}
         except Exception as error:  # of a damaged description, in many kinds
             raise ArtefactError(f"{place} is damaged: {first_lines(error)}") from error
@@ -192,7 +222,7 @@ class Attributions:
     def __getitem__(self, name: str) -> StoredArray:
         if name not in self.names:
             raise InputError(f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}")
-        return StoredArray(self._place, self._layouts[name], self._arrays, len(self))
+        return StoredArray(self._place, self._manifest, self._layouts[name], self._arrays, len(self))
 
     @property
     def relevance(self) -> StoredArray:

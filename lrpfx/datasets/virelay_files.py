@@ -10,7 +10,7 @@ from typing import Any
 
 from lrpfx.datasets.virelay_arrays import DifferentSizesError
 from lrpfx.deploy.files import as_path, sole_writer, whole_file
-from lrpfx.errors import ArtefactError, first_lines, os_errors
+from lrpfx.errors import ArtefactError, InputError, first_lines, os_errors
 from lrpfx.support.optional_packages import optional_package
 
 #: The file of a project, which names all others.
@@ -27,6 +27,9 @@ def files_of_project(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, Pat
     old one or the new one. Files that the project file does not name are removed before and after.
     """
     target = as_path(folder).expanduser()
+    for one in (target, *target.absolute().parents):
+        if (one / "zarr.json").exists():
+            raise InputError(f"{one} is a Zarr store, which would be damaged: give another folder for the project")
     with os_errors(ArtefactError, target, "written"):
         target.mkdir(parents=True, exist_ok=True)
     with sole_writer(target / PROJECT):

@@ -30,6 +30,8 @@ def as_path(path: str | os.PathLike[str]) -> Path:
         raise InputTypeError(f"a path is a str or a Path, not a {type(path).__name__}")
     if "\0" in os.fspath(path):
         raise ArtefactError(f"{os.fspath(path)!r} is not the name of a file")
+    if "://" in os.fspath(path):
+        raise InputError(f"{path} is not a path of this machine, which this needs")
     return Path(path)
 
 

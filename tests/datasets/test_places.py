@@ -95,7 +95,7 @@ def test_what_is_there_already_is_kept(kind, explain_model, remote):
     else:
         system.pipe_file(f"{root}/photograph.{'partial' if kind == 'partial' else 'jpg'}", b"1234")
     before = {name: system.cat_file(name) for name in system.find(root)}
-    with pytest.raises(lrpfx.ArtefactError, match=r"not one that lrpfx|cannot be read"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"not one that lrpfx|is not a store of lrpfx"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
     assert {name: system.cat_file(name) for name in system.find(root)} == before
 
@@ -142,6 +142,8 @@ def test_errors_of_an_object_store(allowed, explain_model, tmp_path):
         ("nosuch://bucket/store", None, "Protocol not known"),
         ("memory://bucket/store", 3, "a dict"),
         ("folder", {"key": "x"}, "of this machine"),
+        ("memory://", None, "a whole file system"),
+        ("zip:///tmp::file:///tmp", None, "not a path that fsspec opens"),
     ],
 )
 def test_paths_that_cannot_be_opened(path, options, message, explain_model):
@@ -165,8 +167,7 @@ def test_how_many_requests_a_block_takes(explain_model, tmp_path):
     Objects.requests.clear()
     found = lrpfx.datasets.attribute(explain_model, Noise(COUNT), f"objects:/{tmp_path}/store", **SETTINGS)
     blocks, arrays = -(-COUNT // 16), len(found.manifest["arrays"])
-    texts = 2  # keys and errors, which there are none of
-    assert Objects.requests["put"] == blocks * (arrays - texts) + arrays + 2
+    assert Objects.requests["put"] == blocks * arrays + arrays + 2
     before = Objects.requests["get"], Objects.requests["list"]
     assert found.done.all()
     assert (Objects.requests["get"], Objects.requests["list"]) == (before[0], before[1] + 1)
@@ -175,3 +176,22 @@ def test_how_many_requests_a_block_takes(explain_model, tmp_path):
 def test_a_path_of_a_file_is_a_folder(explain_model, tmp_path):
     found = lrpfx.datasets.attribute(explain_model, Noise(20), f"file://{tmp_path}/store", **SETTINGS)
     assert found.path == tmp_path / "store"
+
+
+@pytest.mark.parametrize("data", [Noise(COUNT, broken=(5,)), Stream(Noise(COUNT))], ids=["sequence", "stream"])
+def test_a_lost_chunk_is_missed_and_its_block_explained_anew(data, explain_model, remote):
+    path, system, root = remote
+    found = lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS)
+    content = {name: system.cat_file(name) for name in system.find(root)}
+    for block, name in enumerate((*found.names, "scale_of.relevance")):
+        chunk = next(one for one in content if one.startswith(f"{root}/{name}/c/{block % 7}"))
+        system.rm(chunk)
+        of_array = name.removeprefix("scale_of.")
+        with pytest.raises(lrpfx.ArtefactError, match=rf"{chunk.removeprefix(root)} cannot be read: it is lost"):
+            lrpfx.datasets.open(path)[of_array][:]
+        assert len(lrpfx.datasets.open(path)[of_array][[0] if block % 7 else [99]]) == 1  # others are there
+        steps: list[int] = []
+        lrpfx.datasets.attribute(
+            explain_model, data, path, progress=lambda done, _, steps=steps: steps.append(done), **SETTINGS
+        )
+        assert len(steps) in (1, 2, 3) and {name: system.cat_file(name) for name in system.find(root)} == content

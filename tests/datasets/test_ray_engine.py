@@ -227,7 +227,7 @@ def test_collections(cluster, explain_model, tmp_path):
 # --- Ray of its own ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
-import logging, os, signal, sys
+import logging, os, signal, sys, threading
 import lrpfx, lrpfx.datasets, torch
 from data_sets import LAYERS, Noise, small_explain_model
 
@@ -244,7 +244,8 @@ assert found.is_complete
 import ray
 assert not ray.is_initialized()
 assert sys.excepthook is hook and dict(os.environ) == before, set(os.environ) ^ set(before)
-assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and sys.breakpointhook is sys.__breakpointhook__
+assert all(one.daemon for one in threading.enumerate() if one is not threading.main_thread()), threading.enumerate()
 """
 
 

@@ -572,7 +572,7 @@ def test_places_that_cannot_be_written(explain_model, tmp_path):
         lrpfx.datasets.attribute(explain_model, Noise(4), tmp_path / "file")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("text")
-    with pytest.raises(lrpfx.ArtefactError, match="cannot be read"):
+    with pytest.raises(lrpfx.ArtefactError, match="is not a store of lrpfx"):
         lrpfx.datasets.attribute(explain_model, Noise(4), tmp_path / "folder")
     assert (tmp_path / "folder" / "notes.txt").read_text() == "text"
     with pytest.raises(lrpfx.ArtefactError, match="cannot be written"):
@@ -660,3 +660,22 @@ def test_other_labels_are_another_data_set(kind, tmp_path):
     with pytest.raises(lrpfx.InputError, match="the data set has changed"):
         lrpfx.datasets.attribute(explain_model, kind(others), path, block_size=8)
     assert lrpfx.datasets.attribute(explain_model, kind(samples), path, block_size=8).is_complete
+
+
+def test_samples_without_a_label_have_no_true_class(tmp_path):
+    samples = [
+        (image, -1 if number in (3, 9) else label)
+        for number, (image, label) in enumerate(map(Noise(16).__getitem__, range(16)))
+    ]
+    found = lrpfx.datasets.attribute(small_explain_model(), samples, tmp_path / "store", target="true")
+    assert list(found.errors) == [3, 9] and "has no label" in found.errors[9]
+
+
+def test_what_is_not_a_store(explain_model, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for call in (lambda: lrpfx.datasets.open(tmp_path), lambda: lrpfx.datasets.attribute(explain_model, Noise(8), tmp_path)):
+        with pytest.raises(lrpfx.ArtefactError, match=r"is not a store of .*: it has notes.txt, and no zarr.json"):
+            call()
+    with pytest.raises(lrpfx.InputError, match="is not a path of this machine"):
+        lrpfx.datasets.write_table(lrpfx.datasets.attribute(explain_model, Noise(8), tmp_path / "a"), "memory://table.parquet")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "notes.txt"]

@@ -282,7 +282,7 @@ def test_a_damaged_store_leaves_the_table_before(name, explain_model, tmp_path):
     place = view.path / name / "c" / "1"  # a file, or a folder with one
     chunk = next((path for path in place.rglob("*") if path.is_file()), place)
     chunk.write_bytes(chunk.read_bytes()[:5])
-    with pytest.raises(ArtefactError, match=f"the array '{name}' of .* cannot be read"):
+    with pytest.raises(ArtefactError, match=rf"/{name}/c/1[0/]* cannot be read"):
         lrpfx.datasets.write_table(view, path)
     assert path.read_bytes() == before and {one.name for one in tmp_path.iterdir()} == {"store", "a.parquet"}
 

@@ -118,7 +118,7 @@ def test_a_damaged_chunk_is_an_error(name, copy):
     content[len(content) // 3] ^= 0xFF
     chunk.write_bytes(content)
     found = lrpfx.datasets.open(copy)
-    with pytest.raises(lrpfx.ArtefactError, match=f"the array '{name}' of .* cannot be read"):
+    with pytest.raises(lrpfx.ArtefactError, match=rf"/{name}/c/1[0/]* cannot be read: ValueError: .*checksum"):
         found[name][:]
     assert np.isfinite(found[name][:3]).all()  # other chunks are whole
 
@@ -128,7 +128,7 @@ def test_a_cut_chunk_is_an_error(name, copy):
     chunk = next(path for path in (copy / name / "c").rglob("*") if path.is_file())
     chunk.write_bytes(chunk.read_bytes()[:5])
     found = lrpfx.datasets.open(copy)
-    with pytest.raises(lrpfx.ArtefactError, match="damaged"):
+    with pytest.raises(lrpfx.ArtefactError, match=rf"/{name}/c/[0-9/]+ cannot be read: .*Remove what is left of this file"):
         found.done if name == "done" else found[name][:]
 
 
@@ -208,7 +208,7 @@ def test_nothing_is_executed(store, copy):
     (copy / ".zgroup").write_text('{"zarr_format": 2}')
     (copy / ".zattrs").write_text(json.dumps({"lrpfx": store.manifest}))
     (copy / "label" / "0").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(lrpfx.ArtefactError, match="cannot be read"):
+    with pytest.raises(lrpfx.ArtefactError, match="is not a store of lrpfx"):
         lrpfx.datasets.open(copy)
 
 

@@ -315,5 +315,7 @@ def test_mistakes(data, settings, error, message, explain_model, tmp_path):
     with pytest.raises(error, match=message):
         export(view, tmp_path / "b", data(), **settings)
     assert tree(tmp_path / "b") == before
+    with pytest.raises(InputError, match="is a Zarr store, which would be damaged"):
+        export(view, view.path / "project", Noise(20))
     with pytest.raises(InputTypeError, match="view is what"):
         export(view.path, tmp_path / "b", Noise(20))
