@@ -112,6 +112,11 @@ def test_streams_and_object_stores(cluster, explain_model, tmp_path):
     assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one", **target).path)
 
 
+def actors(kind="MapWorker"):
+    """The process numbers of Ray's actors."""
+    return subprocess.run(["pgrep", "-f", f"ray::{kind}"], capture_output=True, text=True).stdout.split()
+
+
 @pytest.mark.ray
 def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path):
     """Of those that explain, and of those that load."""
@@ -121,9 +126,8 @@ def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path
 
     def kill():
         while not stopped.wait(chance.uniform(0.1, 0.3)) and len(killed) < 2:
-            actors = subprocess.run(["pgrep", "-f", "ray::MapWorker"], capture_output=True, text=True).stdout.split()
-            if actors and there(path):
-                os.kill(int(chance.choice(actors)), signal.SIGKILL)
+            if (found := actors()) and there(path):
+                os.kill(int(chance.choice(found)), signal.SIGKILL)
                 killed.append(1)
 
     thread = threading.Thread(target=kill)
@@ -145,9 +149,8 @@ def test_a_reader_that_is_killed_is_replaced(cluster, explain_model, tmp_path):
 
     def kill():
         while not stopped.wait(0.1) and not killed:
-            readers = subprocess.run(["pgrep", "-f", "ray::ReadRows"], capture_output=True, text=True).stdout.split()
-            if readers and there(path) > 30:
-                os.kill(int(readers[0]), signal.SIGKILL)
+            if (found := actors("ReadRows")) and there(path) > 30:
+                os.kill(int(found[0]), signal.SIGKILL)
                 killed.append(1)
 
     thread = threading.Thread(target=kill)
@@ -278,6 +281,8 @@ def test_a_script_that_is_killed_goes_on(kills, explain_model, tmp_path):
         counts.append(there(path))
         assert counts[-1] >= counts[-2], "samples were lost"
         if counts[-1] > 0.7 * len(data):  # begin anew, to be killed again
+            while actors():  # which write what they have before they notice that the script is gone
+                time.sleep(0.1)
             shutil.rmtree(path)
             counts.append(0)
     assert 0 < counts[1] < len(data), counts
