@@ -53,7 +53,27 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `lrpfx.check`. Prints as a table."""
+    """The result of `lrpfx.check`. Prints as a table.
+
+    Attributes
+    ----------
+    model
+        The name of the model's class.
+    front_ends
+        "symbolic" and "export" with "works", or the reason why not.
+    operators
+        The operators of the graph, their rules, and how often they occur.
+    coverage
+        Share of operations that have a rule or need none.
+    batch_norms
+        Each batch norm with the layer that it was merged into, or the reason why not.
+    problems
+        Reasons why `lrpfx.transform` would fail.
+    warnings
+        What compiles but is probably not meant.
+    next_steps
+        What to do now.
+    """
 
     model: str
     front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or the reason why not
@@ -131,9 +151,27 @@ def _first(rules: Sequence[str], most: int = 3) -> str:
 def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
     """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
-    `inputs` and `keywords` are example arguments of the model, or a dict of them such as a tokenizer returns; torch.export
-    cannot be tried without them. Raises `InputTypeError` for arguments of the wrong type; the report lists problems of the
-    model.
+    Parameters
+    ----------
+    model
+        A module, or an `ExportedProgram`.
+    composite
+        What gives each layer its rule.
+    *inputs
+        Example arguments of the model, or a dict of them such as a tokenizer returns; torch.export cannot be tried without
+        them.
+    **keywords
+        Example arguments by name.
+
+    Returns
+    -------
+    Report
+        Problems of the model are in the report.
+
+    Raises
+    ------
+    InputTypeError
+        An argument has the wrong type.
     """
     if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
         raise InputTypeError(

@@ -62,4 +62,6 @@ def _members(owner: type, public: set[type]) -> Iterator[tuple[str, Any]]:
         of_bases = [inspect.getattr_static(base, name) for base in shared if hasattr(base, name)]
         if member in of_bases or (of_bases and not member.__doc__):
             continue
-        yield name, member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        if not getattr(function, "__name__", name).startswith("_") or name == "__call__":
+            yield name, function

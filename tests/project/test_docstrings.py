@@ -1,0 +1,165 @@
+"""The docstrings of all public names have numpydoc's form, say what each argument means, and name the errors raised."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import logging
+import textwrap
+from types import FunctionType, ModuleType
+
+import griffe
+import pytest
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import ERROR_MSGS, Validator, validate
+from tools.architecture import ROOT
+from tools.public_names import namespaces, public_names
+
+#: numpydoc's checks that do not hold here, and why
+LEFT_OUT = {
+    "SS05": "summaries say what a thing is, as in 'Colours of values'; the check takes each word in -s for a verb",
+    "ES01": "a summary that says all needs no more",
+    "PR04": "types of arguments are in the signature",
+    "RT01": "a summary that says what is returned needs no section; its type is in the signature",
+    "YD01": "the same for generators",
+    "SA01": "names in backticks lead to related things",
+    "EX01": "the guides have the examples, which the tests run",
+}
+CHECKS = set(ERROR_MSGS) - set(LEFT_OUT)
+
+
+def is_record(value):
+    """Whether the arguments of a class are its fields, which are attributes."""
+    return inspect.isclass(value) and (dataclasses.is_dataclass(value) or hasattr(value, "_fields"))
+
+
+class OfLrpfx(Validator):
+    """A class has its arguments in its own docstring; those of a dataclass or named tuple may be attributes."""
+
+    def __init__(self, obj_name):
+        super().__init__(get_doc_object(obj_name))
+
+    @property
+    def signature_parameters(self):
+        if not inspect.isclass(self.obj):
+            return super().signature_parameters
+        if hasattr(self.obj, "_fields"):
+            return self.obj._fields
+        base = next(base for base in self.obj.__mro__ if "__init__" in vars(base))
+        if not base.__module__.startswith("lrpfx"):
+            return ()
+        marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        accepted = list(inspect.signature(base.__init__).parameters.values())[1:]
+        return tuple(f"{marks.get(one.kind, '')}{one.name}" for one in accepted if not one.name.startswith("_"))
+
+    @property
+    def doc_all_parameters(self):
+        found = super().doc_all_parameters
+        if is_record(self.obj):
+            fields = [field for field in self.doc["Attributes"] if field.name in self.signature_parameters]
+            found |= {field.name: (field.type, field.desc) for field in fields}
+        return found
+
+
+def function_of(value):
+    """The function whose body a docstring describes: a class's `__init__`, a property's getter."""
+    if inspect.isclass(value):
+        own = next((vars(value)[name] for name in ("__init__", "__post_init__") if name in vars(value)), None)
+        written = isinstance(own, FunctionType) and own.__code__.co_filename.startswith(str(ROOT))
+        return (vars(value).get("__post_init__") if not written else own) or None
+    if isinstance(value, property):
+        return value.fget
+    return inspect.unwrap(value) if callable(value) else None
+
+
+def raised_in(function):
+    """The errors that a function's own code raises by name."""
+
+    def own(node):
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+                yield child
+                yield from own(child)
+
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    for node in own(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+            if node.exc.func.id[0].isupper():
+                yield node.exc.func.id
+
+
+def violations(value):
+    """What is wrong with the docstring of one public object."""
+    if isinstance(value, ModuleType):
+        return [] if value.__doc__ else ["GL08: the module has no docstring"]
+    if not (inspect.isclass(value) or isinstance(value, (FunctionType, property)) or callable(value)):
+        return []  # data: its comment is at its definition
+    found = [f"{code}: {text}" for code, text in validate(value, OfLrpfx)["errors"] if code in CHECKS]
+    document = get_doc_object(value)
+    function = function_of(value)
+    if isinstance(function, FunctionType) and not _is_abstract(function):
+        missing = set(raised_in(function)) - {part.type for part in document["Raises"]}
+        found += [f"Raises lacks {name}" for name in sorted(missing)]
+    returned = document["Returns"]
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    if isinstance(value, FunctionType) and returned and annotation is not None:
+        written = _annotation_of(function)
+        found += [f"Returns has the type {one.type!r}, the signature {written!r}" for one in returned if one.type != written]
+    return found
+
+
+def _is_abstract(function):
+    return getattr(function, "__isabstractmethod__", False)
+
+
+def _annotation_of(function):
+    """The return annotation as written, without quotes."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].returns
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
+
+
+@functools.cache
+def names_of():
+    """The public names by namespace."""
+    known = namespaces()
+    found = {name: [] for name in known}
+    for name, value in public_names():
+        space = max((one for one in known if name == one or name.startswith(f"{one}.")), key=len)
+        found[space].append((name, value))
+    return found
+
+
+@pytest.mark.parametrize("namespace", namespaces())
+def test_docstrings_are_complete(namespace):
+    found = [f"{name}: {problem}" for name, value in names_of()[namespace] for problem in violations(value)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@functools.cache
+def source():
+    """The package as the reference reads it, without importing."""
+    return griffe.load("lrpfx", search_paths=[ROOT], docstring_parser="numpy")
+
+
+@pytest.mark.parametrize("namespace", namespaces())
+def test_the_reference_can_read_them(namespace, caplog):
+    package = source()
+    with caplog.at_level(logging.WARNING, "griffe"):
+        for _, value in names_of()[namespace]:
+            definition = value.fget if isinstance(value, property) else value
+            qualified = getattr(definition, "__qualname__", None)
+            if qualified is None:
+                continue
+            described = package[f"{definition.__module__}.{qualified}".removeprefix("lrpfx.")]
+            if described.docstring:
+                assert described.docstring.parsed
+    assert not caplog.messages, "\n" + "\n".join(caplog.messages)
+
+
+def test_a_docstring_without_its_facts_is_seen():
+    def short(first, second):
+        """Too short"""
+        raise ValueError(first)
+
+    found = " ".join(violations(short))
+    assert all(part in found for part in ("SS03", "PR01", "first", "second", "Raises lacks ValueError"))
