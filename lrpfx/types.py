@@ -52,7 +52,13 @@ class SubclassMeta(type):
     __subclass_names__: tuple[str, ...] = ()
 
     def include(cls, classes: Iterable[type]) -> None:
-        """Count classes as subclasses of this kind and of its base kinds."""
+        """Count classes as subclasses of this kind and of its base kinds.
+
+        Parameters
+        ----------
+        classes
+            The classes.
+        """
         for kind in cls.__mro__:
             if isinstance(kind, SubclassMeta) and kind is not Kind:
                 kind.__subclass__ = tuple(dict.fromkeys((*kind.__subclass__, *classes)))

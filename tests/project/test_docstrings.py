@@ -83,9 +83,9 @@ def raised_in(function):
 
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     for node in own(tree):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
-            if node.exc.func.id[0].isupper():
-                yield node.exc.func.id
+        call = node.exc if isinstance(node, ast.Raise) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id[0].isupper():
+            yield call.func.id
 
 
 def violations(value):
