@@ -222,10 +222,7 @@ class Gradient(Attributor):
 
 
 class _Sampling(Gradient):
-    """Base of attributors that average the gradient over `n_iter` variants of the input.
-
-    `batch_size`: how many variants run at once; `progress`: show a progress bar (needs tqdm).
-    """
+    """Base of attributors that average the gradient over `n_iter` variants of the input."""
 
     def __init__(
         self,

@@ -47,11 +47,11 @@ class Attribution(Generic[Relevance]):
     output: torch.Tensor
     relevance: Relevance
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # in the shapes of the constants
-    targets: int | None = None  # how many, if each relevance has a leading dimension for them
-    conditions: int | None = None  # how many, if each relevance has a leading dimension for them, before that for targets
-    multipliers: dict[str, torch.Tensor] = field(default_factory=dict)  # of layers by name: relevance / value
-    meanings: dict[str, type[Index]] = field(default_factory=dict)  # of plain indices of layers, where the graph shows it
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    targets: int | None = None
+    conditions: int | None = None
+    multipliers: dict[str, torch.Tensor] = field(default_factory=dict)
+    meanings: dict[str, type[Index]] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """Shapes and sums, and heatmaps of images, for notebooks."""

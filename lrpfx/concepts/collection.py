@@ -102,9 +102,9 @@ class Collection:
     """
 
     facts: Facts
-    rankings: dict[Key, dict[int, Ranking]]  # by the class, or `ALL`
-    samples: tuple[tuple[int, int], ...] = ()  # intervals [first, behind the last) of those that were seen
-    probes: dict[int, str] = field(default_factory=dict)  # hashes of some samples, by which a changed dataset is noticed
+    rankings: dict[Key, dict[int, Ranking]]
+    samples: tuple[tuple[int, int], ...] = ()
+    probes: dict[int, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[str]:

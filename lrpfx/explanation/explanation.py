@@ -111,20 +111,7 @@ class Source(Protocol):
 class Explained(ABC):
     """What explanations of photographs and of texts have in common.
 
-    Attributes
-    ----------
-    name
-        Of the photograph or text.
-    output
-        The model's output, for all classes or tokens.
-    categories
-        The names of the classes.
-    answers
-        One entry for each explained class, the first being the one that pictures show unless they are asked for others.
-    rules
-        The composite, as text.
-    scores
-        What the numbers of the output are.
+    `Explanation` describes the attributes.
     """
 
     name: str
@@ -226,8 +213,8 @@ class Explanation(Explained):
     """
 
     photograph: Image.Image
-    geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
-    input: torch.Tensor  # of the model, (channels, height, width)
+    geometry: Geometry | None
+    input: torch.Tensor
     source: Source | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class TextExplanation(Explained):
     Attributes
     ----------
     name
-        The text.
+        The first 60 characters of the text.
     output
         Of all classes, or of all tokens that may come next.
     categories

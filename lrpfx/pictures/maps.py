@@ -56,16 +56,17 @@ def relevance_map(relevance: Any, channels: Channels = None) -> Floats:
 def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None, channels: Channels = None) -> float:
     """The magnitude that is drawn in full colour: a percentile of |relevance| over the pixels of one map or of several.
 
+    The maps are smoothed as they are when they are drawn, so `scale_of(relevance)` is the scale that `heatmap` takes by itself.
+
     Parameters
     ----------
     maps
         Relevance as `relevance_map` accepts it, or a list or mapping of such: their common scale, for pictures that are to be
         compared.
     percentile
-        From 0 to 100.
+        Above 0, 100 at most.
     sigma
-        The maps are smoothed as they are when they are drawn, so `scale_of(relevance)` is the scale that `heatmap` takes by
-        itself.
+        As for `smoothed`.
     channels
         As for `relevance_map`.
 
@@ -77,7 +78,7 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
     Raises
     ------
     InputTypeError
-        There is no map.
+        An array can be several maps or one with channels.
     """
     several = list(maps.values()) if isinstance(maps, Mapping) else maps
     if not (isinstance(several, (list, tuple)) and several and all(array_of(one, "relevance").ndim >= 2 for one in several)):

@@ -58,11 +58,11 @@ class Report:
     Attributes
     ----------
     model
-        The name of the model's class.
+        What was examined.
     front_ends
         "symbolic" and "export" with "works", or the reason why not.
     operators
-        The operators of the graph, their rules, and how often they occur.
+        The operators of the graph, with their rules.
     coverage
         Share of operations that have a rule or need none.
     batch_norms
@@ -70,17 +70,17 @@ class Report:
     problems
         Reasons why `lrpfx.transform` would fail.
     warnings
-        What compiles but is probably not meant.
+        What deserves attention but does not make it fail.
     next_steps
         What to do now.
     """
 
     model: str
-    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or the reason why not
+    front_ends: dict[str, str]
     operators: tuple[OperatorUse, ...]
-    coverage: float  # share of operations that have a rule or need none
-    batch_norms: tuple[tuple[str, str], ...]  # name -> the layer it was merged into, or the reason why not
-    problems: tuple[str, ...]  # reasons why transform would fail
+    coverage: float
+    batch_norms: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
     warnings: tuple[str, ...]
     next_steps: tuple[str, ...]
 

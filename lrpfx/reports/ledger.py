@@ -72,12 +72,12 @@ class Ledger(Sequence[Entry]):
     seed
         The relevance that the output starts with.
     seed_magnitude
-        The sum of its magnitudes.
+        The sum of its absolute values.
     inputs
         The relevance of the model's inputs by name. Relevance of an embedding's output counts as that of its input, under the
         name of the embedding.
     flows
-        The relevance that flows along each edge, a pair of names.
+        The relevance that flows back along each edge, by (node, its reader).
     """
 
     columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
@@ -91,9 +91,9 @@ class Ledger(Sequence[Entry]):
         flows: dict[tuple[str, str], float],
     ) -> None:
         self.entries = tuple(entries)
-        self.flows = flows  # (node, its reader) -> relevance that flows back along this edge
+        self.flows = flows
         self.seed = seed
-        self.seed_magnitude = seed_magnitude  # the sum of the seed's absolute values
+        self.seed_magnitude = seed_magnitude
         self.inputs = inputs
 
     @overload

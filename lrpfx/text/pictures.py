@@ -55,10 +55,10 @@ class TextHeatmap:
     """
 
     words: tuple[str, ...]
-    scores: Scores  # (targets, words)
-    targets: tuple[str, ...]  # a name for each row, "" for a single row without one
-    special: tuple[bool, ...]  # whether a word is a mark of the model, such as [CLS]
-    places: tuple[tuple[int, ...], ...]  # the tokens of each word
+    scores: Scores
+    targets: tuple[str, ...]
+    special: tuple[bool, ...]
+    places: tuple[tuple[int, ...], ...]
     others: dict[str, tuple[float, ...]] = field(default_factory=dict)
     scale: str | float = "common"
     cmap: ColorMap | str = "bwr"
