@@ -631,13 +631,13 @@ class EpsilonGammaBox(_BuiltInComposite):
     Parameters
     ----------
     low
-        The lowest value of the input, as for `ZBox`.
+        The lowest value of the input, as for `lrpfx.rules.ZBox`.
     high
-        The highest value of the input, as for `ZBox`.
+        The highest value of the input, as for `lrpfx.rules.ZBox`.
     epsilon
         As for `EpsilonPlus`.
     gamma
-        As for `Gamma`.
+        As for `lrpfx.rules.Gamma`.
     stabilizer
         As for `EpsilonPlus`.
     layer_map
@@ -779,17 +779,17 @@ class EpsilonPlus(_BuiltInComposite):
     Parameters
     ----------
     epsilon
-        The stabilizer of dense and recurrent layers, as for `Epsilon`.
+        The stabilizer of dense and recurrent layers, as for `lrpfx.rules.Epsilon`.
     stabilizer
         The stabilizer of all others.
     layer_map
         Entries, as for `LayerMapComposite`, that precede those of the composite.
     zero_params
-        For convolutions and dense layers, as for `Epsilon`.
+        For convolutions and dense layers, as for `lrpfx.rules.Epsilon`.
     canonizers
         As for `Composite`.
     conserve
-        As for `ZPlus`.
+        As for `lrpfx.rules.ZPlus`.
     """
 
     def __init__(
@@ -822,7 +822,7 @@ class EpsilonAlpha2Beta1(_BuiltInComposite):
     canonizers
         As for `Composite`.
     conserve
-        As for `AlphaBeta`.
+        As for `lrpfx.rules.AlphaBeta`.
     """
 
     def __init__(
@@ -857,7 +857,7 @@ class EpsilonPlusFlat(_BuiltInComposite):
     canonizers
         As for `Composite`.
     conserve
-        As for `ZPlus`.
+        As for `lrpfx.rules.ZPlus`.
     """
 
     def __init__(
@@ -899,7 +899,7 @@ class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
     canonizers
         As for `Composite`.
     conserve
-        As for `AlphaBeta`.
+        As for `lrpfx.rules.AlphaBeta`.
     """
 
     def __init__(
@@ -1103,7 +1103,7 @@ class ExcitationBackprop(_GradientComposite):
     layer_map
         As for `EpsilonPlus`.
     zero_params
-        For linear layers, as for `Epsilon`.
+        For linear layers, as for `lrpfx.rules.Epsilon`.
     canonizers
         As for `Composite`.
     """
@@ -1130,7 +1130,7 @@ class BetaSmooth(_GradientComposite):
     Parameters
     ----------
     beta_smooth
-        As for `ReLUBetaSmooth`.
+        As for `lrpfx.rules.ReLUBetaSmooth`.
     layer_map
         As for `EpsilonPlus`.
     zero_params

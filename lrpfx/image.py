@@ -60,7 +60,7 @@ def palette(cmap: ColorMap | str = "bwr", level: float = 1.0) -> NDArray[np.uint
     cmap
         As for `get_cmap`.
     level
-        As for `ColorMap.palette`.
+        As for `lrpfx.cmap.ColorMap.palette`.
     """
     return get_cmap(cmap).palette(level)
 
@@ -154,7 +154,7 @@ def imgify(
     cmap
         As for `get_cmap`.
     level
-        As for `ColorMap.palette`.
+        As for `lrpfx.cmap.ColorMap.palette`.
     symmetric
         Whether missing bounds are around zero.
     grid

@@ -142,7 +142,7 @@ def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, positi
     layer
         As for `receptive_fields`.
     position
-        As for `ReceptiveFields`, as is the result.
+        The index that `ReceptiveFields` takes; the result is what it returns.
     gates
         As for `receptive_fields`.
     """

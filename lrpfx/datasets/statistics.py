@@ -78,7 +78,7 @@ class Summary:
     rows
         The statistics.
     maps
-        See `mean_map`, by array and class.
+        What `mean_map` returns, by array and class.
     """
 
     rows: tuple[Statistic, ...]

@@ -111,17 +111,26 @@ class Explainer:
             raise InputError("the model has its rules already: composite= is for a model that has none yet")
 
     def __call__(self, images: Any, target: Class | Sequence[Class] = None, *, targets: Sequence[Class] | None = None) -> Any:
-        """The explanation of a photograph or a text, or `Explanations` of several: a list, a folder, a batch.
+        """The explanation of a photograph or a text, or `Explanations` of several.
 
         Parameters
         ----------
         images
-            Photographs as paths, Pillow images, arrays or tensors; texts, if there is a tokenizer.
+            The path of a file, or of a folder whose image files are meant, also those in folders in it, but no hidden ones; a
+            file that is open for reading; a Pillow image; an array or a tensor, as for `lrpfx.pictures.photograph_of`, which is
+            one photograph if it has three axes, and several if it has four; or a list or another iterable of all these, such as
+            a generator, an array or a Series of paths. "~" is the home folder. Photographs are turned upright as their files
+            say. With a tokenizer: a text, or an iterable of texts.
         target
             The class to explain, by index or name, or None for the class that the model gives; a list or an array has one for
-            each photograph.
+            each photograph or text.
         targets
-            Several classes that are explained for each photograph.
+            Several classes that are explained for each of them.
+
+        Raises
+        ------
+        InputError
+            An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
         wanted = Wanted(target, targets)
         if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):

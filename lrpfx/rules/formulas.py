@@ -73,7 +73,7 @@ class Epsilon(BasicHook):
     Parameters
     ----------
     epsilon
-        The stabilizer st: what it adds to the magnitude of z, or a function; see `Stabilizer`.
+        The stabilizer st: what it adds to the magnitude of z, or a function; see `lrpfx.core.Stabilizer`.
     zero_params
         Names of parameters that count as zeros, such as "bias".
 

@@ -312,11 +312,11 @@ class NoMod(_NamedMod):
     Parameters
     ----------
     param_keys
-        As for `ParamMod`.
+        As for `lrpfx.core.ParamMod`.
     zero_params
-        As for `ParamMod`.
+        As for `lrpfx.core.ParamMod`.
     require_params
-        As for `ParamMod`.
+        As for `lrpfx.core.ParamMod`.
     """
 
     label = "unchanged"
@@ -347,7 +347,7 @@ class ClampMod(_NamedMod):
     max
         The upper bound, or None.
     **settings
-        As for `NoMod`.
+        `param_keys`, `zero_params` and `require_params`, as for `NoMod`.
     """
 
     def __init__(self, min: float | None = None, max: float | None = None, **settings: Any) -> None:
@@ -381,7 +381,7 @@ class GammaMod(_NamedMod):
     max
         The upper bound, or None.
     **settings
-        As for `NoMod`.
+        `param_keys`, `zero_params` and `require_params`, as for `NoMod`.
     """
 
     def __init__(self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any) -> None:

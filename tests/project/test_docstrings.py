@@ -5,12 +5,15 @@ import dataclasses
 import functools
 import inspect
 import logging
+import re
 import textwrap
 from types import FunctionType, ModuleType
 
 import pytest
 from tools.architecture import ROOT
 from tools.public_names import namespaces, public_names
+
+import lrpfx
 
 griffe = pytest.importorskip("griffe")
 get_doc_object = pytest.importorskip("numpydoc.docscrape").get_doc_object
@@ -117,7 +120,7 @@ def names_of():
     """The public names by namespace."""
     known = namespaces()
     found = {name: [] for name in known}
-    for name, value in public_names():
+    for name, value in everything().items():
         space = max((one for one in known if name == one or name.startswith(f"{one}.")), key=len)
         found[space].append((name, value))
     return found
@@ -126,6 +129,41 @@ def names_of():
 @pytest.mark.parametrize("namespace", namespaces())
 def test_docstrings_are_complete(namespace):
     found = [f"{name}: {problem}" for name, value in names_of()[namespace] for problem in violations(value)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def unknown_references(name, value):
+    """What a docstring refers to that does not exist: names of lrpfx, and arguments of others that its own are "as for"."""
+    for reference in re.findall(r"`lrpfx\.([\w.]+)`", inspect.getdoc(value) or ""):
+        try:
+            functools.reduce(getattr, reference.split("."), lrpfx)
+        except AttributeError:
+            yield f"{name}: there is no lrpfx.{reference}"
+    places = [name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1)]  # from the class outwards
+    for argument, (_, description) in arguments_of(value).items():
+        found = re.match(r"(?:As for|See) `((?!torch)[\w.]+)`", " ".join(description))
+        if found:
+            candidates = [found[1], *(f"{place}.{found[1]}" for place in places)]
+            others = [everything()[candidate] for candidate in candidates if candidate in everything()]
+            if not others or argument not in arguments_of(others[0]):
+                yield f"{name}: {argument} is as for {found[1]}, which does not exist or has no such argument"
+
+
+@functools.cache
+def arguments_of(value):
+    """The described arguments of a function or class."""
+    return OfLrpfx(value).doc_all_parameters
+
+
+@functools.cache
+def everything():
+    return dict(public_names())
+
+
+@pytest.mark.parametrize("namespace", namespaces())
+def test_what_docstrings_refer_to_exists(namespace):
+    described = [(name, value) for name, value in names_of()[namespace] if callable(value)]
+    found = [problem for name, value in described for problem in unknown_references(name, value)]
     assert not found, "\n" + "\n".join(found)
 
 
@@ -157,6 +195,22 @@ def test_a_docstring_without_its_facts_is_seen():
 
     found = " ".join(violations(short))
     assert all(part in found for part in ("SS03", "PR01", "first", "second", "Raises lacks ValueError"))
+
+
+def test_a_reference_to_nothing_is_seen():
+    def odd(cmap, other):
+        """As `lrpfx.nothing` does.
+
+        Parameters
+        ----------
+        cmap
+            As for `get_cmap`.
+        other
+            As for `get_cmap`.
+        """
+
+    found = list(unknown_references("lrpfx.image.odd", odd))
+    assert len(found) == 2 and "lrpfx.nothing" in found[0] and "other is as for get_cmap" in found[1]
 
 
 def test_what_the_reference_cannot_read_is_seen(caplog):
