@@ -52,7 +52,18 @@ class ReceptiveFields:
         self._inputs = inputs
 
     def __getitem__(self, position: Position) -> Any:
-        """The field of a position. `InputError` for a position that is out of range or has another number of coordinates."""
+        """The field of a position.
+
+        Parameters
+        ----------
+        position
+            As the class says.
+
+        Raises
+        ------
+        InputError
+            The position is out of range, or has another number of coordinates.
+        """
         whole = (len(self._reach[0]), *self.shape)
         if isinstance(position, Index):
             mask = position.mask(torch.Size(whole), self.layer).broadcast_to(whole).bool()

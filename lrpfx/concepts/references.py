@@ -72,7 +72,13 @@ class Reference:
 
     @property
     def cropped(self) -> Image.Image:
-        """The part of the picture that the unit with the largest entry sees. `InputError` for what is not an image."""
+        """The part of the picture that the unit with the largest entry sees.
+
+        Raises
+        ------
+        InputError
+            The sample is not an image.
+        """
         return self._seen(self._image())
 
     @property

@@ -75,7 +75,13 @@ class Shares(Sequence[Share]):
         return [row.index for row in self.rows]
 
     def to_pandas(self) -> "DataFrame":
-        """The rows as a DataFrame with the columns index, relevance and share. `InputError` without pandas."""
+        """The rows as a DataFrame with the columns index, relevance and share.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         return data_frame([asdict(row) for row in self.rows], {"index": "int64", "relevance": "float64", "share": "float64"})
 
     def __str__(self) -> str:

@@ -124,7 +124,18 @@ class Spray:
     skipped: Mapping[int, str]
 
     def __getitem__(self, label: int) -> LabelAnalysis:
-        """The analysis of one class. `InputError` if there is none."""
+        """The analysis of one class.
+
+        Parameters
+        ----------
+        label
+            Of the class.
+
+        Raises
+        ------
+        InputError
+            There is none.
+        """
         if label not in self.analyses:
             reason = f": {self.skipped[label]}" if label in self.skipped else f"; the classes are {list(self.analyses)}"
             raise InputError(f"class {label!r} was not analyzed{reason}")
@@ -153,6 +164,11 @@ class Spray:
         ----------
         clusters
             As for `table`.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed, or a class has no such number of clusters.
         """
         return data_frame([dict(zip(_COLUMNS, row, strict=True)) for row in self._rows(clusters)], _COLUMNS)
 

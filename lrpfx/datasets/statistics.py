@@ -155,7 +155,13 @@ class Summary:
         return sheet(rows, title=settings.pop("title", f"mean of {array}"), scale=scale, **settings)
 
     def to_pandas(self) -> "DataFrame":
-        """The rows as a DataFrame with the columns array, class (None: all), samples, total, magnitude and share."""
+        """The rows as a DataFrame with the columns array, class (None: all), samples, total, magnitude and share.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         rows = [{**asdict(row), "class": row.label} for row in self.rows]
         return data_frame(rows, _COLUMNS)
 

@@ -67,7 +67,17 @@ class StoredArray:
     def __getitem__(self, key: Any) -> Any:
         """Values at an index, a slice, or arrays of indices or truth values, for each dimension, as in NumPy.
 
-        Of arrays at most one may be among them. Errors: `InputError` out of range, `ArtefactError` for damaged chunks.
+        Parameters
+        ----------
+        key
+            The index; at most one array may be in it.
+
+        Raises
+        ------
+        InputError
+            It is out of range.
+        ArtefactError
+            A chunk is damaged.
         """
         first, *rest = key if isinstance(key, tuple) else (key,)
         if first is Ellipsis:
@@ -215,7 +225,13 @@ class Attributions:
 
     @property
     def relevance(self) -> StoredArray:
-        """The relevance of the input. `InputError` if the model has several inputs: they have names."""
+        """The relevance of the input.
+
+        Raises
+        ------
+        InputError
+            The model has several inputs: they have names.
+        """
         return self[RELEVANCE]
 
     @property

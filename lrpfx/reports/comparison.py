@@ -103,7 +103,13 @@ class Comparison(Sequence[Compared]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The nodes as a DataFrame with `columns` as columns. `InputError` without pandas."""
+        """The nodes as a DataFrame with `columns` as columns.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         rows = [dict(zip(self.columns, _values(row), strict=True)) for row in self.rows]
         kinds = dict.fromkeys(self.columns, "float64") | dict.fromkeys(self.columns[:3], "str") | {"parts": "bool"}
         return data_frame(rows, kinds)

@@ -160,7 +160,13 @@ class Ledger(Sequence[Entry]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns. `InputError` without pandas."""
+        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         texts = ("name", "kind", "rule")
         rows = [{**asdict(entry), "leak": entry.leak} for entry in self.entries]
         names = [*Entry.__dataclass_fields__, "leak"]
