@@ -26,6 +26,18 @@ from lrpfx.passes.canonize.merge_batch_norm import (
 from lrpfx.passes.program import GraphPass
 from lrpfx.types import BatchNorm, ConvolutionTranspose, Linear
 
+__all__ = [
+    "AttributeCanonizer",
+    "Canonizer",
+    "CompositeCanonizer",
+    "GraphCanonizer",
+    "MergeBatchNorm",
+    "MergeInputNormalization",
+    "MergeLayerNorm",
+    "NamedMergeBatchNorm",
+    "SequentialMergeBatchNorm",
+]
+
 _ABSENT = object()
 
 
@@ -36,12 +48,31 @@ class Canonizer(ABC):
     superfluous_in_graphs: ClassVar[bool] = False
 
     def apply(self, root_module: nn.Module) -> "list[Canonizer]":
-        """Apply to `root_module` and its submodules. Returns the instances to `remove`."""
+        """Apply to a module and its submodules.
+
+        Parameters
+        ----------
+        root_module
+            The module.
+
+        Returns
+        -------
+        list[Canonizer]
+            The instances to `remove`.
+        """
         return []
 
     @abstractmethod
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Change one place."""
+        """Change one place.
+
+        Parameters
+        ----------
+        *args
+            The place, as the class says.
+        **kwargs
+            The same.
+        """
 
     @abstractmethod
     def remove(self) -> None:
@@ -85,7 +116,15 @@ class MergeBatchNorm(Canonizer):
         self._shadow = _Shadow()
 
     def register(self, linears: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge `batch_norm` into each of `linears`: they compute both, and it becomes the identity."""
+        """Merge a batch norm into linear layers: they compute both, and it becomes the identity.
+
+        Parameters
+        ----------
+        linears
+            The layers.
+        batch_norm
+            The batch norm.
+        """
         self.linears, self.batch_norm = tuple(linears), batch_norm
         self._merge(self._shadow, linears, batch_norm)
 
@@ -94,7 +133,20 @@ class MergeBatchNorm(Canonizer):
 
     @staticmethod
     def merge_batch_norm(modules: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge permanently."""
+        """Merge permanently.
+
+        Parameters
+        ----------
+        modules
+            The linear layers.
+        batch_norm
+            The batch norm.
+
+        Raises
+        ------
+        InputError
+            The batch norm has no running statistics, or a layer has no weight.
+        """
         MergeBatchNorm._merge(_Shadow(), modules, batch_norm)
 
     @staticmethod
@@ -153,7 +205,13 @@ class SequentialMergeBatchNorm(MergeBatchNorm):
 
 
 class NamedMergeBatchNorm(MergeBatchNorm):
-    """Merge batch norms by name: `name_map` lists ([names of linear layers], name of the batch norm)."""
+    """Merge batch norms by name.
+
+    Parameters
+    ----------
+    name_map
+        Pairs of the names of linear layers, as a list, and the name of the batch norm.
+    """
 
     def __init__(self, name_map: Sequence[tuple[Sequence[str], str]]) -> None:
         super().__init__()
@@ -176,9 +234,14 @@ class NamedMergeBatchNorm(MergeBatchNorm):
 
 
 class AttributeCanonizer(Canonizer):
-    """Set attributes on modules: `attribute_map(name, module)` returns them as a dict, or None for modules to skip.
+    """Set attributes on modules.
 
     A typical use sets a `forward` that makes an operation visible as a module, together with that module.
+
+    Parameters
+    ----------
+    attribute_map
+        The function of a name and a module that returns the attributes as a dict, or None for modules to skip.
     """
 
     def __init__(self, attribute_map: Callable[[str, nn.Module], dict[str, Any] | None]) -> None:
@@ -197,7 +260,15 @@ class AttributeCanonizer(Canonizer):
         return instances
 
     def register(self, module: nn.Module, attributes: dict[str, Any]) -> None:
-        """Set `attributes` on `module`; modules among them become its children."""
+        """Set attributes on a module.
+
+        Parameters
+        ----------
+        module
+            The module.
+        attributes
+            The attributes by name; modules among them become its children.
+        """
         for name, value in attributes.items():
             if isinstance(value, nn.Module):
                 self._children.append((module, name, module._modules.get(name, _ABSENT)))
@@ -221,7 +292,13 @@ class AttributeCanonizer(Canonizer):
 
 
 class CompositeCanonizer(Canonizer):
-    """Several canonizers in sequence."""
+    """Several canonizers in sequence.
+
+    Parameters
+    ----------
+    canonizers
+        The canonizers, in this order.
+    """
 
     def __init__(self, canonizers: Sequence[Canonizer]) -> None:
         self.canonizers = list(canonizers)
@@ -238,7 +315,15 @@ class CompositeCanonizer(Canonizer):
         return instances
 
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the contained canonizers register themselves."""
+        """Do nothing: the contained canonizers register themselves.
+
+        Parameters
+        ----------
+        *args
+            Ignored.
+        **kwargs
+            Ignored.
+        """
 
     def remove(self) -> None:
         """Do nothing: `apply` returns the instances to remove."""

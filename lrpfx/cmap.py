@@ -16,13 +16,31 @@ from numpy.typing import ArrayLike, NDArray
 
 from lrpfx.errors import LrpfxError
 
+__all__ = [
+    "CMapToken",
+    "ColorMap",
+    "ColorMapError",
+    "ColorNode",
+    "LazyColorMapCache",
+]
+
 
 class ColorMapError(LrpfxError, RuntimeError):
     """The source of a colour map is not well formed."""
 
 
 class CMapToken(NamedTuple):
-    """A token of a colour map's source."""
+    """A token of a colour map's source.
+
+    Attributes
+    ----------
+    type
+        Its kind, such as "shortcolor".
+    value
+        Its text.
+    pos
+        Where it begins in the source.
+    """
 
     type: str
     value: str
@@ -30,14 +48,28 @@ class CMapToken(NamedTuple):
 
 
 class ColorNode(NamedTuple):
-    """A colour at a position of the scale: index in 0 to 256, value as red, green, blue in 0 to 255."""
+    """A colour at a position of the scale.
+
+    Attributes
+    ----------
+    index
+        The position, 0 to 256.
+    value
+        Red, green and blue, 0 to 255.
+    """
 
     index: int  # type: ignore[assignment]  # the field hides tuple.index
     value: NDArray[Any]
 
 
 class ColorMap:
-    """A colour map compiled from its source; assigning `source` compiles it again."""
+    """A colour map compiled from its source; assigning `source` compiles it again.
+
+    Parameters
+    ----------
+    source
+        The text that describes the map; `lrpfx.cmap` says how.
+    """
 
     # The order matters: longer runs of hexadecimal digits come first.
     _TOKENS = re.compile(
@@ -110,7 +142,18 @@ class ColorMap:
         return [*nodes, ColorNode(256, nodes[-1].value)]
 
     def __call__(self, x: ArrayLike) -> NDArray[Any]:
-        """Colours of values in [0, 1] (others are clipped): an axis of red, green, blue in [0, 1] is appended."""
+        """Colours of values.
+
+        Parameters
+        ----------
+        x
+            Values in [0, 1]; others are clipped.
+
+        Returns
+        -------
+        NDArray[Any]
+            An axis of red, green and blue in [0, 1] is appended.
+        """
         scaled = np.clip(np.asarray(x, dtype=float), 0.0, 1.0) * 255
         indices = np.array([node.index for node in self._nodes])
         colors = np.array([node.value for node in self._nodes]) / 255.0
@@ -122,13 +165,25 @@ class ColorMap:
         return result
 
     def palette(self, level: float = 1.0) -> NDArray[np.uint8]:
-        """The map as 256 colours, shape (256, 3); with `level` above 1, smaller values reach the ends of the map."""
+        """The map as 256 colours, shape (256, 3).
+
+        Parameters
+        ----------
+        level
+            Above 1, smaller values reach the ends of the map.
+        """
         x = np.clip((np.linspace(-1.0, 1.0, 256) * level + 1.0) / 2.0, 0.0, 1.0)
         return (self(x) * 255).round(12).clip(0.0, 255.0).astype(np.uint8)
 
 
 class LazyColorMapCache(MutableMapping[str, Any]):
-    """Colour maps by name, compiled on first use."""
+    """Colour maps by name, compiled on first use.
+
+    Parameters
+    ----------
+    sources
+        The sources by name.
+    """
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = dict(sources)

@@ -64,6 +64,33 @@ from lrpfx.types import (
     WeightedValues,
 )
 
+__all__ = [
+    "COMPOSITES",
+    "CPLRP",
+    "AttnLRP",
+    "BetaSmooth",
+    "Composite",
+    "CompositeContext",
+    "DeconvNet",
+    "EpsilonAlpha2Beta1",
+    "EpsilonAlpha2Beta1Flat",
+    "EpsilonGammaBox",
+    "EpsilonPlus",
+    "EpsilonPlusFlat",
+    "ExcitationBackprop",
+    "GammaByDepth",
+    "GuidedBackprop",
+    "LayerMapComposite",
+    "MixedComposite",
+    "NameLayerMapComposite",
+    "NameMapComposite",
+    "SpecialFirstLayerMapComposite",
+    "composite_class",
+    "composite_named",
+    "layer_map_base",
+    "register_composite",
+]
+
 LayerMap = Sequence[tuple[type | tuple[type, ...], Hook]]
 NameMap = Sequence[tuple[Sequence[str], Hook]]
 ModuleMap = Callable[[dict[Any, Any], str, Any], Hook | None]
@@ -73,7 +100,13 @@ COMPOSITES: dict[str, type["Composite"]] = {}
 
 
 def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:
-    """Class decorator that registers a composite in `COMPOSITES` under `name`."""
+    """Class decorator that registers a composite in `COMPOSITES`.
+
+    Parameters
+    ----------
+    name
+        Under which it is found.
+    """
 
     def register(composite: CompositeClass) -> CompositeClass:
         COMPOSITES[name] = composite
@@ -134,7 +167,18 @@ def _describe(value: Any) -> str:
 class Composite:
     """A mapping from layers to rules.
 
-    `module_map(ctx, name, layer)` returns the rule of a layer, or None; `ctx` is a dictionary that lives for one model.
+    Parameters
+    ----------
+    module_map
+        The function of (ctx, name, layer) that returns the rule of a layer, or None; `ctx` is a dictionary that lives for one
+        model.
+    canonizers
+        Changes of the model before its layers are mapped; see `lrpfx.canonizers`.
+
+    Raises
+    ------
+    InputTypeError
+        The canonizers are not a list of canonizers.
     """
 
     #: Treatment of layers without a rule: "error", or "gradient" to keep their plain gradient.
@@ -156,7 +200,13 @@ class Composite:
         return None
 
     def register(self, module: nn.Module) -> None:
-        """Register rules on a model and its modules, in module mode. Earlier registrations are removed."""
+        """Register rules on a model and its modules, in module mode. Earlier registrations are removed.
+
+        Parameters
+        ----------
+        module
+            The model.
+        """
         self.remove()
         try:
             with undisturbed():
@@ -200,7 +250,13 @@ class Composite:
                 self.hook_refs.clear()
 
     def context(self, module: nn.Module) -> "CompositeContext":
-        """A context in which the composite is registered on `module`, which it yields."""
+        """A context in which the composite is registered on a module, which it yields.
+
+        Parameters
+        ----------
+        module
+            The model.
+        """
         return CompositeContext(module, self)
 
     @contextmanager
@@ -217,11 +273,25 @@ class Composite:
                 hook.active = active
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
-        """The user's entries without a match in the model of `ctx`."""
+        """The user's entries without a match in a model.
+
+        Parameters
+        ----------
+        ctx
+            The dictionary of the mapping of this model.
+        """
         return []
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        """Whether the composite maps this module as a whole, so the compiler must not look inside."""
+        """Whether the composite maps this module as a whole, so the compiler must not look inside.
+
+        Parameters
+        ----------
+        name
+            The path of the module.
+        module
+            The module.
+        """
         return self.module_map(MappingContext(), name, module) is not None
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
@@ -243,7 +313,15 @@ class Composite:
 
 
 class CompositeContext(NativeContext):
-    """Registers a composite on a module between enter and exit."""
+    """Registers a composite on a module between enter and exit.
+
+    Parameters
+    ----------
+    module
+        The model.
+    composite
+        The composite.
+    """
 
     def __init__(self, module: nn.Module, composite: Composite) -> None:
         self.module = module
@@ -254,6 +332,7 @@ class CompositeContext(NativeContext):
         def __enter__(self) -> nn.Module: ...  # type: ignore[override]  # io.IOBase enters itself
 
     def entered(self) -> Generator[nn.Module, None, None]:
+        """What happens around the body of the `with` statement. Yields the module."""
         try:
             self.composite.register(self.module)
             yield self.module
@@ -265,7 +344,15 @@ class CompositeContext(NativeContext):
 
 
 class LayerMapComposite(Composite):
-    """Rules by type: the first matching entry (type or tuple of types, rule) applies."""
+    """Rules by type: the first matching entry applies.
+
+    Parameters
+    ----------
+    layer_map
+        Entries (type or tuple of types, rule). Types are those of modules or the kinds of `lrpfx.types`.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(self, layer_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
         self.layer_map: LayerMap = _checked(layer_map, "a layer map")
@@ -273,6 +360,17 @@ class LayerMapComposite(Composite):
         super().__init__(module_map=self.mapping, canonizers=canonizers)
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        """The rule of a layer, or None; it is the `module_map`.
+
+        Parameters
+        ----------
+        ctx
+            A dictionary that lives for one model.
+        name
+            Of the layer.
+        module
+            The layer.
+        """
         return self._first_match(ctx, self.layer_map, "layer_map", module)
 
     @staticmethod
@@ -296,7 +394,17 @@ class LayerMapComposite(Composite):
 
 
 class SpecialFirstLayerMapComposite(LayerMapComposite):
-    """A layer map, and a first map that precedes it until one layer, the first in execution, has matched."""
+    """A layer map, and a first map that precedes it until one layer, the first in execution, has matched.
+
+    Parameters
+    ----------
+    layer_map
+        As for `LayerMapComposite`.
+    first_map
+        The same for the first layer.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(self, layer_map: LayerMap, first_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
         self.first_map: LayerMap = _checked(first_map, "a first map")
@@ -324,9 +432,16 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
 
 
 class NameMapComposite(Composite):
-    """Rules by name: the first entry (names, rule) with a matching name or pattern (`*`, `?` or `[...]`) applies.
+    """Rules by name: the first entry with a matching name or pattern applies.
 
     A name matches a layer, every call of a module, and a module as a whole; a pattern matches layers.
+
+    Parameters
+    ----------
+    name_map
+        Entries (names, rule), with names or patterns with `*`, `?` or `[...]`.
+    canonizers
+        As for `Composite`.
     """
 
     def __init__(self, name_map: NameMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -336,6 +451,17 @@ class NameMapComposite(Composite):
         super().__init__(module_map=self.mapping, canonizers=canonizers)
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        """The rule of a layer, or None; it is the `module_map`.
+
+        Parameters
+        ----------
+        ctx
+            A dictionary that lives for one model.
+        name
+            Of the layer.
+        module
+            The layer.
+        """
         module_path = getattr(module, "module_path", None)
         candidates = [name] if module_path in (None, name) else [name, module_path]
         for candidate in candidates:
@@ -359,7 +485,15 @@ class NameMapComposite(Composite):
 
 
 class MixedComposite(Composite):
-    """Several composites: each is asked about every layer, and the first rule wins."""
+    """Several composites: each is asked about every layer, and the first rule wins.
+
+    Parameters
+    ----------
+    composites
+        The composites, whose canonizers all apply.
+    canonizers
+        Further ones, which apply before those.
+    """
 
     def __init__(self, composites: Sequence[Composite], canonizers: Sequence[Any] | None = None) -> None:
         self.composites = list(composites)
@@ -374,6 +508,17 @@ class MixedComposite(Composite):
         return context
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
+        """The rule of a layer, or None; it is the `module_map`.
+
+        Parameters
+        ----------
+        ctx
+            A dictionary that lives for one model.
+        name
+            Of the layer.
+        module
+            The layer.
+        """
         chosen = None
         for index, composite in enumerate(self.composites):
             context = self._context(ctx, index)
@@ -397,7 +542,17 @@ class MixedComposite(Composite):
 
 
 class NameLayerMapComposite(MixedComposite):
-    """A name map, and a layer map for all other layers."""
+    """A name map, and a layer map for all other layers.
+
+    Parameters
+    ----------
+    name_map
+        As for `NameMapComposite`.
+    layer_map
+        As for `LayerMapComposite`.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(
         self,
@@ -411,7 +566,15 @@ class NameLayerMapComposite(MixedComposite):
 def layer_map_base(
     stabilizer: Stabilization = 1e-6, epsilon: Stabilization | None = None
 ) -> list[tuple[type | tuple[type, ...], Hook]]:
-    """Entries shared by the LRP composites. `epsilon`: the stabilizer of recurrent layers, by default the same."""
+    """Entries shared by the LRP composites.
+
+    Parameters
+    ----------
+    stabilizer
+        Of all rules that divide.
+    epsilon
+        The stabilizer of recurrent layers, by default the same.
+    """
     return [
         (Activation, Pass()),
         (Sum, Norm(stabilizer)),
@@ -463,7 +626,29 @@ def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabili
 
 @register_composite("epsilon_gamma_box")
 class EpsilonGammaBox(_BuiltInComposite):
-    """ZBox for the first convolution, Gamma for the others, Epsilon for dense layers. `low` and `high` bound the input."""
+    """ZBox for the first convolution, Gamma for the others, Epsilon for dense layers.
+
+    Parameters
+    ----------
+    low
+        The lowest value of the input, as for `lrpfx.rules.ZBox`.
+    high
+        The highest value of the input, as for `lrpfx.rules.ZBox`.
+    epsilon
+        As for `EpsilonPlus`.
+    gamma
+        As for `lrpfx.rules.Gamma`.
+    stabilizer
+        As for `EpsilonPlus`.
+    layer_map
+        As for `EpsilonPlus`.
+    first_map
+        As for `EpsilonPlusFlat`.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(
         self,
@@ -489,12 +674,40 @@ class EpsilonGammaBox(_BuiltInComposite):
 
 @register_composite("gamma_by_depth")
 class GammaByDepth(_BuiltInComposite):
-    """Gamma for convolutions, falling geometrically with their depth from `early` to `late`; Epsilon for dense layers.
+    """Gamma for convolutions, falling geometrically with their depth; Epsilon for dense layers.
 
-    The depth of a convolution is its position among all convolutions in the order of execution: the first has the gamma
-    `early`, the last `late`; one alone has `early`. With `low` and `high`, which bound the input, the first linear layer, a
-    convolution or not, has ZBox instead; positions stay as they are. A convolution that is called twice has two positions in
-    graph mode, and that of its first call in module mode. `early` and `late` are positive; docs/gallery.md measures them.
+    The depth of a convolution is its position among all convolutions in the order of execution. A convolution that is called
+    twice has two positions in graph mode, and that of its first call in module mode. docs/gallery.md measures values of `early`
+    and `late`.
+
+    Parameters
+    ----------
+    early
+        The gamma of the first convolution, also if it is alone; positive.
+    late
+        The gamma of the last convolution; positive.
+    low
+        The lowest value of the input. With it and `high`, the first linear layer, a convolution or not, has ZBox instead;
+        positions stay as they are.
+    high
+        The highest value of the input.
+    epsilon
+        As for `EpsilonPlus`.
+    stabilizer
+        As for `EpsilonPlus`.
+    layer_map
+        As for `EpsilonPlus`.
+    first_map
+        As for `EpsilonPlusFlat`.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+
+    Raises
+    ------
+    InputError
+        `early` or `late` is not positive, or one of `low` and `high` is missing.
     """
 
     def __init__(
@@ -561,7 +774,23 @@ class GammaByDepth(_BuiltInComposite):
 
 @register_composite("epsilon_plus")
 class EpsilonPlus(_BuiltInComposite):
-    """ZPlus for convolutions, Epsilon for dense layers. `conserve` as for ZPlus."""
+    """ZPlus for convolutions, Epsilon for dense layers.
+
+    Parameters
+    ----------
+    epsilon
+        The stabilizer of dense and recurrent layers, as for `lrpfx.rules.Epsilon`.
+    stabilizer
+        The stabilizer of all others.
+    layer_map
+        Entries, as for `LayerMapComposite`, that precede those of the composite.
+    zero_params
+        For convolutions and dense layers, as for `lrpfx.rules.Epsilon`.
+    canonizers
+        As for `Composite`.
+    conserve
+        As for `lrpfx.rules.ZPlus`.
+    """
 
     def __init__(
         self,
@@ -578,7 +807,23 @@ class EpsilonPlus(_BuiltInComposite):
 
 @register_composite("epsilon_alpha2_beta1")
 class EpsilonAlpha2Beta1(_BuiltInComposite):
-    """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers. `conserve` as for AlphaBeta."""
+    """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers.
+
+    Parameters
+    ----------
+    epsilon
+        As for `EpsilonPlus`.
+    stabilizer
+        As for `EpsilonPlus`.
+    layer_map
+        As for `EpsilonPlus`.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+    conserve
+        As for `lrpfx.rules.AlphaBeta`.
+    """
 
     def __init__(
         self,
@@ -595,7 +840,25 @@ class EpsilonAlpha2Beta1(_BuiltInComposite):
 
 @register_composite("epsilon_plus_flat")
 class EpsilonPlusFlat(_BuiltInComposite):
-    """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers. `conserve` as for ZPlus."""
+    """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers.
+
+    Parameters
+    ----------
+    epsilon
+        As for `EpsilonPlus`.
+    stabilizer
+        As for `EpsilonPlus`.
+    layer_map
+        As for `EpsilonPlus`.
+    first_map
+        Entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+    conserve
+        As for `lrpfx.rules.ZPlus`.
+    """
 
     def __init__(
         self,
@@ -619,7 +882,25 @@ class EpsilonPlusFlat(_BuiltInComposite):
 
 @register_composite("epsilon_alpha2_beta1_flat")
 class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
-    """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others. `conserve` as for AlphaBeta."""
+    """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others.
+
+    Parameters
+    ----------
+    epsilon
+        As for `EpsilonPlus`.
+    stabilizer
+        As for `EpsilonPlus`.
+    layer_map
+        As for `EpsilonPlus`.
+    first_map
+        As for `EpsilonPlusFlat`.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+    conserve
+        As for `lrpfx.rules.AlphaBeta`.
+    """
 
     def __init__(
         self,
@@ -676,13 +957,38 @@ GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": Uniform, "signal": lamb
 
 @register_composite("attn_lrp")
 class AttnLRP(_AttentionComposite):
-    """AttnLRP (Achtibat et al. 2024, https://arxiv.org/abs/2402.05602): relevance flows through attention weights and values.
+    """AttnLRP (Achtibat et al. 2024): relevance flows through attention weights and values.
 
     Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
-    normalization counts as constant, and dense layers and convolutions get Epsilon. With `gamma`, dense layers get Gamma.
-    `gates`: for products of a signal and an activation, as in SwiGLU, "half" for each, or all for the "signal" (the activation
-    is detached). A bounded factor, such as a sigmoid, only scales its signal and gets nothing either way: kind `Gate`. With an
-    `epsilon` of 0, rules other than Gamma need no division: see docs/compiler.md.
+    normalization counts as constant, and dense layers and convolutions get Epsilon. A bounded factor, such as a sigmoid, only
+    scales its signal and gets nothing: kind `Gate`.
+
+    Parameters
+    ----------
+    epsilon
+        The stabilizer of all rules. With 0, rules other than Gamma need no division: see docs/compiler.md.
+    gamma
+        Gives dense layers Gamma with this value.
+    gates
+        For products of a signal and an activation, as in SwiGLU: "half" for each, or all for the "signal" (the activation is
+        detached).
+    layer_map
+        As for `EpsilonPlus`.
+    first_map
+        As for `EpsilonPlusFlat`.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+
+    Raises
+    ------
+    InputError
+        `gates` is neither.
+
+    References
+    ----------
+    .. [1] Achtibat et al. 2024, https://arxiv.org/abs/2402.05602
     """
 
     def __init__(
@@ -700,11 +1006,37 @@ class AttnLRP(_AttentionComposite):
 
 @register_composite("cp_lrp")
 class CPLRP(_AttentionComposite):
-    """CP-LRP (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html): relevance flows through the values alone.
+    """CP-LRP (Ali et al. 2022): relevance flows through the values alone.
 
     Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Attention
     weights are what a softmax gives, also masked or normalized again, but not behind dense layers, and no other functions.
-    Other layers and arguments are those of `AttnLRP`.
+    Other layers are treated as by `AttnLRP`.
+
+    Parameters
+    ----------
+    epsilon
+        As for `AttnLRP`.
+    gamma
+        As for `AttnLRP`.
+    gates
+        As for `AttnLRP`.
+    layer_map
+        As for `EpsilonPlus`.
+    first_map
+        As for `EpsilonPlusFlat`.
+    zero_params
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+
+    Raises
+    ------
+    InputError
+        As for `AttnLRP`.
+
+    References
+    ----------
+    .. [1] Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html
     """
 
     def __init__(
@@ -730,7 +1062,15 @@ class _GradientComposite(_BuiltInComposite):
 
 @register_composite("deconvnet")
 class DeconvNet(_GradientComposite):
-    """The gradient, with ReLUDeconvNet for each ReLU."""
+    """The gradient, with ReLUDeconvNet for each ReLU.
+
+    Parameters
+    ----------
+    layer_map
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
         super().__init__(layer_map, [(nn.ReLU, ReLUDeconvNet())], canonizers)
@@ -738,7 +1078,15 @@ class DeconvNet(_GradientComposite):
 
 @register_composite("guided_backprop")
 class GuidedBackprop(_GradientComposite):
-    """The gradient, with ReLUGuidedBackprop for each ReLU."""
+    """The gradient, with ReLUGuidedBackprop for each ReLU.
+
+    Parameters
+    ----------
+    layer_map
+        As for `EpsilonPlus`.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
         super().__init__(layer_map, [(nn.ReLU, ReLUGuidedBackprop())], canonizers)
@@ -746,7 +1094,19 @@ class GuidedBackprop(_GradientComposite):
 
 @register_composite("excitation_backprop")
 class ExcitationBackprop(_GradientComposite):
-    """ZPlus for linear layers; activations and batch norm keep their gradient."""
+    """ZPlus for linear layers; activations and batch norm keep their gradient.
+
+    Parameters
+    ----------
+    stabilizer
+        Of all rules.
+    layer_map
+        As for `EpsilonPlus`.
+    zero_params
+        For linear layers, as for `lrpfx.rules.Epsilon`.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(
         self,
@@ -765,7 +1125,19 @@ class ExcitationBackprop(_GradientComposite):
 
 @register_composite("beta_smooth")
 class BetaSmooth(_GradientComposite):
-    """The gradient, with ReLUBetaSmooth for each ReLU."""
+    """The gradient, with ReLUBetaSmooth for each ReLU.
+
+    Parameters
+    ----------
+    beta_smooth
+        As for `lrpfx.rules.ReLUBetaSmooth`.
+    layer_map
+        As for `EpsilonPlus`.
+    zero_params
+        Has no effect: no rule of this composite has parameters.
+    canonizers
+        As for `Composite`.
+    """
 
     def __init__(
         self,
@@ -778,7 +1150,18 @@ class BetaSmooth(_GradientComposite):
 
 
 def composite_class(name: str) -> type[Composite]:
-    """The registered composite of this name, `epsilon_plus_flat` or `EpsilonPlusFlat`. `InputError` for unknown names."""
+    """The registered composite of a name.
+
+    Parameters
+    ----------
+    name
+        Such as `epsilon_plus_flat` or `EpsilonPlusFlat`.
+
+    Raises
+    ------
+    InputError
+        The name is unknown.
+    """
     forms = {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
     if _folded(name) not in forms:
         known = ", ".join(sorted(COMPOSITES))
@@ -792,7 +1175,20 @@ def _folded(name: str) -> str:
 
 
 def composite_named(name: str, **settings: Any) -> Composite:
-    """The registered composite called `name`. Raises `InputError` for unknown names, and for missing or unknown settings."""
+    """The registered composite of a name, with settings.
+
+    Parameters
+    ----------
+    name
+        As for `composite_class`.
+    **settings
+        The arguments of the composite.
+
+    Raises
+    ------
+    InputError
+        The name is unknown, or a setting is missing or unknown.
+    """
     composite = composite_class(name)
     parameters = inspect.signature(composite).parameters
     missing = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]

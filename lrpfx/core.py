@@ -34,7 +34,13 @@ Modifier = Callable[[torch.Tensor, str], torch.Tensor]
 
 
 def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], Modifier]:
-    """A decorator for parameter modifiers: parameters in `zero_params` become zero, all others are modified."""
+    """A decorator for parameter modifiers: some parameters become zero, all others are modified.
+
+    Parameters
+    ----------
+    zero_params
+        Names of those that become zero.
+    """
 
     def wrap(modifier: Modifier) -> Modifier:
         if not zero_params:
@@ -49,7 +55,13 @@ def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], M
 
 
 def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The leaf modules of `module`, depth first in the order of registration; `module` itself if it has no children."""
+    """The leaf modules of a module, depth first in the order of registration; the module itself if it has no children.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
     children = list(module.children())
     if not children:
         yield module
@@ -61,6 +73,15 @@ def uncompress(data: Iterable[Any], selector: Iterable[Any], compressed: Iterabl
     """Undo `itertools.compress(data, selector)`: the next item of `compressed` where selected, that of `data` elsewhere.
 
     Ends with the shortest of the three.
+
+    Parameters
+    ----------
+    data
+        All items before the compression.
+    selector
+        Whether each was selected.
+    compressed
+        Those that were.
     """
     replacements = iter(compressed)
     for item, selected in zip(data, selector, strict=False):
@@ -78,12 +99,39 @@ class Identity(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The inputs, as new tensors of the same memory.
+
+        Parameters
+        ----------
+        *inputs
+            Tensors.
+        """
         return tuple(input.view_as(input) for input in inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Mark the outputs whose inputs need no gradient.
+
+        Parameters
+        ----------
+        ctx
+            Of the call.
+        inputs
+            Those of `forward`.
+        output
+            That of `forward`.
+        """
         ctx.mark_non_differentiable(*(out for out, wanted in zip(output, ctx.needs_input_grad, strict=True) if not wanted))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The gradients as they are.
+
+        Parameters
+        ----------
+        ctx
+            Of the call.
+        *gradients
+            Those of the outputs.
+        """
         return gradients

@@ -9,6 +9,16 @@ from PIL import Image
 from lrpfx.cmap import ColorMap, LazyColorMapCache
 from lrpfx.errors import InputError, InputTypeError
 
+__all__ = [
+    "CMAPS",
+    "get_cmap",
+    "gridify",
+    "imgify",
+    "imsave",
+    "interval_norm_bounds",
+    "palette",
+]
+
 CMAPS = LazyColorMapCache(
     {
         # from zero up
@@ -30,23 +40,44 @@ CMAPS = LazyColorMapCache(
 
 
 def get_cmap(cmap: ColorMap | str) -> ColorMap:
-    """The colour map with this name or source."""
+    """The colour map with this name or source.
+
+    Parameters
+    ----------
+    cmap
+        A name in `CMAPS`, a source in the language of `lrpfx.cmap`, or a `ColorMap`, which is returned as it is.
+    """
     if isinstance(cmap, ColorMap):
         return cmap
     return CMAPS[cmap] if cmap in CMAPS else ColorMap(cmap)
 
 
 def palette(cmap: ColorMap | str = "bwr", level: float = 1.0) -> NDArray[np.uint8]:
-    """The 256 colours of a colour map, shape (256, 3)."""
+    """The 256 colours of a colour map, shape (256, 3).
+
+    Parameters
+    ----------
+    cmap
+        As for `get_cmap`.
+    level
+        As for `lrpfx.cmap.ColorMap.palette`.
+    """
     return get_cmap(cmap).palette(level)
 
 
 def interval_norm_bounds(
     input: ArrayLike, symmetric: bool = False, dim: int | tuple[int, ...] | None = None
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The smallest and largest values over `dim` (default: all but the first), with these dimensions kept.
+    """The smallest and largest values, with the dimensions kept.
 
-    With `symmetric`, minus and plus the largest magnitude.
+    Parameters
+    ----------
+    input
+        The values.
+    symmetric
+        Whether the bounds are minus and plus the largest magnitude instead.
+    dim
+        The dimensions to search (default: all but the first).
     """
     array = np.asarray(input)
     dim = tuple(range(1, array.ndim)) if dim is None else dim
@@ -57,10 +88,21 @@ def interval_norm_bounds(
 
 
 def gridify(obj: ArrayLike, shape: tuple[int, int] | None = None, fill_value: Any = None) -> NDArray[Any]:
-    """Images of shape (n, height, width[, channels]) or (n, channels, height, width), side by side as one image.
+    """Images side by side as one image.
 
-    `shape` is (rows, columns); by default it is close to a square. Empty cells are filled with `fill_value`, by
-    default each channel's smallest value.
+    Parameters
+    ----------
+    obj
+        Images of shape (n, height, width[, channels]) or (n, channels, height, width), with 1 or 3 channels.
+    shape
+        The grid, (rows, columns); by default it is close to a square.
+    fill_value
+        What empty cells are filled with, by default each channel's smallest value.
+
+    Raises
+    ------
+    InputTypeError
+        The shape is another one.
     """
     array, shape = np.asarray(obj), _grid_shape(shape)
     if array.ndim not in (3, 4):
@@ -97,11 +139,35 @@ def imgify(
 ) -> Image.Image:
     """An image of relevance (one channel, coloured by `cmap`) or of colours (three channels).
 
-    `obj`: anything that numpy converts to an array of shape (height, width), with an optional axis of 1 or 3 channels first or
-    last, and with `grid` (True, or (rows, columns)) a leading axis of images. Values are scaled from [vmin, vmax] to the full
-    range. Missing bounds are those of the array, separately for each image of a grid, and around zero with `symmetric`. uint8
-    is not scaled. A constant image is drawn in the middle of the scale. Raises `InputTypeError` for other shapes,
-    `InputError` for NaN.
+    Values are scaled from [vmin, vmax] to the full range. uint8 is not scaled. A constant image is drawn in the middle of the
+    scale.
+
+    Parameters
+    ----------
+    obj
+        Anything that numpy converts to an array of shape (height, width), with an optional axis of 1 or 3 channels first or
+        last, and with `grid` a leading axis of images.
+    vmin
+        The lower bound; by default that of the array, separately for each image of a grid.
+    vmax
+        The upper bound, likewise.
+    cmap
+        As for `get_cmap`.
+    level
+        As for `lrpfx.cmap.ColorMap.palette`.
+    symmetric
+        Whether missing bounds are around zero.
+    grid
+        Whether there are several images, or their grid as (rows, columns).
+    gridfill
+        As `fill_value` of `gridify`.
+
+    Raises
+    ------
+    InputTypeError
+        The shape is another one.
+    InputError
+        A value is NaN, or a bound is not finite.
     """
     array, shape = np.asarray(obj), _grid_shape(grid)
     if array.dtype == bool:
@@ -167,6 +233,32 @@ def imsave(
     symmetric: bool = False,
     gridfill: Any = None,
 ) -> None:
-    """Write the image that `imgify` makes of `obj` to a file; `writer_params` are passed to Pillow's `save`."""
+    """Write the image that `imgify` makes to a file.
+
+    Parameters
+    ----------
+    fp
+        A path, or a file opened for writing.
+    obj
+        As for `imgify`.
+    vmin
+        As for `imgify`.
+    vmax
+        As for `imgify`.
+    cmap
+        As for `imgify`.
+    level
+        As for `imgify`.
+    grid
+        As for `imgify`.
+    format
+        Of the file, as for Pillow's `save`; by default that of the path's ending.
+    writer_params
+        Further arguments of Pillow's `save`.
+    symmetric
+        As for `imgify`.
+    gridfill
+        As for `imgify`.
+    """
     image = imgify(obj, vmin, vmax, cmap, level, symmetric, grid, gridfill)
     image.save(fp, format=format, **(writer_params or {}))

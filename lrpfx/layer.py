@@ -2,13 +2,30 @@
 
 import torch
 
+__all__ = [
+    "Sum",
+]
+
 
 class Sum(torch.nn.Module):
-    """Sum over the dimension `dim` as a module, so that a rule can be mapped to it by type."""
+    """A sum over one dimension as a module, so that a rule can be mapped to it by type.
+
+    Parameters
+    ----------
+    dim
+        The dimension.
+    """
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The sum.
+
+        Parameters
+        ----------
+        input
+            The terms.
+        """
         return torch.sum(input, dim=self.dim)

@@ -39,31 +39,56 @@ def transform(
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
-    The model, a module or an `ExportedProgram`, is not changed; the result holds a copy of its parameters and buffers.
-    `example_inputs`: a tensor, a tuple of arguments, or a dict of keyword arguments. With them, shapes are known and every
-    stage is verified against the model's output; without them, random inputs verify the stages if they fit the model.
-    `capture`: "symbolic", "export" (torch.export, which needs example inputs), or "auto": the symbolic trace, with torch.export
-    as the fallback if there are example inputs.
+    The model is not changed; the result holds a copy of its parameters and buffers.
 
-    `dynamic_shapes`: which sizes may vary in the graph of torch.export. By default, all that the model leaves open, such as
-    batches and lengths of sequences; heights and widths of images only on request. A dict such as `{"input_ids": {1: True}}`
-    asks for dimension 1 of this argument: True, `(smallest, largest)` or a torch.export.Dim opens it, None fixes it at the
-    example's size, and other dimensions keep the default. False fixes all sizes. Each open size is verified against the model
-    at other sizes; a call with a size outside of what is allowed is an `InputError`.
+    Parameters
+    ----------
+    model
+        A module in evaluation mode, or an `ExportedProgram`.
+    composite
+        What gives each layer its rule.
+    example_inputs
+        A tensor, a tuple of arguments, or a dict of keyword arguments. With them, shapes are known and every stage is verified
+        against the model's output; without them, random inputs verify the stages if they fit the model.
+    capture
+        "symbolic", "export" (torch.export, which needs example inputs), or "auto": the symbolic trace, with torch.export as the
+        fallback if there are example inputs.
+    unassigned
+        "error", or "gradient" to let operations without a rule keep their plain gradient.
+    input_range
+        The lowest and highest value of the inputs, for all or by name in a dict; it makes rules cheaper.
+    fold
+        False keeps merged and modified weights as live computations, so relevance can be differentiated with respect to inputs
+        and parameters: compute such derivatives inside `with explain_model.inactive()`.
+    optimize
+        False evaluates every rule as written, without the shortcuts that give the same relevance with less work. Use it for
+        comparison, and if relevance enters anywhere but at the output.
+    constants
+        Names of inputs that are not signals, such as a floating-point mask; they and values computed only from them get no
+        relevance. Inputs of integers or truth values need no declaration, unless the vectors that an embedding looks up for
+        them are not signals either.
+    explain
+        "output", or "logits" to return and explain the input of a final softmax or sigmoid: a softmax passes on next to nothing
+        of a class that it is sure of.
+    dynamic_shapes
+        Which sizes may vary in the graph of torch.export. By default, all that the model leaves open, such as batches and
+        lengths of sequences; heights and widths of images only on request. A dict such as `{"input_ids": {1: True}}` asks for
+        dimension 1 of this argument: True, `(smallest, largest)` or a torch.export.Dim opens it, None fixes it at the example's
+        size, and other dimensions keep the default. False fixes all sizes. Each open size is verified against the model at
+        other sizes; a call with a size outside of what is allowed is an `InputError`.
 
-    `unassigned`: "error", or "gradient" to let operations without a rule keep their plain gradient. `input_range`: the lowest
-    and highest value of the inputs, for all or by name in a dict; it makes rules cheaper. `fold=False` keeps merged and
-    modified weights as live computations, so relevance can be differentiated with respect to inputs and parameters: compute
-    such derivatives inside `with explain_model.inactive()`. `optimize=False` evaluates every rule as written, without the
-    shortcuts that give the same relevance with less work; use it for comparison, and if relevance enters anywhere but at the
-    output. `constants`: names of inputs that are not signals, such as a floating-point mask; they and values computed only from
-    them get no relevance. Inputs of integers or truth values need no declaration, unless the vectors that an embedding looks up
-    for them are not signals either. `explain`: "output", or "logits" to return and explain the input of a final softmax or
-    sigmoid: a softmax passes on next to nothing of a class that it is sure of.
-
-    Errors: `CaptureError` for models that cannot be traced, are in training mode or fix a size that `dynamic_shapes` opens,
-    `UnsupportedOperationError` for operations without a rule, `RuleError` for rules that do not fit their layer,
-    `VerificationError`.
+    Raises
+    ------
+    CaptureError
+        The model cannot be traced, is in training mode, or fixes a size that `dynamic_shapes` opens.
+    UnsupportedOperationError
+        An operation has no rule.
+    RuleError
+        A rule does not fit its layer.
+    VerificationError
+        A stage does not compute what the model computes.
+    InputError
+        An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
     _check_arguments(model, composite, unassigned, explain)
     canonizers = needed_in_graphs(composite.canonizers)
@@ -112,8 +137,21 @@ def transform(
 def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
     """Qualified names of all nodes that compute something, in the order of execution.
 
-    These are the names for composites and `record=`. They follow torchvision's feature extraction. Models that only
-    torch.export can capture need `example_inputs`.
+    These are the names for composites and `record=`. They follow torchvision's feature extraction.
+
+    Parameters
+    ----------
+    model
+        A module, or an `ExportedProgram`.
+    example_inputs
+        As for `transform`; models that only torch.export can capture need them.
+
+    Raises
+    ------
+    InputTypeError
+        The model is of another type.
+    CaptureError
+        The model cannot be traced.
     """
     if isinstance(model, ExplainModule):
         graph = model.unfused_graph

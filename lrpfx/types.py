@@ -9,6 +9,38 @@ modules that are not in the table.
 from collections.abc import Iterable
 from typing import Any
 
+__all__ = [
+    "Activation",
+    "AvgPool",
+    "BatchNorm",
+    "Convolution",
+    "ConvolutionStandard",
+    "ConvolutionTranspose",
+    "Detach",
+    "Dropout",
+    "Embedding",
+    "Gate",
+    "GatedProduct",
+    "Interpolation",
+    "Kind",
+    "LayerNorm",
+    "Linear",
+    "MatMul",
+    "MaxPool",
+    "Neutral",
+    "Opaque",
+    "Product",
+    "RMSNorm",
+    "Recurrent",
+    "Scan",
+    "Softmax",
+    "Statistic",
+    "SubclassMeta",
+    "Sum",
+    "Unknown",
+    "WeightedValues",
+]
+
 
 class SubclassMeta(type):
     """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses.
@@ -20,7 +52,13 @@ class SubclassMeta(type):
     __subclass_names__: tuple[str, ...] = ()
 
     def include(cls, classes: Iterable[type]) -> None:
-        """Count classes as subclasses of this kind and of its base kinds."""
+        """Count classes as subclasses of this kind and of its base kinds.
+
+        Parameters
+        ----------
+        classes
+            The classes.
+        """
         for kind in cls.__mro__:
             if isinstance(kind, SubclassMeta) and kind is not Kind:
                 kind.__subclass__ = tuple(dict.fromkeys((*kind.__subclass__, *classes)))

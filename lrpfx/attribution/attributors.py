@@ -25,12 +25,24 @@ OutputFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def identity(obj: Any) -> Any:
-    """Return the argument."""
+    """The argument.
+
+    Parameters
+    ----------
+    obj
+        Anything.
+    """
     return obj
 
 
 def constant(obj: Any) -> Callable[..., Any]:
-    """A function that always returns `obj`."""
+    """A function that always returns the same.
+
+    Parameters
+    ----------
+    obj
+        What it returns.
+    """
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return obj
@@ -44,7 +56,19 @@ def occlude_independent(
     fill_fn: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     invert: bool = False,
 ) -> torch.Tensor:
-    """`input` where the boolean `mask` is true, and `fill_fn(input)` elsewhere; `invert` swaps them."""
+    """The input where a mask is true, and something else elsewhere.
+
+    Parameters
+    ----------
+    input
+        The input.
+    mask
+        Truth values, of the input's shape.
+    fill_fn
+        The function of the input that gives its values elsewhere.
+    invert
+        Whether to keep the input where the mask is false instead.
+    """
     mask = ~mask if invert else mask
     return input * mask + ~mask * fill_fn(input)
 
@@ -52,8 +76,16 @@ def occlude_independent(
 class Attributor(NativeContext):
     """Base of the attributors.
 
-    `attr_output` gives the weights of the output: a tensor of its shape, a function of the output, or None for the output
-    itself. As a context manager, the composite is registered once for all calls in the context; otherwise for each call.
+    As a context manager, the composite is registered once for all calls in the context; otherwise for each call.
+
+    Parameters
+    ----------
+    model
+        The model, a module.
+    composite
+        The composite to register on it; None for none.
+    attr_output
+        The weights of the output: a tensor of its shape, a function of the output, or None for the output itself.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
@@ -81,6 +113,7 @@ class Attributor(NativeContext):
         def __enter__(self) -> Self: ...
 
     def entered(self) -> Generator[Self, None, None]:
+        """What happens around the body of the `with` statement. Yields the attributor."""
         if self.composite is None:
             yield self
             return
@@ -92,7 +125,15 @@ class Attributor(NativeContext):
             registered.close()
 
     def __call__(self, input: torch.Tensor, attr_output: AttrOutput = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model's output, and the attribution; this `attr_output` overrides that of the constructor."""
+        """The model's output, and the attribution.
+
+        Parameters
+        ----------
+        input
+            The input, a batch.
+        attr_output
+            As for the class, which it overrides.
+        """
         attr_output_fn = self.attr_output_fn if attr_output is None else self._function_of(attr_output)
         if self.composite is None or self.composite.handles:
             return self.forward(input, attr_output_fn)
@@ -106,11 +147,33 @@ class Attributor(NativeContext):
 
     @abstractmethod
     def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
-        """The attribution of `input`."""
+        """The model's output, and the attribution.
+
+        Parameters
+        ----------
+        input
+            The input, a batch.
+        attr_output_fn
+            The function from the output to its weights.
+        """
 
 
 class Gradient(Attributor):
-    """The gradient, which under a composite is relevance."""
+    """The gradient, which under a composite is relevance.
+
+    Parameters
+    ----------
+    model
+        As for `Attributor`.
+    composite
+        As for `Attributor`.
+    attr_output
+        As for `Attributor`.
+    create_graph
+        As for `torch.autograd.grad`: whether the attribution can be differentiated.
+    retain_graph
+        As for `torch.autograd.grad`.
+    """
 
     def __init__(
         self,
@@ -125,7 +188,20 @@ class Gradient(Attributor):
         self.retain_graph = retain_graph
 
     def grad(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output and gradient."""
+        """Output and gradient.
+
+        Parameters
+        ----------
+        input
+            The input, a batch.
+        attr_output_fn
+            The function from the output to its weights.
+
+        Raises
+        ------
+        InputTypeError
+            The input is not a tensor of floating-point numbers.
+        """
         if not input.is_floating_point():
             raise InputTypeError(f"the input has dtype {input.dtype}, which has no gradient")
         with torch.enable_grad():
@@ -146,10 +222,7 @@ class Gradient(Attributor):
 
 
 class _Sampling(Gradient):
-    """Base of attributors that average the gradient over `n_iter` variants of the input.
-
-    `batch_size`: how many variants run at once; `progress`: show a progress bar (needs tqdm).
-    """
+    """Base of attributors that average the gradient over `n_iter` variants of the input."""
 
     def __init__(
         self,
@@ -185,10 +258,34 @@ class _Sampling(Gradient):
 
 
 class SmoothGrad(_Sampling):
-    """The mean gradient over noisy inputs (Smilkov et al. 2017, https://arxiv.org/abs/1706.03825).
+    """The mean gradient over noisy inputs.
 
-    The noise is normal; its standard deviation is `noise_level` times the value range of each sample. The last of the `n_iter`
-    inputs has no noise, and its output is returned.
+    The noise is normal. The last input has no noise, and its output is returned.
+
+    Parameters
+    ----------
+    model
+        As for `Attributor`.
+    composite
+        As for `Attributor`.
+    attr_output
+        As for `Attributor`.
+    create_graph
+        As for `Gradient`.
+    retain_graph
+        As for `Gradient`.
+    noise_level
+        The standard deviation of the noise, as a share of the value range of each sample.
+    n_iter
+        How many inputs.
+    batch_size
+        How many of them run together.
+    progress
+        Whether to show a bar (needs tqdm).
+
+    References
+    ----------
+    .. [1] Smilkov et al. 2017, https://arxiv.org/abs/1706.03825
     """
 
     def __init__(
@@ -218,8 +315,32 @@ class SmoothGrad(_Sampling):
 
 
 class IntegratedGradients(_Sampling):
-    """The gradient along the line from a baseline to the input, times their difference (Sundararajan et al. 2017,
-    https://arxiv.org/abs/1703.01365). `baseline_fn` computes the baseline of an input, by default zeros.
+    """The gradient along the line from a baseline to the input, times their difference.
+
+    Parameters
+    ----------
+    model
+        As for `Attributor`.
+    composite
+        As for `Attributor`.
+    attr_output
+        As for `Attributor`.
+    create_graph
+        As for `Gradient`.
+    retain_graph
+        As for `Gradient`.
+    baseline_fn
+        The function from an input to its baseline, by default zeros.
+    n_iter
+        How many points of the line.
+    batch_size
+        How many of them run together.
+    progress
+        Whether to show a bar (needs tqdm).
+
+    References
+    ----------
+    .. [1] Sundararajan et al. 2017, https://arxiv.org/abs/1703.01365
     """
 
     def __init__(
@@ -251,10 +372,34 @@ class IntegratedGradients(_Sampling):
 class Occlusion(Attributor):
     """Weighted outputs for the input with all but one window occluded; each is added to the positions in its window.
 
-    `window`: an int for all dimensions but the batch, or a tuple for the last dimensions, the batch included at most; other
-    dimensions are covered entirely. `stride`: the same, but steps for other dimensions equal the window.
-    `occlusion_fn(input, mask)` occludes everything outside the boolean mask, by default with zeros. A window that extends past
-    the end of a dimension wraps around to its start.
+    A window that extends past the end of a dimension wraps around to its start.
+
+    Parameters
+    ----------
+    model
+        As for `Attributor`.
+    composite
+        As for `Attributor`.
+    attr_output
+        As for `Attributor`.
+    occlusion_fn
+        The function of an input and a boolean mask that occludes everything outside the mask, by default with zeros.
+    window
+        An int for all dimensions but the batch, or a tuple for the last dimensions, the batch included at most; other
+        dimensions are covered entirely.
+    stride
+        The same, but steps for other dimensions equal the window.
+    batch_size
+        How many windows run together.
+    progress
+        Whether to show a bar (needs tqdm).
+
+    Raises
+    ------
+    InputError
+        A size is not positive.
+    InputTypeError
+        A size is not an int or a tuple.
     """
 
     def __init__(

@@ -20,22 +20,38 @@ Relevance = TypeVar("Relevance")
 
 @dataclass(frozen=True)
 class Attribution(Generic[Relevance]):
-    """The explained output, relevance of the inputs (same structure and shapes), and relevance of recorded layers by name.
+    """The explained output, relevance of the inputs, and what else `lrpfx.attribute` was asked for.
 
-    `constants` holds the relevance of terms that do not depend on the inputs, such as embeddings of positions, if requested.
-
-    An integer input is represented by the relevance of the output of its embedding, by a dict of these by name if several
-    embeddings read it, or by None if none does.
+    Attributes
+    ----------
+    output
+        The explained output.
+    relevance
+        Relevance of the inputs, with their structure and shapes. An integer input is represented by the relevance of the output
+        of its embedding, by a dict of these by name if several embeddings read it, or by None if none does.
+    layers
+        Relevance of the outputs of recorded nodes, by name.
+    constants
+        Relevance of terms that do not depend on the inputs, such as embeddings of positions, by name and in their shapes, if
+        requested.
+    targets
+        How many targets there are, if each relevance has a leading dimension for them.
+    conditions
+        How many conditions there are, if each relevance has a leading dimension for them, before that for targets.
+    multipliers
+        Relevance divided by the value, of the nodes in `record_multipliers`, by name.
+    meanings
+        What plain indices of layers mean, by the name of the layer, where the graph shows it.
     """
 
     output: torch.Tensor
     relevance: Relevance
     layers: dict[str, torch.Tensor] = field(default_factory=dict)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # in the shapes of the constants
-    targets: int | None = None  # how many, if each relevance has a leading dimension for them
-    conditions: int | None = None  # how many, if each relevance has a leading dimension for them, before that for targets
-    multipliers: dict[str, torch.Tensor] = field(default_factory=dict)  # of layers by name: relevance / value
-    meanings: dict[str, type[Index]] = field(default_factory=dict)  # of plain indices of layers, where the graph shows it
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    targets: int | None = None
+    conditions: int | None = None
+    multipliers: dict[str, torch.Tensor] = field(default_factory=dict)
+    meanings: dict[str, type[Index]] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """Shapes and sums, and heatmaps of images, for notebooks."""
@@ -107,41 +123,71 @@ def attribute(
 ) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
-    `inputs`: a tensor, a tuple of the model's arguments, or a dict of its keyword arguments, such as a tokenizer returns, which
-    may hold tensors in tuples, lists and dicts; relevance has the same structure. `target`: a class index, a list, array or
-    tensor of indices, one for each sample, relevance of the output as a tensor of its shape, a function from the output to such
-    a tensor, or None for the class of the largest output. A class index assigns the output of that class as its relevance, so
-    relevance sums to the logit. A dict `{class: weight}` explains a weighted sum of classes, such as the difference of two. For
-    outputs of shape (batch, positions, tokens), the target is `(position, token)`; both may be tensors of shape (batch,), a
-    negative position counts from the end, and the token may be None or a dict as well. Numbers and arrays of NumPy are targets
-    like Python's and tensors. `record`: names of nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`.
-    The path of a module means what the module returns in its last call, and a pattern with `*`, `?` or `[...]` all matching
-    nodes, and the matching modules without such a node. `record_multipliers`: the same for `multipliers`, relevance divided by
-    the value; where rules have the form without division, nothing is divided, and a value of 0 has a multiplier too. `output`:
-    the output to explain if the model has several: its index, its key or attribute, or a function of all outputs; by default
-    the one called "logits", or else "last_hidden_state". `constants`: also return the relevance that parameters and embeddings
-    of positions or token types take where they are added to the signal, by name; tokens of models with and without them then
-    compare. Constants that depend on integer inputs, such as a mask plus a bias, are in the ledger alone.
+    Parameters
+    ----------
+    explain_model
+        The result of `lrpfx.transform`, also compiled by torch.compile.
+    inputs
+        A tensor, a tuple of the model's arguments, or a dict of its keyword arguments, such as a tokenizer returns, which may
+        hold tensors in tuples, lists and dicts. Relevance has the same structure.
+    target
+        A class index; a list, array or tensor of indices, one for each sample; relevance of the output as a tensor of its
+        shape; a function from the output to such a tensor; or None for the class of the largest output. A class index assigns
+        the output of that class as its relevance, so relevance sums to the logit. A dict `{class: weight}` explains a weighted
+        sum of classes, such as the difference of two. For outputs of shape (batch, positions, tokens), the target is
+        `(position, token)`; both may be tensors of shape (batch,), a negative position counts from the end, and the token may
+        be None or a dict as well. Numbers and arrays of NumPy are targets like Python's and tensors.
+    targets
+        Several targets for each sample in place of `target`, explained with one forward pass: a list of such targets, or a
+        tensor with a dimension for them in front. All relevances then have a leading dimension for the targets.
+    conditions
+        A list of dicts from nodes to indices, for each of which relevance is propagated anew; it is kept on these entries of
+        the nodes alone [1]_. A key is the name of a node, the path of a module, or an edge: a pair of names, of the node whose
+        value flows and of the one that reads it. An index is a channel, the feature of a dense layer, a head of attention
+        weights or a token, by the kind of the node; `Channel`, `Feature`, `Head`, `Token`, `Neuron` and `Expert` of
+        `lrpfx.concepts` say which is meant, an empty list keeps nothing, and a mask is a tensor of truth values or
+        floating-point numbers that is broadcast to the value. Relevances have a leading dimension for the conditions, before
+        that for targets.
+    start
+        The node where relevance starts in place of the output; the network runs up to there. The target is then an index as in
+        conditions, which starts with the activation as relevance, a tensor of relevance, a function of the value, or None for
+        the whole value. Modules that torch.compile compiled start only where relevance is that of positive values.
+    record
+        Names of nodes (see `lrpfx.node_names`) whose output relevance is returned in `layers`. The path of a module means what
+        the module returns in its last call, and a pattern with `*`, `?` or `[...]` all matching nodes, and the matching modules
+        without such a node.
+    record_multipliers
+        The same for `multipliers`, relevance divided by the value. Where rules have the form without division, nothing is
+        divided, and a value of 0 has a multiplier too.
+    output
+        The output to explain if the model has several: its index, its key or attribute, or a function of all outputs; by
+        default the one called "logits", or else "last_hidden_state".
+    chunk_size
+        How many targets are propagated together at most, which bounds the memory. The default is all of them; on a CPU it is
+        one, which is faster there.
+    constants
+        Whether to return the relevance that parameters and embeddings of positions or token types take where they are added to
+        the signal, by name; tokens of models with and without them then compare. Constants that depend on integer inputs, such
+        as a mask plus a bias, are in the ledger alone.
+    progress
+        Whether to show a bar of the targets that are done (needs tqdm).
 
-    `targets` instead of `target`: several for each sample, explained with one forward pass, as a list of such targets or a
-    tensor with a dimension for them in front; all relevances then have a leading dimension for the targets. `chunk_size` limits
-    how many are propagated together, which bounds the memory. The default is all of them; on a CPU it is one, which is faster
-    there. `progress` shows a bar of the targets that are done (needs tqdm).
+    Raises
+    ------
+    InputError
+        A shape does not fit, a value is not finite, the target is out of range, or a name is unknown.
+    InputTypeError
+        An argument has the wrong type.
 
-    `conditions`: a list of dicts from nodes to indices, for each of which relevance is propagated anew; it is kept on these
-    entries of the nodes alone (Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8). A key is the name of
-    a node, the path of a module, or an edge: a pair of names, of the node whose value flows and of the one that reads it. An
-    index is a channel, the feature of a dense layer, a head of attention weights or a token, by the kind of the node;
-    `Channel`, `Feature`, `Head`, `Token`, `Neuron` and `Expert` of `lrpfx.concepts` say which is meant, an empty list keeps
-    nothing, and a mask is a tensor of truth values or floating-point numbers that is broadcast to the value. Relevances have a
-    leading dimension for the conditions, before that for targets. `start`: the node where relevance starts in place of the
-    output; the network runs up to there. The target is then an index as in conditions, which starts with the activation as
-    relevance, a tensor of relevance, a function of the value, or None for the whole value. Modules that torch.compile compiled
-    start only where relevance is that of positive values.
+    Warns
+    -----
+    LrpfxWarning
+        The map is implausible: relevance of more than a thousand times the seed, not finite, or exactly zero; or a class is
+        explained after a final softmax.
 
-    Errors: `InputError` (shape, non-finite values, target out of range, unknown name), `InputTypeError`. An `LrpfxWarning` is
-    issued for implausible maps: relevance of more than a thousand times the seed, not finite, or exactly zero, and for a class
-    that is explained after a final softmax.
+    References
+    ----------
+    .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
     """
     question = Question(
         target=without_arrays(target),

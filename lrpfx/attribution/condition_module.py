@@ -19,21 +19,34 @@ from lrpfx.runtime.module_tree import free_name
 def condition(explain_model: nn.Module, layers: Key | Sequence[Key]) -> ExplainModule:
     """A copy of an explainable module that takes masks on relevance as further inputs.
 
-    `layers`: where relevance is masked: a place, or a list of places. A place is the name of a node, the path of a module, a
-    pattern as for `record=` of `lrpfx.attribute`, or an edge: a pair of names, of the node whose value flows and of the one
-    that reads it. The result is called like `explain_model`, with one more argument for each place: `mask_layer3_1_add=` for
-    the node "layer3.1.add", and `mask_layer1_0_conv3_to_layer1_0_add=` for the edge from "layer1.0.conv3" to "layer1.0.add".
-    `mask_names` of the result lists these names by place.
-
     A mask is a tensor of floating-point numbers or truth values that broadcasts to the value at its place. In the backward
-    pass, it multiplies relevance there. A mask that is left out keeps everything. The forward is that of `explain_model`,
-    which is not changed: the result has copies of its parameters. Masks are not data: the forward gives them no gradient, and
-    their relevance in `lrpfx.attribute` is None. torch.compile makes one graph for masks of the same shapes and dtypes,
-    whatever their values. A mask of another shape or dtype, or with values that are not finite, is an `InputError`; a compiled
-    module does not check this.
+    pass, it multiplies relevance there. A mask that is left out keeps everything. Masks are not data: the forward gives them no
+    gradient, and their relevance in `lrpfx.attribute` is None. torch.compile makes one graph for masks of the same shapes and
+    dtypes, whatever their values. A mask of another shape or dtype, or with values that are not finite, is an `InputError`; a
+    compiled module does not check this.
 
-    Errors: `InputError` for unknown names, and for places where no relevance flows or that have a mask already;
-    `InputTypeError`.
+    Parameters
+    ----------
+    explain_model
+        The module to copy. It is not changed: the result has copies of its parameters, and its forward.
+    layers
+        Where relevance is masked: a place, or a list of places. A place is the name of a node, the path of a module, a pattern
+        as for `record=` of `lrpfx.attribute`, or an edge: a pair of names, of the node whose value flows and of the one that
+        reads it.
+
+    Returns
+    -------
+    ExplainModule
+        It is called like `explain_model`, with one more argument for each place: `mask_layer3_1_add=` for the node
+        "layer3.1.add", and `mask_layer1_0_conv3_to_layer1_0_add=` for the edge from "layer1.0.conv3" to "layer1.0.add". Its
+        `mask_names` lists these names by place.
+
+    Raises
+    ------
+    InputError
+        A name is unknown, or no relevance flows at a place, or it has a mask already.
+    InputTypeError
+        An argument has the wrong type.
     """
     module = explainable(explain_model, "condition")
     if module is not explain_model:

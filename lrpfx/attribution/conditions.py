@@ -39,7 +39,18 @@ SomePlace = TypeVar("SomePlace", bound=Place)
 
 
 class Index:
-    """Entries of a value: what a condition keeps. Several are united."""
+    """Entries of a value: what a condition keeps. Several are united.
+
+    Parameters
+    ----------
+    *indices
+        Their positions; negative ones count from the end.
+
+    Raises
+    ------
+    InputError
+        An index is not an int.
+    """
 
     #: The dimension that the indices count, from the front or, if negative, from the back.
     dimension: int
@@ -50,7 +61,20 @@ class Index:
             raise InputError(f"{type(self).__name__} takes at least one index")
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
-        """Ones at the entries of a value of this shape that are kept, zeros elsewhere; it is broadcast to the shape."""
+        """Ones at the entries of a value that are kept, zeros elsewhere; it is broadcast to the shape.
+
+        Parameters
+        ----------
+        shape
+            Of the value.
+        name
+            Of the node, for errors.
+
+        Raises
+        ------
+        InputError
+            The value has no such entries.
+        """
         place = self.dimension % len(shape) if -len(shape) <= self.dimension < len(shape) else None
         if place is None:
             raise InputError(f"{self!r}: the value of {name} has the shape {tuple(shape)}, without such a dimension")
@@ -65,31 +89,61 @@ class Index:
 
 
 class Channel(Index):
-    """Channels of a convolution, and of what has the channels of one: dimension 1."""
+    """Channels of a convolution, and of what has the channels of one: dimension 1.
+
+    Parameters
+    ----------
+    *indices
+        As for `Index`.
+    """
 
     dimension = 1
 
 
 class Feature(Index):
-    """Features of a dense layer: the last dimension."""
+    """Features of a dense layer: the last dimension.
+
+    Parameters
+    ----------
+    *indices
+        As for `Index`.
+    """
 
     dimension = -1
 
 
 class Head(Index):
-    """Heads of attention weights (batch, head, query, key): the third dimension from the back."""
+    """Heads of attention weights (batch, head, query, key): the third dimension from the back.
+
+    Parameters
+    ----------
+    *indices
+        As for `Index`.
+    """
 
     dimension = -3
 
 
 class Token(Index):
-    """Tokens of a hidden state (batch, token, feature): the second dimension from the back."""
+    """Tokens of a hidden state (batch, token, feature): the second dimension from the back.
+
+    Parameters
+    ----------
+    *indices
+        As for `Index`.
+    """
 
     dimension = -2
 
 
 class Neuron(Index):
-    """One channel at one position: `Neuron(channel, y, x)` for images."""
+    """One channel at one position: `Neuron(channel, y, x)` for images.
+
+    Parameters
+    ----------
+    *indices
+        The channel, and the coordinates.
+    """
 
     dimension = 1
 
@@ -107,13 +161,35 @@ class Expert(Index):
     """Experts of a mixture, at its path: what flows through them, for the tokens that the router sent to them.
 
     The mixtures are those of `lrpfx.attribution.relevance_of_experts`, in modules that are not compiled.
+
+    Parameters
+    ----------
+    *indices
+        As for `Index`.
     """
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
         raise InputError(f"{self!r} at {name}: experts are indices in conditions at the paths of mixtures")
 
     def mask_of_rows(self, experts: torch.Tensor, count: int, shape: torch.Size, name: str) -> torch.Tensor:
-        """Ones for the rows of these experts, zeros for the others. `experts`: that of each row, of `count`."""
+        """Ones for the rows of these experts, zeros for the others.
+
+        Parameters
+        ----------
+        experts
+            The expert of each row.
+        count
+            How many experts there are.
+        shape
+            Of the value.
+        name
+            Of the node, for errors.
+
+        Raises
+        ------
+        InputError
+            There is no such expert.
+        """
         for index in self.indices:
             if not -count <= index < count:
                 raise InputError(f"{self!r}: index {index} is out of range, since the mixture {name} has {count} experts")

@@ -21,7 +21,23 @@ def relevance_of_experts(
 
     Tokens are those of all samples in order, (batch * sequence). An expert's relevance is that of its last dense layer's
     output; it is 0 for a token that the router did not send to it. The mixtures are those whose experts are grouped or batched
-    products, as in transformers. Arguments and errors as for `lrpfx.attribute`; `InputError` if there is no mixture.
+    products, as in transformers.
+
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    inputs
+        As for `lrpfx.attribute`.
+    target
+        As for `lrpfx.attribute`.
+    output
+        As for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        There is no mixture. The errors of `lrpfx.attribute` are raised too.
     """
     module = explainable(explain_model, "relevance_of_experts")
     mixtures = mixtures_of(module.graph)

@@ -1,6 +1,4 @@
-"""The command line: `lrpfx explain`, `report`, `compare`, `dataset`, `check`, `draw`, `composites`, `export`, `run`, `inspect`
-and `verify`.
-"""
+"""The commands of `lrpfx`: explain, report, compare, dataset, check, draw, composites, export, run, inspect and verify."""
 
 import importlib
 

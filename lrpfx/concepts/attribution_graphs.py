@@ -39,26 +39,44 @@ _GREY, _INK, _SOFT = (210, 210, 210), (20, 20, 20), (95, 95, 95)
 class AttributionGraph:
     """The concepts that carry the relevance of a target, layer by layer.
 
-    `graph`: a `networkx.DiGraph` from `TARGET` downwards. A node (layer, channel) has the attributes `relevance`, what flows
-    into it from the nodes above, `share`, its part of the sum of magnitudes over all channels of its layer, those that are not
-    in the graph included, and `heatmap`, the relevance of the inputs that flows through it. An edge has the `relevance` that
-    flows along it and its `share` of the sum of magnitudes over all channels below.
-
-    `layers`: the names of the layers, the one nearest to the output first.
+    Attributes
+    ----------
+    graph
+        From `TARGET` downwards. A node (layer, channel) has the attributes `relevance`, what flows into it from the nodes
+        above, `share`, its part of the sum of magnitudes over all channels of its layer, those that are not in the graph
+        included, and `heatmap`, the relevance of the inputs that flows through it. An edge has the `relevance` that flows along
+        it and its `share` of the sum of magnitudes over all channels below.
+    layers
+        The names of the layers, the one nearest to the output first.
     """
 
     graph: "nx.DiGraph[Concept]"
     layers: tuple[str, ...]
 
     def concepts(self, layer: str) -> list[int]:
-        """The channels of a layer that are in the graph, the largest magnitude of relevance first."""
+        """The channels of a layer that are in the graph, the largest magnitude of relevance first.
+
+        Parameters
+        ----------
+        layer
+            The name of the layer.
+        """
         return [channel for name, channel in self.graph if name == layer]
 
     def picture(self, photograph: Any = None, *, width: int = 1200, cmap: Any = DEFAULT) -> Image.Image:
         """The graph as an image: a row for each layer, concepts with their heatmaps, edges in proportion to their shares.
 
-        `photograph`: what heatmaps are drawn over, see `lrpfx.pictures.overlay`. Without relevance of images, concepts are
-        boxes. The colours of edges and frames are those of positive and negative relevance.
+        Without relevance of images, concepts are boxes. The colours of edges and frames are those of positive and negative
+        relevance.
+
+        Parameters
+        ----------
+        photograph
+            What heatmaps are drawn over, see `lrpfx.pictures.overlay`.
+        width
+            Of the image, in pixels.
+        cmap
+            The colours, as for `lrpfx.pictures.heatmap`.
         """
         width = checked_whole(width, "width is a number of pixels", 300)
         return _Drawing(self, photograph, width, cmap).image()
@@ -79,13 +97,31 @@ def attribution_graph(
 ) -> AttributionGraph:
     """Which concepts carry the relevance of a target, and of which concepts below they are made.
 
-    `inputs`: one sample, as a batch of one. `layers`: names as for `record=`, in any order; they are decomposed from the one
-    nearest to the output downwards. `channels`: those to begin with in the first; by default those with the largest magnitude
-    of relevance. `width`: how many are kept of each layer, or how many of each of them, from the output downwards.
-
     Relevance flows from layer to layer through the concepts of the graph alone, so what flows into a concept is the sum of its
-    edges. It takes one forward pass for each layer and one backward pass for each concept. Errors: those of `lrpfx.attribute`;
-    `InputError` for a batch of several, layers that do not lie on one way, and channels that are out of range.
+    edges. It takes one forward pass for each layer and one backward pass for each concept.
+
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    inputs
+        One sample, as a batch of one.
+    target
+        As for `lrpfx.attribute`.
+    layers
+        Names as for `record=`, in any order; they are decomposed from the one nearest to the output downwards.
+    channels
+        Those to begin with in the first; by default those with the largest magnitude of relevance.
+    width
+        How many are kept of each layer, or how many of each of them, from the output downwards.
+    output
+        As for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        The batch has several samples, layers do not lie on one way, or a channel is out of range. The errors of
+        `lrpfx.attribute` are raised too.
     """
     module = explainable(explain_model, "attribution_graph")
     named = named_layers(module, layers)

@@ -56,26 +56,59 @@ def collect(
     """The samples of a dataset with the largest activation and the largest relevance for each channel of some layers.
 
     Each sample is scored by the maximum and by the sum over the positions of a channel, of its activation and of its relevance
-    (ActMax and RelMax, Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8), among all samples, among
-    those of its predicted and among those of its true class. `lrpfx.concepts.gallery` shows what they have in common.
+    (ActMax and RelMax [1]_), among all samples, among those of its predicted and among those of its true class.
+    `lrpfx.concepts.gallery` shows what they have in common. What was collected until an error is in the file.
 
-    `dataset`: a dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples
-    in the same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the
-    model's arguments, with or without "label"; its number in the dataset names it. `layers`: names as for `record=`; a dict
-    says what has the channels, such as `{"encoder.add": Feature}`. `target`: the relevance is that of the "predicted" class, of
-    the "true" one, of one class index, or of a function from the output to its relevance. `top`, `top_by_class`: how many
-    samples are kept for each channel; with 0, there are no rankings by class, which take a ranking for each class. `normalize`:
-    "relevance", "activation", both or none; these scores are divided by the sum of their magnitudes over the channels of the
-    sample. `samples`: the numbers of those to collect, such as a range; all by default.
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    dataset
+        A dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples in the
+        same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the model's
+        arguments, with or without "label"; its number in the dataset names it.
+    layers
+        Names as for `record=`; a dict says what has the channels, such as `{"encoder.add": Feature}`.
+    path
+        A file (.npz). The collection is written there every `save_every` seconds and at the end, whole or not at all. If it
+        exists already, what is in it is not computed again, and some of its samples are compared with those of the dataset. One
+        process at a time writes to a file. Collections of different samples are merged by `merge`.
+    target
+        The relevance is that of the "predicted" class, of the "true" one, of one class index, or of a function from the output
+        to its relevance.
+    top
+        How many samples are kept for each channel.
+    top_by_class
+        How many are kept for each channel and class; with 0, there are no rankings by class, which take a ranking for each
+        class.
+    normalize
+        "relevance", "activation", both or none; these scores are divided by the sum of their magnitudes over the channels of
+        the sample.
+    samples
+        The numbers of those to collect, such as a range; all by default.
+    batch_size
+        How many samples run together.
+    workers
+        Processes that load samples.
+    save_every
+        Seconds between two writes of the file.
+    output
+        As for `lrpfx.attribute`.
+    engine
+        "embedded" for this process, "ray" or an `lrpfx.datasets.RayEngine` for those of Ray, each of which collects from other
+        samples of a dataset with indices.
+    progress
+        Whether to show a bar (needs tqdm).
 
-    `path`: a file (.npz). The collection is written there every `save_every` seconds and at the end, whole or not at all. If it
-    exists already, what is in it is not computed again, and some of its samples are compared with those of the dataset. One
-    process at a time writes to a file. Collections of different samples are merged by `merge`. `workers`:
-    processes that load samples. `engine`: "embedded" for this process, "ray" or an `lrpfx.datasets.RayEngine` for those of Ray,
-    each of which collects from other samples of a dataset with indices.
+    Raises
+    ------
+    InputError
+        The file is of another model, other settings or another dataset, a sample cannot be loaded, or a value is not finite.
+        The errors of `lrpfx.attribute` are raised too.
 
-    Errors: those of `lrpfx.attribute`; `InputError` for a file of another model, other settings or another dataset, for a
-    sample that cannot be loaded, and for values that are not finite; what was collected until then is in the file.
+    References
+    ----------
+    .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
     """
     module = explainable(explain_model, "collect")
     job = _Job(explain_model, module, dataset, named_layers(module, layers), target, top, top_by_class, normalize, output)

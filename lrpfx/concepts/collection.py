@@ -29,8 +29,15 @@ ALL = 0  # the only group of the grouping "all"
 class Ranked:
     """A sample in a ranking.
 
-    `position`: where in the channel the entry is largest, as coordinates in the dimensions of the value that are neither that
-    of the batch nor that of the channels.
+    Attributes
+    ----------
+    sample
+        Its number in the dataset.
+    score
+        What it is ranked by.
+    position
+        Where in the channel the entry is largest, as coordinates in the dimensions of the value that are neither that of the
+        batch nor that of the channels.
     """
 
     sample: int
@@ -81,12 +88,23 @@ class Collection:
     """The samples of a dataset with the largest activation and relevance for each channel of some layers.
 
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
+
+    Attributes
+    ----------
+    facts
+        The model, the layers and the settings.
+    rankings
+        By the layer and the kind of the score, and by the class, or `ALL`.
+    samples
+        Intervals [first, behind the last) of the samples that were seen.
+    probes
+        Hashes of some samples, by which a changed dataset is noticed.
     """
 
     facts: Facts
-    rankings: dict[Key, dict[int, Ranking]]  # by the class, or `ALL`
-    samples: tuple[tuple[int, int], ...] = ()  # intervals [first, behind the last) of those that were seen
-    probes: dict[int, str] = field(default_factory=dict)  # hashes of some samples, by which a changed dataset is noticed
+    rankings: dict[Key, dict[int, Ranking]]
+    samples: tuple[tuple[int, int], ...] = ()
+    probes: dict[int, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[str]:
@@ -99,7 +117,13 @@ class Collection:
         return sum(last - first for first, last in self.samples)
 
     def classes(self, grouping: str) -> list[int]:
-        """The classes that were "predicted", or the "true" classes of the samples."""
+        """The classes in the rankings.
+
+        Parameters
+        ----------
+        grouping
+            "predicted", or "true" for those of the labels.
+        """
         return sorted({group for key, groups in self.rankings.items() if key[3] == grouping for group in groups})
 
     def top(
@@ -115,8 +139,29 @@ class Collection:
     ) -> tuple[Ranked, ...]:
         """The samples with the largest scores for one channel, the largest first; of equal scores, the smaller sample first.
 
-        `by`: "relevance" or "activation". `reduction`: the "sum" over positions or the "max". `predicted`, `true`: among the
-        samples of that class alone. `count`: at most so many. Errors: `InputError` for what was not collected.
+        Parameters
+        ----------
+        layer
+            The name of the layer.
+        channel
+            The index of the channel.
+        by
+            "relevance" or "activation".
+        reduction
+            The "sum" over positions or the "max".
+        predicted
+            A class: among the samples with this prediction alone.
+        true
+            A class: among the samples with this label alone.
+        count
+            At most so many.
+
+        Raises
+        ------
+        InputError
+            This was not collected.
+        InputTypeError
+            An argument has the wrong type.
         """
         kind = self.checked(layer, channel)
         for one in (predicted, true):
@@ -146,7 +191,22 @@ class Collection:
         return tuple(found[:count])
 
     def checked(self, layer: Any, channel: Any) -> Layer:
-        """What the values of a layer are. `InputError` unless it was collected and has the channel."""
+        """What the values of a layer are.
+
+        Parameters
+        ----------
+        layer
+            The name of the layer.
+        channel
+            The index of a channel.
+
+        Raises
+        ------
+        InputError
+            The layer was not collected, or does not have the channel.
+        InputTypeError
+            An argument has the wrong type.
+        """
         if not isinstance(layer, str) or layer not in self.facts.layers:
             raise InputError(f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}")
         found = self.facts.layers[layer]
@@ -168,13 +228,29 @@ class Collection:
     # --- samples -------------------------------------------------------------------------------------------------------------
 
     def has(self, sample: int) -> bool:
-        """Whether a sample was seen."""
+        """Whether a sample was seen.
+
+        Parameters
+        ----------
+        sample
+            Its number in the dataset.
+        """
         return any(first <= sample < last for first, last in self.samples)
 
     def with_samples(
         self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, str]
     ) -> Self:
-        """The collection with these rankings, which now have these samples, too."""
+        """The collection with further samples.
+
+        Parameters
+        ----------
+        samples
+            Their numbers.
+        rankings
+            The rankings with them, which replace these.
+        probes
+            Hashes of some of them.
+        """
         seen = [(sample, sample + 1) for sample in samples]
         return replace(
             self, rankings=dict(rankings), samples=_united([*self.samples, *seen]), probes=_thinned({**self.probes, **probes})
@@ -183,7 +259,18 @@ class Collection:
     # --- files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the collection to a file (.npz), whole or not at all. Errors: `ArtefactError`."""
+        """Write the collection to a file, whole or not at all.
+
+        Parameters
+        ----------
+        path
+            The file (.npz).
+
+        Raises
+        ------
+        ArtefactError
+            It cannot be written.
+        """
         _, target = checked_path(path, (SUFFIX,))
         facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
         manifest: dict[str, Any] = {"format": FORMAT, "facts": facts, "samples": self.samples, "rankings": []}
@@ -199,7 +286,18 @@ class Collection:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Collection":
-        """The collection in a file. `ArtefactError` if there is none, or if it is damaged; nothing in it is executed."""
+        """The collection in a file, of which nothing is executed.
+
+        Parameters
+        ----------
+        path
+            The file (.npz).
+
+        Raises
+        ------
+        ArtefactError
+            There is none, or it is damaged.
+        """
         path = as_path(path)
         with os_errors(ArtefactError, path, "read"):
             content = path.read_bytes()
@@ -219,9 +317,19 @@ _ARRAYS = {"scores": np.dtype(np.float64), "samples": np.dtype(np.int64), "posit
 
 
 def merge(parts: Iterable[Collection]) -> Collection:
-    """The collection of the samples of all parts. The order of the parts does not matter.
+    """The collection of the samples of all parts.
 
-    Errors: `InputError` for parts of different models, layers or settings, and for samples that two parts have.
+    Parameters
+    ----------
+    parts
+        The collections. Their order does not matter.
+
+    Raises
+    ------
+    InputError
+        Parts have different models, layers or settings, or two have the same sample.
+    InputTypeError
+        A part is not a collection.
     """
     if not isinstance(parts, Iterable):
         raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}")

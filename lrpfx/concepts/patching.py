@@ -21,7 +21,22 @@ from lrpfx.runtime.explain_module import explainable
 
 
 def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[str]) -> dict[str, torch.Tensor]:
-    """The values of nodes for an input, by name. Names, patterns and errors as for `record=` of `lrpfx.attribute`."""
+    """The values of nodes for an input, by name.
+
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    inputs
+        As for `lrpfx.attribute`.
+    names
+        Names or patterns, as for `record=` of `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        A name is unknown.
+    """
     module = explainable(explain_model, "values_of")
     wanted = recorded_names(module.unfused_graph, names)
     if not wanted:
@@ -44,10 +59,33 @@ def patching_effects(
 ) -> dict[str, torch.Tensor]:
     """The estimated change of the explained output if one node at a time has its value for the other inputs.
 
-    `inputs` and `others`: as for `lrpfx.attribute`, of the same shapes. `names`: nodes, as for `record=`. Each result has the
-    shape of the node's value, with the estimated effect of each entry: sum over the entries that are replaced together. The
-    estimate is exact where all that follows is linear. Errors: those of `lrpfx.attribute`, and `InputError` for values of other
-    shapes.
+    The estimate is exact where all that follows is linear.
+
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    inputs
+        As for `lrpfx.attribute`.
+    others
+        The other inputs, of the same shapes.
+    target
+        As for `lrpfx.attribute`.
+    names
+        Nodes, as for `record=`.
+    output
+        As for `lrpfx.attribute`.
+
+    Returns
+    -------
+    dict[str, torch.Tensor]
+        By name, in the shape of the node's value, the estimated effect of each entry: sum over the entries that are replaced
+        together.
+
+    Raises
+    ------
+    InputError
+        The values have other shapes. The errors of `lrpfx.attribute` are raised too.
     """
     found: Mapping[str, Any] = attribute(explain_model, inputs, target, record_multipliers=names, output=output).multipliers
     before, after = (values_of(explain_model, given, list(found)) for given in (inputs, others))

@@ -33,6 +33,15 @@ class ReceptiveFields:
     than that only after operators of which the table knows no more than which values they read. For several inputs, fields have
     the structure of the inputs, with None for what is not a tensor. Slices are empty where the entry does not depend on an
     input. Fields are those of all samples of the batch, united.
+
+    Parameters
+    ----------
+    layer
+        The name of the layer.
+    value
+        Its value, with the entries of the inputs that each entry depends on.
+    inputs
+        The inputs.
     """
 
     def __init__(self, layer: str, value: Tracked, inputs: Any) -> None:
@@ -43,7 +52,18 @@ class ReceptiveFields:
         self._inputs = inputs
 
     def __getitem__(self, position: Position) -> Any:
-        """The field of a position. `InputError` for a position that is out of range or has another number of coordinates."""
+        """The field of a position.
+
+        Parameters
+        ----------
+        position
+            As the class says.
+
+        Raises
+        ------
+        InputError
+            The position is out of range, or has another number of coordinates.
+        """
         whole = (len(self._reach[0]), *self.shape)
         if isinstance(position, Index):
             mask = position.mask(torch.Size(whole), self.layer).broadcast_to(whole).bool()
@@ -79,12 +99,24 @@ class ReceptiveFields:
 
 
 def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, gates: bool = True) -> ReceptiveFields:
-    """The receptive fields of all entries of a layer's value.
+    """The receptive fields of all entries of a layer's value. The model runs once, up to the layer.
 
-    `inputs`: as for `lrpfx.attribute`; only their shapes matter, so one sample does. `layer`: the name of a node or module, as
-    for `record=`. The model runs once, up to the layer. `gates`: whether what only scales a signal counts, such as the channel
-    gates of squeeze-and-excitation, which see the whole image; relevance does not flow through it. `InputError` for an unknown
-    name, and for a layer that depends on no dimension of the input after the batch.
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    inputs
+        As for `lrpfx.attribute`; only their shapes matter, so one sample does.
+    layer
+        The name of a node or module, as for `record=`.
+    gates
+        Whether what only scales a signal counts, such as the channel gates of squeeze-and-excitation, which see the whole
+        image; relevance does not flow through it.
+
+    Raises
+    ------
+    InputError
+        The name is unknown, or the layer depends on no dimension of the input after the batch.
     """
     module = explainable(explain_model, "receptive_fields")
     names = recorded_names(module.unfused_graph, layer)
@@ -110,7 +142,20 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, ga
 def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position, *, gates: bool = True) -> Any:
     """The part of the input that a position of a layer depends on, as slices of its dimensions after the batch.
 
-    Arguments as for `receptive_fields`, which is faster for several positions; `position` and result as for `ReceptiveFields`.
+    For several positions, `receptive_fields` is faster.
+
+    Parameters
+    ----------
+    explain_model
+        As for `receptive_fields`.
+    inputs
+        As for `receptive_fields`.
+    layer
+        As for `receptive_fields`.
+    position
+        The index that `ReceptiveFields` takes; the result is what it returns.
+    gates
+        As for `receptive_fields`.
     """
     return receptive_fields(explain_model, inputs, layer, gates=gates)[position]
 

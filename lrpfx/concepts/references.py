@@ -40,9 +40,25 @@ _ROUNDING = 1e-5  # ... and relative to the largest of the sample
 class Reference:
     """A sample that shows what a channel stands for.
 
-    `input`: as the dataset gives it. `relevance`: what passes through this channel alone; in the structure of the input, with
-    the relevance of embeddings for integers. `field`: what the unit with the largest entry sees, a slice for each dimension of
-    the input, so that `reference.input[reference.field]` is that part. `picture`: the input as an image, if it is one.
+    Attributes
+    ----------
+    sample
+        Its number in the dataset.
+    score
+        What it is ranked by.
+    position
+        Where in the channel the entry is largest, as for `Ranked`.
+    label
+        Of the sample, if the dataset has labels.
+    input
+        As the dataset gives it.
+    relevance
+        What passes through this channel alone; in the structure of the input, with the relevance of embeddings for integers.
+    field
+        What the unit with the largest entry sees, a slice for each dimension of the input, so that
+        `reference.input[reference.field]` is that part.
+    picture
+        The input as an image, if it is one.
     """
 
     sample: int
@@ -56,7 +72,13 @@ class Reference:
 
     @property
     def cropped(self) -> Image.Image:
-        """The part of the picture that the unit with the largest entry sees. `InputError` for what is not an image."""
+        """The part of the picture that the unit with the largest entry sees.
+
+        Raises
+        ------
+        InputError
+            The sample is not an image.
+        """
         return self._seen(self._image())
 
     @property
@@ -87,7 +109,17 @@ class Reference:
 
 
 class References(Sequence[Reference]):
-    """The samples that show what one channel stands for, those with the largest scores first."""
+    """The samples that show what one channel stands for, those with the largest scores first.
+
+    Parameters
+    ----------
+    layer
+        The name of the layer.
+    channel
+        The index of the channel.
+    references
+        The samples.
+    """
 
     def __init__(self, layer: str, channel: int, references: Sequence[Reference]) -> None:
         self.layer = layer
@@ -128,13 +160,43 @@ def reference(
 ) -> References:
     """The samples with the largest scores for one channel, with what the channel saw in them; none with a score of 0.
 
-    `explain_model`, `dataset`: those of which `lrpfx.concepts.collect` made the `collection`. `by`, `reduction`, `predicted`,
-    `true`, `count`: see `Collection.top`. For samples ranked by relevance, their relevance is that of the target through this
-    channel; for samples ranked by activation, that of the channel's own activation. `target`, `output`: as for `collect`; by
-    default the target that the collection was made for, if that was not a function. `gates`: see `receptive_fields`.
+    For samples ranked by relevance, their relevance is that of the target through this channel; for samples ranked by
+    activation, that of the channel's own activation.
 
-    Errors: `InputError` for another model, and for samples whose scores are not those that they were ranked by, as those of
-    another dataset or of random preprocessing.
+    Parameters
+    ----------
+    explain_model
+        That of which `lrpfx.concepts.collect` made the collection.
+    dataset
+        The dataset, likewise.
+    collection
+        The collection.
+    layer
+        The name of the layer.
+    channel
+        The index of the channel.
+    by
+        See `Collection.top`.
+    reduction
+        See `Collection.top`.
+    predicted
+        See `Collection.top`.
+    true
+        See `Collection.top`.
+    count
+        See `Collection.top`.
+    target
+        As for `collect`; by default the target that the collection was made for, if that was not a function.
+    output
+        As for `collect`.
+    gates
+        See `receptive_fields`.
+
+    Raises
+    ------
+    InputError
+        The model is another one, or samples do not have the scores that they were ranked by, as those of another dataset or of
+        random preprocessing.
     """
     return _Sources(explain_model, dataset, collection, target, output, gates).references(
         layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count
@@ -162,8 +224,47 @@ def gallery(
 ) -> Image.Image:
     """A sheet with a row for each channel: its references, cropped to what its unit sees and masked by their relevance.
 
-    `channels`: such as `relevances(attribution, layer).indices[:5]`. `settings`: those of `lrpfx.pictures.sheet`. All else as
-    for `reference`.
+    Parameters
+    ----------
+    explain_model
+        As for `reference`.
+    dataset
+        As for `reference`.
+    collection
+        As for `reference`.
+    layer
+        As for `reference`.
+    channels
+        Such as `relevances(attribution, layer).indices[:5]`.
+    by
+        As for `reference`.
+    reduction
+        As for `reference`.
+    predicted
+        As for `reference`.
+    true
+        As for `reference`.
+    count
+        As for `reference`, of each channel.
+    target
+        As for `reference`.
+    output
+        As for `reference`.
+    gates
+        As for `reference`.
+    cropped
+        Whether to show only what the unit sees.
+    masked
+        Whether to darken what has no relevance.
+    **settings
+        Those of `lrpfx.pictures.sheet`.
+
+    Raises
+    ------
+    InputError
+        The samples are not images, or as for `reference`.
+    InputTypeError
+        The channels are not a list.
     """
     sources = _Sources(explain_model, dataset, collection, target, output, gates)
     if not isinstance(channels, Sequence):

@@ -24,7 +24,14 @@ _SHOWN = 20  # rows of the table as text
 class Share:
     """The relevance of one channel, feature, token or head, summed over positions.
 
-    `share`: its part of the sum of magnitudes over all of them, with its sign (Achtibat et al. 2023, equation 9).
+    Attributes
+    ----------
+    index
+        Which one.
+    relevance
+        Its relevance.
+    share
+        Its part of the sum of magnitudes over all of them, with its sign (Achtibat et al. 2023, equation 9).
     """
 
     index: int
@@ -33,7 +40,17 @@ class Share:
 
 
 class Shares(Sequence[Share]):
-    """The shares of all channels, the largest magnitude first."""
+    """The shares of all channels, the largest magnitude first.
+
+    Parameters
+    ----------
+    layer
+        The name of the layer.
+    kind
+        What the indices are, such as "channel".
+    rows
+        The shares.
+    """
 
     def __init__(self, layer: str, kind: str, rows: Sequence[Share]) -> None:
         self.layer = layer
@@ -58,7 +75,13 @@ class Shares(Sequence[Share]):
         return [row.index for row in self.rows]
 
     def to_pandas(self) -> "DataFrame":
-        """The rows as a DataFrame with the columns index, relevance and share. `InputError` without pandas."""
+        """The rows as a DataFrame with the columns index, relevance and share.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         return data_frame([asdict(row) for row in self.rows], {"index": "int64", "relevance": "float64", "share": "float64"})
 
     def __str__(self) -> str:
@@ -83,12 +106,24 @@ def relevances(
 ) -> Shares:
     """The relevance of each channel of a recorded layer, with its share, the largest magnitude first.
 
-    `of`: `Channel`, `Feature`, `Token` or `Head`; by default what an index means in conditions, but for hidden states, whose
-    tokens or features may be meant. `sample`: one of the batch; by default, relevance is summed over the batch. The
-    attribution is that of one target and no condition: `InputError` otherwise, and for a layer that was not recorded.
+    Parameters
+    ----------
+    attribution
+        That of one target and no condition. For experts, what `lrpfx.attribution.relevance_of_experts` returns.
+    layer
+        The name of the layer, or the path of a mixture.
+    of
+        `Channel`, `Feature`, `Token` or `Head`; by default what an index means in conditions, but for hidden states, whose
+        tokens or features may be meant. `Expert` for experts, whose relevance is summed over tokens.
+    sample
+        One of the batch; by default, relevance is summed over the batch.
 
-    For experts, pass what `lrpfx.attribution.relevance_of_experts` returns, the path of a mixture, and `of=Expert`: relevance
-    is summed over tokens.
+    Raises
+    ------
+    InputError
+        The layer was not recorded, or the attribution has several targets or a condition.
+    InputTypeError
+        An argument has the wrong type.
     """
     if of is Expert:
         return _of_experts(attribution, layer, sample)

@@ -45,8 +45,15 @@ class RayEngine(Engine):
     data set and the model are sent to them; what these import must be installed there. A block whose process or machine is lost
     is tried again, three times. Needs `pip install 'lrpfx[ray]'`.
 
-    `explainers`: how many actors explain; by default one for each GPU, or, without any, for each `cpus` of the CPUs, of which
-    one is left for loading. `cpus`: CPUs, and threads, of each. `gpus`: GPUs of each; by default one if the cluster has any.
+    Attributes
+    ----------
+    explainers
+        How many actors explain; by default one for each GPU, or, without any, for each `cpus` of the CPUs, of which one is left
+        for loading.
+    cpus
+        CPUs, and threads, of each.
+    gpus
+        GPUs of each; by default one if the cluster has any.
     """
 
     explainers: int | None = None
@@ -55,7 +62,13 @@ class RayEngine(Engine):
 
     @property
     def wanted(self) -> Wanted:
-        """The actors to have. Errors: `InputError`."""
+        """The actors to have.
+
+        Raises
+        ------
+        InputError
+            `explainers` or `cpus` is not a positive number, or `gpus` is negative.
+        """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InputError(f"{name} of a RayEngine is a positive number, not {value!r}")
@@ -66,6 +79,18 @@ class RayEngine(Engine):
         return Wanted(self.explainers, self.cpus, gpus)
 
     def check(self, source: Source) -> None:
+        """Check the numbers of actors, and the source of samples.
+
+        Parameters
+        ----------
+        source
+            Where samples come from.
+
+        Raises
+        ------
+        InputError
+            A number is wrong, or the source is an iterator, which can be read only once.
+        """
         _ = self.wanted
         if isinstance(source, Streamed) and source.is_read_once:
             raise InputError(
@@ -73,7 +98,18 @@ class RayEngine(Engine):
             )
 
     def steps(self, work: Work) -> Generator[Step]:
-        """As for any engine. Errors: those of the blocks; `InputError` if Ray gave a block up, or cannot have what is asked."""
+        """The steps of the work, as of any engine. An error of a block is raised here.
+
+        Parameters
+        ----------
+        work
+            What to explain, and where to.
+
+        Raises
+        ------
+        InputError
+            Ray gave a block up, or cannot have what is asked.
+        """
         pending = _blocks_of(work)
         if pending is not None and not pending:
             return
@@ -84,7 +120,15 @@ class RayEngine(Engine):
             yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """The results of a function for these items, in any order. Errors: those of the function, and as for `steps`."""
+        """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
+
+        Parameters
+        ----------
+        function
+            What each actor computes.
+        items
+            What it takes.
+        """
         if items:
             yield from mapped(self.wanted, function, items)
 

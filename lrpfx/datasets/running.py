@@ -64,36 +64,73 @@ def attribute(
     """Explain all samples of a data set, and write what is found to a store, which can be read meanwhile.
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
-
-    `explainer`: an explainable module, from `lrpfx.transform` and perhaps compiled by torch.compile, or an `lrpfx.Explainer` of
-    a module, which also preprocesses photographs. `data`: a dataset or a DataLoader of torch, a sequence or another iterable of
-    samples, or, for an `Explainer` with a preprocessing, a folder of photographs. A sample is a tensor without a dimension for
-    batches, a pair of it and a label, or a dict of the model's arguments, with or without a label ("label", "labels" or "cls")
-    and a name ("__key__", "key", "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path.
-    An iterable gives the same samples in the same order each time. A DataLoader lends its dataset, workers, batch size and
-    `collate_fn`, which is applied to each sample alone, so that results do not depend on batches; it does not shuffle. All
-    samples have relevance of one shape: pad texts to one length, or reduce what differs.
-
-    `output`: the path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
-    "s3://bucket/store", is for fsspec, and `storage_options` for its file system. `target`: what relevance is of, "predicted"
-    for the class of the largest output (the default), "true" for the label, the index of a class (with an `Explainer` that
-    knows categories also its name), or a function from the output to its relevance. `targets`: several of them for each sample.
-    `record`: layers whose relevance is stored, as for `lrpfx.attribute`; a dict has the reduction of each. `conditions`: as for
-    `lrpfx.attribute`. `reduce`: the reduction of the relevance of inputs. A reduction is None, "sum" over channels, or
-    "channels", the sum over positions for each channel. `dtype`: of relevance in the store, "float32", "float64", or "float16"
-    with a scale for each sample, which halves the size at an error of 0.02 %. `scores`: how many of the largest outputs are
-    stored with their classes; by default the whole output. `select_output`: `output=` of `lrpfx.attribute`. `batch_size`: 32 by
-    default. `block_size`: how many samples are written together, and lost at most if the run is killed; by default some 16 MiB
-    of the store or 64 MiB of inputs, at most 4096. `workers`: processes that load samples. `chunk_size`: as for
-    `lrpfx.attribute`. `engine`: "embedded" for this process, "ray" for the processes and machines of Ray, or a `RayEngine` that
-    says how many; the store is the same. `progress`: whether to show a
-    bar (needs tqdm), or a function of the number of samples that are done and that of all, or None.
-
     A sample that cannot be loaded, does not fit or has values that are not finite is in the store with the reason, and the run
-    goes on. Errors: those of `lrpfx.attribute` if none of the first 32 samples can be explained; `InputError` if the store was
-    begun with another model, other settings or other data, which says what differs, and if another run writes to it;
-    `ArtefactError` if the store cannot be written or is damaged. What was written before an error is kept. An `LrpfxWarning` is
-    issued if the maps of the first batch are implausible. Needs zarr.
+    goes on. What was written before an error is kept. Needs zarr.
+
+    Parameters
+    ----------
+    explainer
+        An explainable module, from `lrpfx.transform` and perhaps compiled by torch.compile, or an `lrpfx.Explainer` of a
+        module, which also preprocesses photographs.
+    data
+        A dataset or a DataLoader of torch, a sequence or another iterable of samples, or, for an `Explainer` with a
+        preprocessing, a folder of photographs. A sample is a tensor without a dimension for batches, a pair of it and a label,
+        or a dict of the model's arguments, with or without a label ("label", "labels" or "cls") and a name ("__key__", "key",
+        "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path. An iterable gives the same
+        samples in the same order each time. A DataLoader lends its dataset, workers, batch size and `collate_fn`, which is
+        applied to each sample alone, so that results do not depend on batches; it does not shuffle. All samples have relevance
+        of one shape: pad texts to one length, or reduce what differs.
+    output
+        The path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
+        "s3://bucket/store", is for fsspec.
+    target
+        What relevance is of, "predicted" for the class of the largest output (the default), "true" for the label, the index of
+        a class (with an `Explainer` that knows categories also its name), or a function from the output to its relevance.
+    targets
+        Several of them for each sample.
+    record
+        Layers whose relevance is stored, as for `lrpfx.attribute`; a dict has the reduction of each.
+    conditions
+        As for `lrpfx.attribute`.
+    reduce
+        The reduction of the relevance of inputs. A reduction is None, "sum" over channels, or "channels", the sum over
+        positions for each channel.
+    dtype
+        Of relevance in the store, "float32", "float64", or "float16" with a scale for each sample, which halves the size at an
+        error of 0.02 %.
+    scores
+        How many of the largest outputs are stored with their classes; by default the whole output.
+    select_output
+        As `output` of `lrpfx.attribute`.
+    batch_size
+        How many samples run together, 32 by default.
+    block_size
+        How many samples are written together, and lost at most if the run is killed; by default some 16 MiB of the store or 64
+        MiB of inputs, at most 4096.
+    workers
+        Processes that load samples.
+    chunk_size
+        As for `lrpfx.attribute`.
+    engine
+        "embedded" for this process, "ray" for the processes and machines of Ray, or a `RayEngine` that says how many; the store
+        is the same.
+    storage_options
+        For the file system of a path with a scheme.
+    progress
+        Whether to show a bar (needs tqdm), or a function of the number of samples that are done and that of all, or None.
+
+    Raises
+    ------
+    InputError
+        The store was begun with another model, other settings or other data, which the error says, or another run writes to it.
+        If none of the first 32 samples can be explained, the errors of `lrpfx.attribute` are raised.
+    ArtefactError
+        The store cannot be written or is damaged.
+
+    Warns
+    -----
+    LrpfxWarning
+        The maps of the first batch are implausible.
     """
     zarr_package()
     asked = Settings(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)

@@ -41,21 +41,48 @@ def spray(
 
     Maps are summed over channels, pooled, and compared by their Euclidean distances. Each class gets a graph of nearest
     neighbors, the eigenvectors of its normalized Laplacian, and for each number k in `clusters`, k-means of the first k
-    eigenvectors. A large gap behind the k-th eigenvalue speaks for k clusters.
+    eigenvectors. A large gap behind the k-th eigenvalue speaks for k clusters. Memory holds the pooled maps of one class. It
+    needs scikit-learn: `pip install 'lrpfx[datasets]'`.
 
-    `relevance`: of the input or of a layer: a row for each sample, of shape (channels, height, width), (height, width) or
-    (features,), or a sequence of such if shapes differ. Or a view of a store, for the relevance of its input and the samples
-    that are explained. `labels`: the class of each sample, such as the predicted one: integers, negative for none, or booleans
-    of shape (samples, classes); of a store by default the class that relevance is of. `classes`: those to analyze; by default
-    all, and those that have too few samples or identical maps are listed in the result as skipped. `samples`: the numbers of
-    the samples to use, by default all. `size`: of pooled maps, the longer side at most, or (height, width); None does not pool.
-    `normalize`: divide each map by its sum of magnitudes. `dimensions`: of the spectral embedding, at most. `embeddings`: of
-    that in two dimensions, "tsne" and "umap" (package umap-learn). `typical`: how many samples represent a cluster. `seed`: of
-    k-means and the embeddings; the same seed gives the same result.
+    Parameters
+    ----------
+    relevance
+        Of the input or of a layer: a row for each sample, of shape (channels, height, width), (height, width) or (features,),
+        or a sequence of such if shapes differ. Or a view of a store, for the relevance of its input and the samples that are
+        explained.
+    labels
+        The class of each sample, such as the predicted one: integers, negative for none, or booleans of shape (samples,
+        classes); of a store by default the class that relevance is of.
+    classes
+        Those to analyze; by default all, and those that have too few samples or identical maps are listed in the result as
+        skipped.
+    samples
+        The numbers of the samples to use, by default all.
+    size
+        Of pooled maps, the longer side at most, or (height, width); None does not pool.
+    normalize
+        Whether each map is divided by its sum of magnitudes.
+    neighbors
+        How many neighbors a sample has in the graph.
+    clusters
+        The numbers of clusters to try.
+    dimensions
+        Of the spectral embedding, at most.
+    embeddings
+        Of that in two dimensions, "tsne" and "umap" (package umap-learn).
+    typical
+        How many samples represent a cluster.
+    seed
+        Of k-means and the embeddings; the same seed gives the same result.
+    progress
+        Whether to show a bar (needs tqdm).
 
-    Memory holds the pooled maps of one class. It needs scikit-learn: `pip install 'lrpfx[datasets]'`.
-
-    Errors: `InputError` for values that are not finite, and for classes that were asked for and cannot be analyzed.
+    Raises
+    ------
+    InputError
+        A value is not finite, an argument has an invalid value, a class that was asked for cannot be analyzed, or none can.
+    InputTypeError
+        An argument has the wrong type.
     """
     if isinstance(relevance, Attributions):
         sole_target(relevance, "SpRAy")

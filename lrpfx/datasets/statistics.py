@@ -71,7 +71,15 @@ class _Sums:
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Statistics by array: first of all samples, then of each class. `maps`: see `mean_map`, by array and class."""
+    """Statistics by array: first of all samples, then of each class.
+
+    Attributes
+    ----------
+    rows
+        The statistics.
+    maps
+        What `mean_map` returns, by array and class.
+    """
 
     rows: tuple[Statistic, ...]
     maps: Mapping[str, Mapping[int | None, Floats]]
@@ -83,17 +91,60 @@ class Summary:
         return len(self.rows)
 
     def of(self, array: str, label: int | None = None) -> Statistic:
-        """The statistic of one array and class, by default of all samples. `InputError` if there is none."""
+        """The statistic of one array and class.
+
+        Parameters
+        ----------
+        array
+            Its name.
+        label
+            Of the class, by default all samples.
+
+        Raises
+        ------
+        InputError
+            There is none.
+        """
         self._check(array, label)
         return next(row for row in self.rows if (row.array, row.label) == (array, label))
 
     def mean_map(self, array: str, label: int | None = None) -> Floats:
-        """The mean over samples of maps summed over channels, shape (height, width), or of vectors, shape (features,)."""
+        """The mean over samples of maps summed over channels, shape (height, width), or of vectors, shape (features,).
+
+        Parameters
+        ----------
+        array
+            Its name.
+        label
+            Of the class, by default all samples.
+
+        Raises
+        ------
+        InputError
+            There is none.
+        """
         self._check(array, label)
         return self.maps[array][label]
 
     def picture(self, array: str, *, columns: int = 5, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
-        """The mean maps of all classes, in colours of one scale. `names`: of classes. `settings`: of `lrpfx.pictures.sheet`."""
+        """The mean maps of all classes, in colours of one scale.
+
+        Parameters
+        ----------
+        array
+            Its name.
+        columns
+            How many maps stand in a row.
+        names
+            Of classes.
+        **settings
+            Of `lrpfx.pictures.sheet`.
+
+        Raises
+        ------
+        InputError
+            The means are vectors, or there is no such array.
+        """
         self._check(array, None)
         maps = {label: one for label, one in self.maps[array].items() if label is not None} or self.maps[array]
         if any(one.ndim != 2 for one in maps.values()):
@@ -104,7 +155,13 @@ class Summary:
         return sheet(rows, title=settings.pop("title", f"mean of {array}"), scale=scale, **settings)
 
     def to_pandas(self) -> "DataFrame":
-        """The rows as a DataFrame with the columns array, class (None: all), samples, total, magnitude and share."""
+        """The rows as a DataFrame with the columns array, class (None: all), samples, total, magnitude and share.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         rows = [{**asdict(row), "class": row.label} for row in self.rows]
         return data_frame(rows, _COLUMNS)
 
@@ -152,13 +209,32 @@ def summarize(
 ) -> Summary:
     """The mean map of each class and the share of relevance that each layer has, in one pass over each array.
 
-    `relevance`: arrays with a row for each sample by name, such as the input's and those of layers: (channels, height, width),
-    (height, width) or (features,). `labels`: integers of shape (samples,), negative for none; or booleans of shape (samples,
-    classes), where a sample counts for each of its classes. `seeds`: the relevance that the output of each sample was given,
-    shape (samples,), of which the shares are. `samples`: the numbers of the samples to use, by default all. `normalize`: divide
-    each sample's map by its sum of magnitudes before the mean is taken; totals and shares are as they were.
+    Memory holds one map for each class and array.
 
-    Memory holds one map for each class and array. Errors: `InputError` for values that are not finite.
+    Parameters
+    ----------
+    relevance
+        Arrays with a row for each sample by name, such as the input's and those of layers: (channels, height, width), (height,
+        width) or (features,).
+    labels
+        Integers of shape (samples,), negative for none; or booleans of shape (samples, classes), where a sample counts for each
+        of its classes.
+    seeds
+        The relevance that the output of each sample was given, shape (samples,), of which the shares are.
+    samples
+        The numbers of the samples to use, by default all.
+    normalize
+        Whether each sample's map is divided by its sum of magnitudes before the mean is taken; totals and shares are as they
+        were.
+    progress
+        Whether to show a bar (needs tqdm).
+
+    Raises
+    ------
+    InputError
+        A value is not finite, or a shape does not fit.
+    InputTypeError
+        An argument has the wrong type.
     """
     if not isinstance(relevance, Mapping) or not relevance:
         raise InputTypeError("relevance is a mapping from names to arrays, with one at least")

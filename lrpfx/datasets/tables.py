@@ -40,10 +40,35 @@ _NO_CLASS = -1
 
 
 def write_table(view: Attributions, path: str | os.PathLike[str], *, top: int = 5, progress: bool = False) -> Path:
-    """Write a table (.parquet) of the samples that are there at this moment, explained or failed, and return its path.
+    """Write a table (.parquet) of the samples that are there at this moment, explained or failed.
 
-    `view`: from `lrpfx.datasets.attribute` or `open`. A sample has a row; if the store has several targets or conditions, one
-    for each condition and target. Columns:
+    A sample has a row; if the store has several targets or conditions, one for each condition and target. Rows are read and
+    written in groups, so memory does not grow with their number, and the file appears whole or not at all. Needs pyarrow.
+
+    Parameters
+    ----------
+    view
+        From `lrpfx.datasets.attribute` or `open`.
+    path
+        The file.
+    top
+        How many of the largest outputs a row has.
+    progress
+        Whether to show a bar (needs tqdm).
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    ArtefactError
+        The file cannot be written, or the store is damaged.
+
+    Notes
+    -----
+    The columns are:
 
     - "sample", the number, "key", "label" and "prediction"; "status", which is "explained" or "failed", and "error".
     - "target", and "condition" if there are any, as the manifest calls them.
@@ -57,9 +82,6 @@ def write_table(view: Attributions, path: str | os.PathLike[str], *, top: int = 
 
     What a sample has not is null: a label or key, anything computed of a failed one, the score of a label that is not among the
     outputs that were stored, and shares of a seed of 0. The metadata of the schema has the manifest as JSON under "lrpfx".
-
-    Rows are read and written in groups, so memory does not grow with their number, and the file appears whole or not at all.
-    Needs pyarrow. Errors: `ArtefactError` if the file cannot be written, or the store is damaged.
     """
     view = checked_view(view, "view")
     given, target = checked_table_path(path)

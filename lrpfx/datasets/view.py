@@ -42,6 +42,17 @@ class StoredArray:
     """An array of a store. What is indexed is read, as NumPy's array; the first dimension is that of samples.
 
     Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
+
+    Parameters
+    ----------
+    place
+        Of the store.
+    layout
+        What the array is.
+    arrays
+        The arrays of Zarr that it consists of, by name.
+    length
+        How many samples there are.
     """
 
     def __init__(self, place: Place, manifest: Manifest, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
@@ -67,7 +78,17 @@ class StoredArray:
     def __getitem__(self, key: Any) -> Any:
         """Values at an index, a slice, or arrays of indices or truth values, for each dimension, as in NumPy.
 
-        Of arrays at most one may be among them. Errors: `InputError` out of range, `ArtefactError` for damaged chunks.
+        Parameters
+        ----------
+        key
+            The index; at most one array may be in it.
+
+        Raises
+        ------
+        InputError
+            It is out of range.
+        ArtefactError
+            A chunk is damaged.
         """
         first, *rest = key if isinstance(key, tuple) else (key,)
         if first is Ellipsis:
@@ -161,10 +182,18 @@ class Attributions:
     "label" (-1: none), "key", "seed" (the relevance that the output was given), "reached" (what of it reached the inputs; the
     rest is that of biases, stabilizers and other constants, or was stopped by conditions), "status" (0: not there yet, 1:
     explained, 2: failed) and "error". After the dimension of samples come those of conditions and targets, if there are.
-    Samples that are not there or failed have NaN in them.
+    Samples that are not there or failed have NaN in them. The attribute `path` is that of the store, a str if it has a scheme
+    such as "s3://".
 
-    `path`: of the store, a str if it has a scheme such as "s3://". `manifest`: what it says about the model, the settings, the
-    data and the versions.
+    Parameters
+    ----------
+    place
+        Of the store.
+
+    Raises
+    ------
+    ArtefactError
+        There is no store, or it is damaged.
     """
 
     def __init__(self, place: Place) -> None:
@@ -226,7 +255,13 @@ class Attributions:
 
     @property
     def relevance(self) -> StoredArray:
-        """The relevance of the input. `InputError` if the model has several inputs: they have names."""
+        """The relevance of the input.
+
+        Raises
+        ------
+        InputError
+            The model has several inputs: they have names.
+        """
         return self[RELEVANCE]
 
     @property
@@ -287,9 +322,21 @@ class Attributions:
 def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Attributions:
     """The explanations in a store that `lrpfx.datasets.attribute` wrote or is writing.
 
-    Nothing in it is executed, and nothing is loaded before it is indexed. `storage_options`: for the file system of fsspec that
-    a path such as "s3://bucket/store" belongs to. Errors: `ArtefactError` if there is no store, or if it is damaged;
-    `InputError` without zarr.
+    Nothing in it is executed, and nothing is loaded before it is indexed.
+
+    Parameters
+    ----------
+    path
+        Of the store.
+    storage_options
+        For the file system of fsspec that a path such as "s3://bucket/store" belongs to.
+
+    Raises
+    ------
+    ArtefactError
+        There is no store, or it is damaged.
+    InputError
+        Zarr is not installed.
     """
     zarr_package()
     place = place_of(path, storage_options)

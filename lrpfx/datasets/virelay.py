@@ -24,13 +24,31 @@ from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
 
+__all__ = [
+    "Label",
+    "export",
+    "label_map",
+    "write_analysis",
+    "write_project",
+]
+
 LABEL_MAP, DATASET, ATTRIBUTION = "label_map.json", "dataset.h5", "attribution.h5"
 Strategy = Literal["true_label", "predicted_label"]
 
 
 @dataclass(frozen=True)
 class Label:
-    """A class as ViRelAy's label map has it. `key`: its WordNet id, or another name that only this class has."""
+    """A class as ViRelAy's label map has it.
+
+    Attributes
+    ----------
+    index
+        Of the class.
+    key
+        Its WordNet id, or another name that only this class has.
+    name
+        To show.
+    """
 
     index: int
     key: str
@@ -58,28 +76,69 @@ def write_project(
     compression: int = 1,
     progress: bool = False,
 ) -> Path:
-    """Write a project for ViRelAy to a folder, and return the path of its file, with which `virelay` is started.
+    """Write a project for ViRelAy to a folder.
 
-    `images`, `relevance`: a row for each sample, or sequences of arrays if sizes differ. Images may also be Pillow's, and pairs
-    with a label, as in data sets of torchvision. Row i is sample i of the project. `outputs`: those of the model, shape
-    (samples, classes). `labels`: the true classes, integers of shape (samples,), or booleans of shape (samples, classes) if a
-    sample may have several. `classes`: their names; by default their numbers. `keys`: their WordNet ids or other unique names;
-    by default numbers of equal length. `samples`: the numbers of those with relevance, by default all; others get an empty
-    picture. `analyses`: results of `lrpfx.datasets.spray`, by the name to show. `strategy`: whether relevance is that of the
-    true or of the predicted class.
+    Images are written as RGB with eight bits, and relevance as float32, of shape (channels, height, width). ViRelAy cannot draw
+    one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Data is
+    read and written in blocks. The files lie in a folder beside the project file, which names them and is written last: a call
+    that is stopped, even killed, leaves the project that was there before. One process at a time writes to a folder. It needs
+    h5py: `pip install 'lrpfx[datasets]'`.
 
-    Images are written as RGB with eight bits: integers are such already, and floating-point numbers lie in `value_range`: the
-    values of black and of white, for all channels or for each. Values up to a tenth of the range beyond it are clipped.
-    `channels`: of images, "first" or "last". Relevance is float32, of shape (channels, height, width). ViRelAy cannot draw
-    one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Relevance
-    with more channels than rows or columns, as that of hidden layers, must be summed over them: `sum_channels`. `compression`:
-    the level of gzip, 0 for none.
+    Parameters
+    ----------
+    folder
+        The folder.
+    images
+        A row for each sample, or a sequence of arrays if sizes differ; also Pillow's images, and pairs with a label, as in data
+        sets of torchvision. Row i is sample i of the project. Integers have eight bits already; floating-point numbers lie in
+        `value_range`.
+    relevance
+        A row for each sample, or a sequence of arrays if sizes differ.
+    outputs
+        Those of the model, shape (samples, classes).
+    labels
+        The true classes, integers of shape (samples,), or booleans of shape (samples, classes) if a sample may have several.
+    classes
+        Their names; by default their numbers.
+    keys
+        Their WordNet ids or other unique names; by default numbers of equal length.
+    samples
+        The numbers of those with relevance, by default all; others get an empty picture.
+    analyses
+        Results of `lrpfx.datasets.spray`, by the name to show.
+    name
+        Of the project.
+    model
+        Its name.
+    method
+        The name of what made the relevance.
+    strategy
+        Whether relevance is that of the true or of the predicted class.
+    value_range
+        The values of black and of white, for all channels or for each. Values up to a tenth of the range beyond it are clipped.
+    channels
+        Of images, "first" or "last".
+    sum_channels
+        Whether relevance is summed over its channels, as it must be if it has more channels than rows or columns, like that of
+        hidden layers.
+    compression
+        The level of gzip, 0 for none.
+    progress
+        Whether to show a bar (needs tqdm).
 
-    Data is read and written in blocks. The files lie in a folder beside the project file, which names them and is written last:
-    a call that is stopped, even killed, leaves the project that was there before. One process at a time writes to a folder. It
-    needs h5py: `pip install 'lrpfx[datasets]'`.
+    Returns
+    -------
+    Path
+        The path of the project file, with which `virelay` is started.
 
-    Errors: `InputError` for data that ViRelAy cannot show; `ArtefactError` if a file cannot be written.
+    Raises
+    ------
+    InputError
+        ViRelAy cannot show the data, or an argument has an invalid value.
+    InputTypeError
+        An argument has the wrong type.
+    ArtefactError
+        A file cannot be written.
     """
     maps = column(relevance, "relevance")
     count = len(maps)
@@ -150,18 +209,62 @@ def export(
     compression: int = 1,
     progress: bool = False,
 ) -> Path:
-    """Write a project for ViRelAy of a store, and return the path of its file. `write_project` tells more.
+    """Write a project for ViRelAy of a store. `write_project` tells more.
 
-    `view`: of a store that is complete, with whole outputs and one target. `data`: what was explained, a data set with indices
-    or a folder; or its images, an array or a sequence with one for each sample. `preprocess`: from a photograph to the input of
-    the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values of black and white are measured. Of
-    images that were normalized otherwise, pass `mean` and `std`, or `value_range`, the values of black and white. `array`: the
-    relevance to show, of an input or a layer. `labels`: by default those of the store. `classes`: by default its categories.
-    `analyses`: such as `lrpfx.datasets.spray(view)`. `name`: by default that of the store. `method`: by default its composite.
-    `strategy`: whether relevance is of the true or the predicted class, which a store with such a target says itself.
+    Parameters
+    ----------
+    view
+        Of a store that is complete, with whole outputs and one target.
+    folder
+        As for `write_project`.
+    data
+        What was explained, a data set with indices or a folder; or its images, an array or a sequence with one for each sample.
+    array
+        The relevance to show, of an input or a layer.
+    preprocess
+        From a photograph to the input of the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values
+        of black and white are measured.
+    mean
+        Of images that were normalized otherwise.
+    std
+        The standard deviation, likewise.
+    value_range
+        The values of black and white, in place of `mean` and `std`.
+    channels
+        As for `write_project`.
+    labels
+        The true classes, by default those of the store.
+    classes
+        Their names, by default the categories of the store.
+    keys
+        As for `write_project`.
+    analyses
+        Such as `lrpfx.datasets.spray(view)`.
+    name
+        Of the project, by default that of the store.
+    model
+        As for `write_project`.
+    method
+        By default the composite of the store.
+    strategy
+        Whether relevance is of the true or the predicted class, which a store with such a target says itself.
+    sum_channels
+        As for `write_project`.
+    compression
+        As for `write_project`.
+    progress
+        As for `write_project`.
 
-    Errors: `InputError` for a store that ViRelAy cannot show, and for data that differ from what was explained, as far as the
-    number of samples, their labels and the files of a folder tell; those of `write_project`.
+    Returns
+    -------
+    Path
+        The path of the project file.
+
+    Raises
+    ------
+    InputError
+        ViRelAy cannot show the store, or the data differ from what was explained, as far as the number of samples, their labels
+        and the files of a folder tell. The errors of `write_project` are raised too.
     """
     view = checked_view(view, "view")
     target = sole_target(view, "ViRelAy")
@@ -225,8 +328,29 @@ def _strategy(target: Any, asked: Strategy | None) -> Strategy:
 def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
     """Write the analysis file (.h5) of a project: for each class, its samples, embeddings and clusterings.
 
-    `labels`: those of the project, from `label_map`. Eigenvectors come in CoRelAy's order, the largest eigenvalue first, in
-    which ViRelAy plots them. Clusterings are called "kmeans-02" and so on. Errors: as for `write_project`.
+    Eigenvectors come in CoRelAy's order, the largest eigenvalue first, in which ViRelAy plots them. Clusterings are called
+    "kmeans-02" and so on.
+
+    Parameters
+    ----------
+    path
+        The file.
+    spray
+        The analysis.
+    labels
+        Those of the project, from `label_map`.
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    InputError
+        The classes of the analysis are not among the labels.
+    ArtefactError
+        The file cannot be written.
     """
     given, target = checked_path(path, (SUFFIX,))
     found = checked_spray(spray, "spray")
@@ -249,7 +373,22 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
 
 
 def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -> list[Label]:
-    """The classes as ViRelAy names them. `classes`: their names, or how many there are. `keys`: see `write_project`."""
+    """The classes as ViRelAy names them.
+
+    Parameters
+    ----------
+    classes
+        Their names, or how many there are.
+    keys
+        As for `write_project`.
+
+    Raises
+    ------
+    InputError
+        The keys are not a unique printable str for each class.
+    InputTypeError
+        The classes are not a list of str.
+    """
     names = [str(number) for number in range(classes)] if isinstance(classes, int) else list(classes)
     if isinstance(classes, str) or not names or not all(isinstance(one, str) for one in names):
         raise InputTypeError("classes are the names of the classes, a list of str")

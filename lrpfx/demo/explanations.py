@@ -28,7 +28,7 @@ COMPOSITES: dict[str, Composite] = {
 
 @dataclass(frozen=True)
 class Question:
-    """Why is one sentence, with `ids` of shape (1, tokens), similar to another, the `reference` of shape (1, features)?"""
+    """Why one sentence, with `ids` of shape (1, tokens), is similar to another, the `reference` of shape (1, features)."""
 
     ids: torch.Tensor
     reference: torch.Tensor

@@ -1,4 +1,4 @@
-"""Pixel flipping: does the model rely on the pixels that an explanation calls relevant?
+"""Pixel flipping: whether the model relies on the pixels that an explanation calls relevant.
 
 Pixels are inverted one by one in the order of their relevance, while tracking the probability of the class first predicted
 (Bach et al. 2015, https://doi.org/10.1371/journal.pone.0130140, section "Pixel-flipping"). Flipping the most relevant pixels

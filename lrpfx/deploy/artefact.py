@@ -58,17 +58,36 @@ def save(
     preprocess: Callable[..., Any] | None = None,
     categories: Sequence[str] | None = None,
 ) -> Path:
-    """Write a lowered program to `path`: for torch if it ends in `.pt2`, for ONNX Runtime and similar if it ends in `.onnx`.
+    """Write a lowered program to a file, which appears whole or not at all, and only after it has passed its self-test.
 
-    The file appears whole or not at all, and only after it has been loaded and has passed its self-test. Parameters of more
-    than 1.5 GiB go to a second file beside an `.onnx` file. An overwritten file keeps its mode, and a link to it stays a link.
+    An overwritten file keeps its mode, and a link to it stays a link.
 
-    The file can also hold what `lrpfx.explain` and `lrpfx run` need for photographs. `preprocess`: the transforms of
-    torchvision, timm or Hugging Face, or a `StoredPreprocessing`; stored are their resize, crop, mean and deviation.
-    `categories`: the names of the classes.
+    Parameters
+    ----------
+    program
+        What `lrpfx.lower` returned.
+    path
+        Ends in `.pt2` for torch, and in `.onnx` for ONNX Runtime and similar. Parameters of more than 1.5 GiB go to a second
+        file beside an `.onnx` file.
+    preprocess
+        How photographs become inputs, for `lrpfx.explain` and `lrpfx run`: the transforms of torchvision, timm or Hugging Face,
+        or a `StoredPreprocessing`. Their resize, crop, mean and deviation are stored.
+    categories
+        The names of the classes, for the same.
 
-    Errors: `InputError` if these cannot be stored or do not fit the program; `ArtefactError`, also if the file cannot be
-    written; `LoweringError` for programs that ONNX cannot express.
+    Returns
+    -------
+    Path
+        The path of the file.
+
+    Raises
+    ------
+    InputError
+        The preprocessing or the categories cannot be stored, or do not fit the program.
+    ArtefactError
+        The file cannot be written, or it fails its self-test.
+    LoweringError
+        ONNX cannot express the program.
     """
     given, target = checked_path(path, suffixes())
     backend = next(iter(backends_for(given.suffix).values()))
@@ -83,11 +102,33 @@ def package(
     preprocess: Callable[..., Any] | None = None,
     categories: Sequence[str] | None = None,
 ) -> Path:
-    """Compile a lowered program with AOTInductor to `path`, a `.pt2` file with native code for machines like this one.
+    """Compile a lowered program with AOTInductor to a file with native code for machines like this one.
 
     The layout of weights is also chosen for these machines, which can double their space in the file. Compilation needs a C++
-    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test. Other
-    arguments and errors: as for `save`.
+    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test.
+
+    Parameters
+    ----------
+    program
+        What `lrpfx.lower` returned.
+    path
+        Ends in `.pt2`.
+    preprocess
+        As for `save`.
+    categories
+        As for `save`.
+
+    Returns
+    -------
+    Path
+        The path of the file.
+
+    Raises
+    ------
+    InputError
+        As for `save`.
+    ArtefactError
+        As for `save`.
     """
     backend = BACKENDS["compiled"]
     given, target = checked_path(path, (backend.suffix,))
@@ -135,9 +176,18 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
 def load(path: str | os.PathLike[str]) -> Runner:
     """The runner of a file that `save` or `package` wrote.
 
-    The file is used only after its hash and all its entries have been checked. Nothing is unpickled, and no text
-    is evaluated but short arithmetic of sizes. The checks do not make the program safe: a compiled program is native code.
-    Errors: `ArtefactError` for a file that is damaged, truncated or not an artefact of lrpfx.
+    The file is used only after its hash and all its entries have been checked. Nothing is unpickled, and no text is evaluated
+    but short arithmetic of sizes. The checks do not make the program safe: a compiled program is native code.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    ArtefactError
+        The file is damaged, truncated or not an artefact of lrpfx.
     """
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)

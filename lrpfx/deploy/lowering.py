@@ -119,26 +119,49 @@ def lower(
 ) -> ExportedProgram:
     """Forward and relevance as one exported program: a function of the inputs and a target that returns a dict of tensors.
 
-    A single input is named "input"; several keep the model's names. `target`: with "index" the program takes class indices of
-    shape (batch,) as `target`, with "token" a position and a token for each sample, of shape (batch, 2), for outputs of shape
-    (batch, positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target: it explains
-    the largest output. `reduce`: relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or
-    as uint8 ("bytes"). With `dynamic_batch` the program takes any batch size, and keeps all other sizes open that
-    `lrpfx.transform` found open by torch.export, such as lengths of sequences; without it, all sizes are those of the example.
+    A single input is named "input"; several keep the model's names. Parameters keep their names in `explain_model`. Nodes
+    record their origin in `meta["custom"]["lrpfx"]`. Each step is logged at level INFO when it begins.
 
-    The results are "output", the explained output; "output.<key>" for each tensor if the model returns several; "relevance", or
-    "relevance.<input>" for each of several inputs (for integer inputs, the relevance of the embeddings that they index); and
-    the relevance of each layer in `record`, under its name. With `balance`, the result "balance" is the relevance of the inputs
-    minus that of the output, for each sample.
+    Parameters
+    ----------
+    explain_model
+        The result of `lrpfx.transform`.
+    example_inputs
+        Inputs of the sizes that the program is for.
+    target
+        With "index" the program takes class indices of shape (batch,) as `target`, with "token" a position and a token for each
+        sample, of shape (batch, 2), for outputs of shape (batch, positions, tokens), with "weights" the relevance of the
+        output, in its shape, and with "max" no target: it explains the largest output.
+    record
+        Nodes, as for `lrpfx.attribute`, whose relevance is also a result.
+    dynamic_batch
+        With True the program takes any batch size, and keeps all other sizes open that `lrpfx.transform` found open by
+        torch.export, such as lengths of sequences; with False, all sizes are those of the example.
+    reduce
+        Relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or as uint8 ("bytes").
+    balance
+        Whether "balance" is a result: the relevance of the inputs minus that of the output, for each sample. With conditions it
+        contains the relevance that the masks hold back.
+    output
+        The output to explain, as for `lrpfx.attribute`.
+    conditions
+        Places where the program masks relevance, as for `lrpfx.condition`. It takes a mask for each of them as a further
+        argument after the target, under the same names, in the shape and dtype of the value; a runner fills masks that are left
+        out with ones.
 
-    `conditions`: places where the program masks relevance, as for `lrpfx.condition`. It takes a mask for each of them as a
-    further argument after the target, under the same names, in the shape and dtype of the value; a runner fills masks that are
-    left out with ones. "balance" then contains the relevance that the masks hold back.
+    Returns
+    -------
+    ExportedProgram
+        Its results are "output", the explained output; "output.<key>" for each tensor if the model returns several;
+        "relevance", or "relevance.<input>" for each of several inputs (for integer inputs, the relevance of the embeddings that
+        they index); and the relevance of each layer in `record`, under its name.
 
-    Parameters keep their names in `explain_model`. Nodes record their origin in `meta["custom"]["lrpfx"]`. Each step is logged
-    at level INFO when it begins.
-
-    Errors: `LoweringError`, `InputError`, `InputTypeError`.
+    Raises
+    ------
+    LoweringError
+        The module cannot become a plain program, or the program differs from it.
+    InputError
+        An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
     require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
     module = explainable(explain_model, "lower")

@@ -33,10 +33,18 @@ class Runner:
     """A loaded program: `runner(input, target)` returns a dict of results, as arrays if any argument is an array.
 
     Masks of conditions, `manifest["conditions"]`, follow these arguments. A mask is broadcast to the shape of the value that it
-    masks; one that is left out is ones.
+    masks; one that is left out is ones. Inputs are checked before the program runs: for another memory format, compiled
+    programs give wrong results without an error. The context of a call, such as autocast, does not change its results.
+    `lrpfx.load` makes runners; a runner cannot be pickled.
 
-    Inputs are checked before the program runs: for another memory format, compiled programs give wrong results without an
-    error. The context of a call, such as autocast, does not change its results.
+    Parameters
+    ----------
+    function
+        The program, from tensors to tensors.
+    manifest
+        What the file says about the program.
+    self_test
+        Inputs of the program, and the results that it must give.
     """
 
     def __init__(self, function: Function, manifest: dict[str, Any], self_test: SelfTest) -> None:
@@ -51,10 +59,23 @@ class Runner:
         raise InputTypeError("a runner cannot be pickled: load the file in the process that runs it")
 
     def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
-        """The results by name. Arguments have the shapes and dtypes of `manifest["arguments"]`, in their order or by name.
+        """The results by name.
 
-        Errors: `InputError` and `InputTypeError` for arguments that the program does not take; `ArtefactError` if it fails on
-        valid arguments; `MemoryError`.
+        Parameters
+        ----------
+        *args
+            Arguments with the shapes and dtypes of `manifest["arguments"]`, in their order.
+        **keywords
+            The same by name.
+
+        Raises
+        ------
+        InputError
+            The program does not take an argument; if its type is wrong, an `InputTypeError`.
+        ArtefactError
+            The program fails on valid arguments.
+        MemoryError
+            Memory ran out.
         """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
@@ -170,10 +191,17 @@ class Runner:
             raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
 
     def verify(self) -> float:
-        """Run the self-test, with two batch sizes if the program takes any, and return the largest difference of a result.
+        """Run the self-test, with two batch sizes if the program takes any.
 
-        The difference is relative to the norm of the expected result of the larger batch. Errors: `ArtefactError` if it exceeds
-        the tolerance.
+        Returns
+        -------
+        float
+            The largest difference of a result, relative to the norm of the expected result of the larger batch.
+
+        Raises
+        ------
+        ArtefactError
+            The difference exceeds the tolerance.
         """
         largest = 0.0
         for size in self.self_test.sizes:

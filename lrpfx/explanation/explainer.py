@@ -32,19 +32,41 @@ class Explainer:
     """Explains what a model says about photographs or sentences.
 
     It compiles the model at its first call, and again after changes of its modules, their attributes and hooks, or its tensors,
-    except in place through `.data`. Explanations keep the compiled model that made them.
+    except in place through `.data`. Explanations keep the compiled model that made them. Calls raise the errors of
+    `lrpfx.transform` and `lrpfx.attribute`.
 
-    `model`: a module in evaluation mode, the result of `lrpfx.transform` (also compiled by torch.compile), or a runner that
-    `lrpfx.load` returns, whose file may hold the preprocessing and the categories. `composite`: the rules; by default they are
-    chosen by what the model consists of (see docs/photographs.md), and the explanation says which. `preprocess`: the function
-    from a photograph to the model's input, as torchvision, timm and Hugging Face have them; without it, images are tensors that
-    the model takes as they are. `categories`: the names of the classes, as a list or a dict; `weights.meta["categories"]` for
-    torchvision's models. `tokenizer`: for models of text. `record`: layers whose relevance explanations hold (see
-    `lrpfx.node_names`). `output`: the output to explain, as for `lrpfx.attribute`. `batch_size`: how many photographs of one
-    size run together; programs for one batch size keep it. `example_inputs`: for `lrpfx.transform`; by default the first batch.
-    `progress`: whether to show a bar of the photographs or texts that are done (needs tqdm).
+    Parameters
+    ----------
+    model
+        A module in evaluation mode, the result of `lrpfx.transform` (also compiled by torch.compile), or a runner that
+        `lrpfx.load` returns, whose file may hold the preprocessing and the categories.
+    composite
+        The rules; by default they are chosen by what the model consists of (see docs/photographs.md), and the explanation says
+        which.
+    preprocess
+        The function from a photograph to the model's input, as torchvision, timm and Hugging Face have them; without it, images
+        are tensors that the model takes as they are.
+    categories
+        The names of the classes, as a list or a dict; `weights.meta["categories"]` for torchvision's models.
+    tokenizer
+        For models of text: a tokenizer of Hugging Face.
+    record
+        Layers whose relevance explanations hold (see `lrpfx.node_names`).
+    output
+        The output to explain, as for `lrpfx.attribute`.
+    batch_size
+        How many photographs of one size run together; programs for one batch size keep it.
+    example_inputs
+        For `lrpfx.transform`; by default the first batch.
+    progress
+        Whether to show a bar of the photographs or texts that are done (needs tqdm).
 
-    Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for other arguments.
+    Raises
+    ------
+    InputError
+        An argument has an invalid value, or two exclude each other.
+    InputTypeError
+        An argument has the wrong type.
     """
 
     def __init__(
@@ -89,10 +111,26 @@ class Explainer:
             raise InputError("the model has its rules already: composite= is for a model that has none yet")
 
     def __call__(self, images: Any, target: Class | Sequence[Class] = None, *, targets: Sequence[Class] | None = None) -> Any:
-        """The explanation of a photograph or a text, or `Explanations` of several: a list, a folder, a batch.
+        """The explanation of a photograph or a text, or `Explanations` of several.
 
-        `target`: the class to explain, by index or name, or None for the class that the model gives; a list or an array has one
-        for each photograph. `targets`: several classes that are explained for each photograph.
+        Parameters
+        ----------
+        images
+            The path of a file, or of a folder whose image files are meant, also those in folders in it, but no hidden ones; a
+            file that is open for reading; a Pillow image; an array or a tensor, as for `lrpfx.pictures.photograph_of`, which is
+            one photograph if it has three axes, and several if it has four; or a list or another iterable of all these, such as
+            a generator, an array or a Series of paths. "~" is the home folder. Photographs are turned upright as their files
+            say. With a tokenizer: a text, or an iterable of texts.
+        target
+            The class to explain, by index or name, or None for the class that the model gives; a list or an array has one for
+            each photograph or text.
+        targets
+            Several classes that are explained for each of them.
+
+        Raises
+        ------
+        InputError
+            An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
         wanted = Wanted(target, targets)
         if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
@@ -125,13 +163,25 @@ class Explainer:
 
     @property
     def explain_model(self) -> nn.Module:
-        """The explainable module. `InputError` before the first call, which compiles it."""
+        """The explainable module, which the first call compiles.
+
+        Raises
+        ------
+        InputError
+            There was no call yet, or the model is an exported program.
+        """
         if not isinstance(self._compiled, CompiledModel):
             raise InputError("there is no explainable module before the first explanation, or for an exported program")
         return self._compiled.module
 
     def spatial_layers(self) -> list[str]:
-        """The last layer of each resolution that all relevance flows through. `InputError` before the first call."""
+        """The last layer of each resolution that all relevance flows through.
+
+        Raises
+        ------
+        InputError
+            There was no call yet.
+        """
         if self._compiled is None:
             raise InputError("the layers are not known before the first explanation, which compiles the model")
         return self._compiled.spatial_layers()
@@ -183,7 +233,13 @@ class Explainer:
     # --- the compiled model --------------------------------------------------------------------------------------------------
 
     def compiled_for(self, inputs: Any) -> Compiled:
-        """The compiled model: made at the first use, for inputs like these, and again if the model has changed since."""
+        """The compiled model: made at the first use, and again if the model has changed since.
+
+        Parameters
+        ----------
+        inputs
+            Inputs like those that it is for.
+        """
         compiled = self._compiled
         changed = isinstance(self.model, nn.Module) and not _are_same(self._state, _state_of(self.model))
         if compiled is None or changed or self._bounds != self._range():
@@ -241,9 +297,38 @@ def explain(
     example_inputs: Any = None,
     progress: bool = False,
 ) -> Any:
-    """Why a model gives a photograph or a sentence its class. Returns an `Explanation`, or `Explanations` of several images.
+    """Why a model gives a photograph or a sentence its class: an `Explanation`, or `Explanations` of several.
 
-    It makes an `Explainer` and calls it once; for the arguments, see there. To explain more than once, keep the explainer.
+    It makes an `Explainer` and calls it once. To explain more than once, keep the explainer.
+
+    Parameters
+    ----------
+    model
+        As for `Explainer`.
+    images
+        As for a call of the explainer.
+    target
+        As for a call of the explainer.
+    targets
+        As for a call of the explainer.
+    composite
+        As for `Explainer`, like all other arguments.
+    preprocess
+        From a photograph to the model's input.
+    categories
+        The names of the classes.
+    tokenizer
+        For models of text.
+    record
+        Layers whose relevance explanations hold.
+    output
+        The output to explain.
+    batch_size
+        How many photographs run together.
+    example_inputs
+        For `lrpfx.transform`.
+    progress
+        Whether to show a bar.
     """
     explainer = Explainer(
         model,

@@ -111,8 +111,7 @@ class Source(Protocol):
 class Explained(ABC):
     """What explanations of photographs and of texts have in common.
 
-    `answers` has one entry for each explained class, the first being the one that pictures show unless they are asked for
-    others. `rules`: the composite, as text. `scores`: what the numbers of the output are.
+    `Explanation` describes the attributes.
     """
 
     name: str
@@ -127,7 +126,18 @@ class Explained(ABC):
         return f"<explanation of {self.name}: {classes}; {self.rules}>"
 
     def top(self, count: int = 5) -> list[Category]:
-        """The classes, or next tokens, with the largest outputs, the largest first."""
+        """The classes, or next tokens, with the largest outputs, the largest first.
+
+        Parameters
+        ----------
+        count
+            How many.
+
+        Raises
+        ------
+        InputError
+            The count is not a positive number.
+        """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"top takes a positive number of classes, not {count!r}")
         best = np.argsort(-self.output, kind="stable")[:count]
@@ -174,13 +184,37 @@ class Explained(ABC):
 class Explanation(Explained):
     """Why a model gave a photograph its class, or other classes that were asked for.
 
-    `photograph` is in RGB. An explanation is plain data: it can be pickled without the model. `source`, the compiled model,
-    computes what was not asked for at first (other classes, layers, the ledger); a pickled explanation has lost it and says so.
+    An explanation is plain data: it can be pickled without the model.
+
+    Attributes
+    ----------
+    name
+        Of the photograph.
+    output
+        The model's output, for all classes.
+    categories
+        The names of the classes.
+    answers
+        One entry for each explained class, the first being the one that pictures show unless they are asked for others.
+    rules
+        The composite, as text.
+    scores
+        What the numbers of the output are.
+    photograph
+        In RGB.
+    geometry
+        Where the model's input lies on the photograph, or None if the preprocessing cannot be undone: the photograph is then
+        the model's input.
+    input
+        The model's input, (channels, height, width).
+    source
+        The compiled model, which computes what was not asked for at first (other classes, layers, the ledger); a pickled
+        explanation has lost it and says so.
     """
 
     photograph: Image.Image
-    geometry: Geometry | None  # None if the preprocessing cannot be undone: the photograph is then the model's input
-    input: torch.Tensor  # of the model, (channels, height, width)
+    geometry: Geometry | None
+    input: torch.Tensor
     source: Source | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,22 +259,40 @@ class Explanation(Explained):
     # --- pictures ------------------------------------------------------------------------------------------------------------
 
     def heatmap(self, **settings: Any) -> Image.Image:
-        """The relevance in colours, in the size of the photograph. Settings: those of `lrpfx.pictures.heatmap`.
+        """The relevance in colours, in the size of the photograph.
 
         Scale and smoothing are those of the part of the photograph that the model saw; `sigma` is in pixels of the photograph.
+
+        Parameters
+        ----------
+        **settings
+            Those of `lrpfx.pictures.heatmap`.
         """
         canvas = self._canvas(settings.pop("size", None))
         return canvas.heatmap(canvas.map(_summed(self.answers[0])), **settings)
 
     def overlay(self, **settings: Any) -> Image.Image:
-        """The relevance over the photograph in grey. Settings: those of `lrpfx.pictures.overlay`, as for `heatmap`."""
+        """The relevance over the photograph in grey, with scale and smoothing as for `heatmap`.
+
+        Parameters
+        ----------
+        **settings
+            Those of `lrpfx.pictures.overlay`.
+        """
         canvas = self._canvas()
         return canvas.overlay(canvas.map(_summed(self.answers[0])), **settings)
 
     def compare(self, classes: Sequence[int | str] | int = 2, **settings: Any) -> Image.Image:
-        """Overlays for several classes side by side, with one scale. `classes`: indices or names, or how many of the top ones.
+        """Overlays for several classes side by side, with one scale.
 
-        Classes that are not explained yet need the compiled model. Settings: those of `lrpfx.pictures.overlay`.
+        Classes that are not explained yet need the compiled model.
+
+        Parameters
+        ----------
+        classes
+            Indices or names, or how many of the top ones.
+        **settings
+            Those of `lrpfx.pictures.overlay`.
         """
         if isinstance(classes, (int, np.integer)):
             classes = [one.index for one in self.top(int(classes) if not isinstance(classes, bool) else classes)]
@@ -254,11 +306,23 @@ class Explanation(Explained):
         return pictures.sheet([("photograph", canvas.photograph), *zip(titles, drawn, strict=True)])
 
     def sheet(self, **settings: Any) -> Image.Image:
-        """The photograph, the map and the overlay side by side, with titles. Settings: those of `lrpfx.pictures.overlay`."""
+        """The photograph, the map and the overlay side by side, with titles.
+
+        Parameters
+        ----------
+        **settings
+            Those of `lrpfx.pictures.overlay`.
+        """
         return pictures.sheet(self.row(**settings), caption=self.rules)
 
     def row(self, **settings: Any) -> list[tuple[str, Image.Image]]:
-        """The pictures of `sheet` with their titles, in the size in which it shows them."""
+        """The pictures of `sheet` with their titles, in the size in which it shows them.
+
+        Parameters
+        ----------
+        **settings
+            Those of `lrpfx.pictures.overlay`.
+        """
         shared = {name: value for name, value in settings.items() if name in ("cmap", "percentile", "scale", "sigma")}
         canvas = self._canvas(self._size_in_row(3))
         drawn = canvas.map(_summed(self.answers[0]))
@@ -282,8 +346,18 @@ class Explanation(Explained):
     def layers(self, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
         """Relevance through the network: maps of layers in a row, after that of the input.
 
-        `names`: nodes with an output (channels, height, width); by default the recorded ones, or else the last of each
-        resolution. Layers that were not recorded need the compiled model. Settings: those of `lrpfx.pictures.strip`.
+        Parameters
+        ----------
+        names
+            Nodes with an output (channels, height, width); by default the recorded ones, or else the last of each resolution.
+            Layers that were not recorded need the compiled model.
+        **settings
+            Those of `lrpfx.pictures.strip`.
+
+        Raises
+        ------
+        InputError
+            The relevance of a node has another shape, or the compiled model is missing.
         """
         maps = {name: value.sum(0) for name, value in self.recorded.items() if value.ndim == 3}
         chosen = [] if names is None else listed("layers", names)
@@ -319,7 +393,18 @@ class Explanation(Explained):
     # --- saving and showing ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write the sheet as a picture, or the figures as .npz. Returns the path."""
+        """Write the sheet as a picture, or the figures as .npz.
+
+        Parameters
+        ----------
+        path
+            The file. Its ending names the form.
+
+        Returns
+        -------
+        Path
+            The path.
+        """
         target = as_path(path)
         if target.suffix == ".npz":
             layers = {f"layers/{name}": value for name, value in self.recorded.items()}
@@ -382,14 +467,37 @@ class Several(Sequence[Kind]):
 
 
 class Explanations(Several[Explanation]):
-    """Explanations of several photographs, in their order."""
+    """Explanations of several photographs, in their order.
+
+    Parameters
+    ----------
+    items
+        The explanations.
+    """
 
     def sheet(self, **settings: Any) -> Image.Image:
-        """The pictures of all photographs, one row for each. Settings: those of `lrpfx.pictures.overlay`."""
+        """The pictures of all photographs, one row for each.
+
+        Parameters
+        ----------
+        **settings
+            Those of `lrpfx.pictures.overlay`.
+        """
         return pictures.sheet([one.row(**settings) for one in self._some()], caption=self.items[0].rules)
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the sheet of each photograph into a folder, which is made if need be. Returns the paths."""
+        """Write the sheet of each photograph into a folder.
+
+        Parameters
+        ----------
+        folder
+            The folder, which is made if need be.
+
+        Returns
+        -------
+        list[Path]
+            The paths.
+        """
         directory = as_path(folder)
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]

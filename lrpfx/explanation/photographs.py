@@ -42,13 +42,9 @@ def count_of(images: Any) -> int | None:
 
 
 def photographs(images: Any) -> Iterator[Photograph]:
-    """The photographs that `images` stands for, opened one by one.
+    """The photographs that `images` stands for, opened one by one; `lrpfx.Explainer` says which forms it has.
 
-    `images`: the path of a file, or of a folder whose image files are meant, also those in folders in it, but no hidden ones;
-    a file that is open for reading; a PIL image; an array or a tensor, as for `lrpfx.pictures.photograph_of`; an array or
-    tensor of several, with four axes; or a list or another iterable of all these, such as a generator, an array or a Series of
-    paths. An array with three axes is one photograph. "~" is the home folder. Photographs are turned upright as their files
-    say. Errors: `InputError`, `InputTypeError`.
+    Errors: `InputError`, `InputTypeError`.
     """
     for number, (image, name) in enumerate(_items(images)):
         yield Photograph(_opened(image), name or f"image {number + 1}")

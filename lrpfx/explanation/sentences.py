@@ -34,9 +34,28 @@ class TextSource:
 class TextExplanation(Explained):
     """Why a model gave a text its class, or why it continues a text with this token.
 
-    `tokens`: the ids that the tokenizer gave. `output`: of all classes, or of all tokens that may come next. `answers`: for
-    each explained class, relevance of the vectors of its tokens, (tokens, features). It is plain data, and can be pickled
-    without the model. `source`, what computes more, is then lost.
+    It is plain data, and can be pickled without the model.
+
+    Attributes
+    ----------
+    name
+        The first 60 characters of the text.
+    output
+        Of all classes, or of all tokens that may come next.
+    categories
+        The names of the classes, or of the tokens.
+    answers
+        For each explained class, relevance of the vectors of its tokens, (tokens, features).
+    rules
+        The composite, as text.
+    scores
+        What the numbers of the output are.
+    tokens
+        The ids that the tokenizer gave.
+    picture
+        The text in colours.
+    source
+        What computes more; a pickled explanation has lost it.
     """
 
     tokens: Array
@@ -64,7 +83,18 @@ class TextExplanation(Explained):
         return self.picture.to_image()
 
     def save(self, path: str | Path) -> Path:
-        """Write the heatmap as .html, .png or .txt. Returns the path."""
+        """Write the heatmap.
+
+        Parameters
+        ----------
+        path
+            Ends in .html, .png or .txt.
+
+        Returns
+        -------
+        Path
+            The path.
+        """
         return self.picture.save(path)
 
     def _repr_html_(self) -> str:

@@ -26,12 +26,19 @@ class Removable(Protocol):
 
 
 class RemovableHandle:
-    """A weak handle: removes its instance if that is still alive."""
+    """A weak handle: removes its instance if that is still alive.
+
+    Parameters
+    ----------
+    instance
+        What to remove.
+    """
 
     def __init__(self, instance: Removable) -> None:
         self.instance = weakref.ref(instance)
 
     def remove(self) -> None:
+        """Remove the instance if it is still alive."""
         instance = self.instance()
         if instance is not None:
             instance.remove()
@@ -41,6 +48,7 @@ class RemovableHandleList(list[Any]):
     """A list of handles that are removed together in reverse order, so that each finds the state that it left."""
 
     def remove(self) -> None:  # type: ignore[override]
+        """Remove the handles, the last one first, and empty the list."""
         while self:
             self.pop().remove()
 

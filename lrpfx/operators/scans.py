@@ -96,8 +96,9 @@ def weighted_key_value(input: torch.Tensor, key: torch.Tensor, decay: torch.Tens
 
 
 def _weights(key: torch.Tensor, decay: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The factors of the sum of values, the weight with which a value enters it, and the shares of the sum and of the current
-    value in the result. The sum is relative to the exponential of its largest exponent.
+    """The factors of the sum of values, the weight with which a value enters it, and two shares in the result.
+
+    The shares are those of the sum and of the current value. The sum is relative to the exponential of its largest exponent.
     """
     ages = decay * torch.arange(key.shape[1], device=key.device)[:, None].to(key.dtype)
     largest = torch.cummax(key - ages, 1).values + ages  # of the exponents up to each time

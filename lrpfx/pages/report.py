@@ -28,18 +28,35 @@ _COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Write an interactive report: one HTML file, which opens in a browser without a network. Returns the path.
-
-    `what`: the result of `lrpfx.explain` or an `Explainer`, of one photograph or text or of several; a tuple `(explain_model,
-    inputs, target)` as for `lrpfx.attribute`, where a list has several targets; or a dict with these under the names of
-    composites, which are then compared. `title`: of the page.
+    """Write an interactive report: one HTML file, which opens in a browser without a network.
 
     The page shows the photograph with its map, or the text in colours; the graph of the model, with relevance flowing along its
     edges; for each node its rule and its account in the ledger; and the compilation. For it, the model runs again. An
     explanation that was pickled, or that an exported program made, has no graph, and the page says so.
 
-    Errors: `InputTypeError` and `InputError` for other arguments, and for a path that cannot be written; those of
-    `lrpfx.attribute` and `lrpfx.ledger`. The file is written whole or not at all.
+    Parameters
+    ----------
+    what
+        The result of `lrpfx.explain` or an `Explainer`, of one photograph or text or of several; a tuple `(explain_model,
+        inputs, target)` as for `lrpfx.attribute`, where a list has several targets; or a dict with these under the names of
+        composites, which are then compared.
+    path
+        The file, which is written whole or not at all.
+    title
+        Of the page.
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    InputTypeError
+        An argument has the wrong type.
+    InputError
+        An argument has an invalid value, or the path cannot be written. The errors of `lrpfx.attribute` and `lrpfx.ledger` are
+        raised too.
     """
     target = as_path(path)
     if target.suffix.lower() not in SUFFIXES:

@@ -99,11 +99,21 @@ class Colors:
 
 
 def colors_of(cmap: Any) -> Colors:
-    """The colours of a map: by a name of lrpfx ("vivid", `lrpfx.image.CMAPS`), ColorBrewer or matplotlib, also reversed by
-    "_r"; by a source in the language of `lrpfx.cmap`; or of a `ColorMap` or matplotlib's Colormap.
+    """The colours of a map.
 
     lrpfx's names come first. A map is signed if its source names the colour in the middle, at position 80, or if its middle is
     lighter, or darker, than both ends and has little colour; all others, such as "hot" and "viridis", are for magnitudes.
+
+    Parameters
+    ----------
+    cmap
+        A name of lrpfx ("vivid", `lrpfx.image.CMAPS`), ColorBrewer or matplotlib, also reversed by "_r"; a source in the
+        language of `lrpfx.cmap`; a `ColorMap`; or matplotlib's Colormap.
+
+    Raises
+    ------
+    InputTypeError
+        It is anything else. An unknown name is an `InputError`.
     """
     if isinstance(cmap, str):
         return _named(cmap)

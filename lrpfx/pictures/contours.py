@@ -83,11 +83,10 @@ def _chains(neighbours: dict[int, list[int]]) -> Iterator[list[int]]:
 def draw_contours(
     picture: Image.Image, values: Floats, enclosed: tuple[float, ...], plus: Floats, minus: Floats
 ) -> Image.Image:
-    """The picture with lines around the relevance of each sign: `enclosed` are the shares of its total inside, the smallest
-    with the thickest line.
+    """The picture with lines around the relevance of each sign.
 
-    Lines are of the colours `plus` and `minus`, with white on both sides, and around negative relevance they are dashed. The
-    map is enlarged to the picture.
+    `enclosed` are the shares of its total inside, the smallest with the thickest line. Lines are of the colours `plus` and
+    `minus`, with white on both sides, and around negative relevance they are dashed. The map is enlarged to the picture.
     """
     unit = max(picture.size) / 300
     enlarged = picture.width / values.shape[1], picture.height / values.shape[0]

@@ -41,9 +41,22 @@ def heatmap(
 ) -> Image.Image:
     """Relevance in colours, with zero in the middle of a signed map; a map that is not signed shows magnitudes.
 
-    `relevance`, `channels`: see `relevance_map`. `cmap`: see `colors_of`. `scale`: the magnitude in full colour, by default
-    that percentile of |relevance| (see `scale_of`). `sigma`: see `smoothed`; 0 draws the pixels as they are. `size`: (width,
-    height) of the picture, by default a pixel for each of the map.
+    Parameters
+    ----------
+    relevance
+        As for `relevance_map`, which says what errors it raises.
+    cmap
+        As for `colors_of`.
+    percentile
+        That of the default `scale`.
+    scale
+        The magnitude in full colour, by default that percentile of |relevance| (see `scale_of`).
+    sigma
+        As for `smoothed`; 0 draws the pixels as they are.
+    size
+        (width, height) of the picture, by default a pixel for each of the map.
+    channels
+        As for `relevance_map`.
     """
     colors = colors_of(cmap)
     values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
@@ -69,16 +82,41 @@ def overlay(
     stretch: bool = False,
     channels: Channels = None,
 ) -> Image.Image:
-    """Relevance over a photograph, which shows where there is little: the colour of zero is transparent, that of `scale` nearly
-    not. The picture has the size of the photograph.
+    """Relevance over a photograph, which shows where there is little.
 
-    `photograph`: see `photograph_of`; with `grey`, it is drawn without its colours. `opacity`: that of `scale`, from 0 to 1.
-    `contours`: whether lines enclose 50 % and 80 % of the positive relevance (solid) and of the negative (dashed); or the
-    shares to enclose. Less than a hundredth of the relevance gets no lines. `channels`: of relevance. The rest is as for
-    `heatmap`.
+    The colour of zero is transparent, that of `scale` nearly not. The picture has the size of the photograph.
 
-    A map of another shape than the photograph's belongs to a part of it, which must be cut out first; if the whole photograph
-    was squeezed to that shape, `stretch` undoes it. Otherwise `InputError`.
+    Parameters
+    ----------
+    photograph
+        As for `photograph_of`.
+    relevance
+        As for `relevance_map`. A map of another shape than the photograph's belongs to a part of it, which must be cut out
+        first, unless `stretch` is true.
+    cmap
+        As for `heatmap`.
+    percentile
+        As for `heatmap`.
+    scale
+        As for `heatmap`.
+    sigma
+        As for `heatmap`.
+    opacity
+        That of `scale`, from 0 to 1.
+    grey
+        Whether the photograph is drawn without its colours.
+    contours
+        Whether lines enclose 50 % and 80 % of the positive relevance (solid) and of the negative (dashed); or the shares to
+        enclose. Less than a hundredth of the relevance gets no lines.
+    stretch
+        Whether the whole photograph was squeezed to the shape of the map, which this undoes.
+    channels
+        Of relevance.
+
+    Raises
+    ------
+    InputError
+        The shapes do not fit, or a number is out of range.
     """
     colors = colors_of(cmap)
     enclosed = _enclosed(contours)

@@ -19,12 +19,21 @@ _DUST = 1e-14  # of the largest magnitude: rounding of the Fourier transform
 def relevance_map(relevance: Any, channels: Channels = None) -> Floats:
     """Relevance of each pixel, shape (height, width): the sum over channels.
 
-    `relevance`: a tensor or array of floating-point numbers of shape (height, width), (channels, height, width) or (height,
-    width, channels), or a batch of one of these. Without `channels`, an axis of 1, 3 or 4 entries is that of channels; "first"
-    or "last" says which axis it is, for any number of channels.
+    Parameters
+    ----------
+    relevance
+        A tensor or array of floating-point numbers of shape (height, width), (channels, height, width) or (height, width,
+        channels), or a batch of one of these.
+    channels
+        "first" or "last" says which axis is that of channels, for any number of them; by default, it is one of 1, 3 or 4
+        entries.
 
-    Errors: `InputTypeError` for integers, booleans, and shapes that fit no reading or two; `InputError` for values that are not
-    finite.
+    Raises
+    ------
+    InputTypeError
+        There are integers or booleans, or the shape fits no reading or two.
+    InputError
+        A value is not finite.
     """
     values = floats_of(relevance, "relevance")
     shape = values.shape
@@ -47,9 +56,29 @@ def relevance_map(relevance: Any, channels: Channels = None) -> Floats:
 def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None, channels: Channels = None) -> float:
     """The magnitude that is drawn in full colour: a percentile of |relevance| over the pixels of one map or of several.
 
-    `maps`: relevance as `relevance_map` accepts it, or a list or mapping of such: their common scale, for pictures that are to
-    be compared. The maps are smoothed as they are when they are drawn, so `scale_of(relevance)` is the scale that `heatmap`
-    takes by itself. 0.0 if no pixel has relevance; if so few have that the percentile is 0, it is that of those which have.
+    The maps are smoothed as they are when they are drawn, so `scale_of(relevance)` is the scale that `heatmap` takes by itself.
+
+    Parameters
+    ----------
+    maps
+        Relevance as `relevance_map` accepts it, or a list or mapping of such: their common scale, for pictures that are to be
+        compared.
+    percentile
+        Above 0, 100 at most.
+    sigma
+        As for `smoothed`.
+    channels
+        As for `relevance_map`.
+
+    Returns
+    -------
+    float
+        0.0 if no pixel has relevance; if so few have that the percentile is 0, it is that of those which have.
+
+    Raises
+    ------
+    InputTypeError
+        An array can be several maps or one with channels.
     """
     several = list(maps.values()) if isinstance(maps, Mapping) else maps
     if not (isinstance(several, (list, tuple)) and several and all(array_of(one, "relevance").ndim >= 2 for one in several)):
@@ -74,11 +103,17 @@ def scale_of_smoothed(maps: Sequence[Floats], smooth: Sequence[Floats], percenti
 
 
 def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
-    """A map of relevance, blurred with a Gaussian of `sigma` pixels, so that strided layers leave no checkerboard.
+    """A map of relevance, blurred with a Gaussian, so that strided layers leave no checkerboard.
 
-    By default, sigma is the shorter side / 112, which is 2 pixels at 224; 0 changes nothing. What would fall outside is
-    reflected at the border, so the total stays the same to rounding, a constant map stays constant, and a map without negative
-    relevance gets none.
+    What would fall outside is reflected at the border, so the total stays the same to rounding, a constant map stays constant,
+    and a map without negative relevance gets none.
+
+    Parameters
+    ----------
+    relevance
+        A map, as for `relevance_map`.
+    sigma
+        The standard deviation in pixels, by default the shorter side / 112, which is 2 at 224; 0 changes nothing.
     """
     values = relevance_map(relevance)
     if sigma is None:

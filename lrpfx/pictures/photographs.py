@@ -17,13 +17,23 @@ _SLACK = 1e-3  # by which interpolation may leave [0, 1]
 def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     """Red, green and blue in [0, 1], shape (height, width, 3).
 
-    `photograph`: a Pillow image of any mode; or an array or tensor of shape (height, width), (channels, height, width) or
-    (height, width, channels) with 1, 3 or 4 channels, or a batch of one: uint8, uint16, floating point in [0, 1], or other
-    integers up to 255. What is transparent is white. The orientation that a camera noted is not applied, since models do not
-    read it either.
+    What is transparent is white. The orientation that a camera noted is not applied, since models do not read it either.
 
-    Errors: `InputTypeError` for other forms; `InputError` for floating-point numbers outside [0, 1], and for 16 bits of which
-    12 at most are used, which would be nearly black.
+    Parameters
+    ----------
+    photograph
+        A Pillow image of any mode; or an array or tensor of shape (height, width), (channels, height, width) or (height, width,
+        channels) with 1, 3 or 4 channels, or a batch of one: uint8, uint16, floating point in [0, 1], or other integers up to
+        255.
+    channels
+        As for `relevance_map`.
+
+    Raises
+    ------
+    InputTypeError
+        It has another form.
+    InputError
+        A floating-point number is outside [0, 1], or of 16 bits 12 at most are used, which would be nearly black.
     """
     if isinstance(photograph, Image.Image):
         return _of_image(photograph)

@@ -35,10 +35,24 @@ def sheet(
 ) -> Image.Image:
     """Pictures side by side on white, all of one height, with their titles above them.
 
-    `pictures`: a row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
-    `width`: of the sheet in pixels; pictures are no higher than twice that. `title`, `caption`: text above and below. `scale`:
-    the magnitude drawn in full colour, for a colour bar of `cmap` with its numbers. Long text is broken into lines, titles of
-    more than three are cut. `font`: a file; the default font has Latin letters only, without accents.
+    Long text is broken into lines, titles of more than three are cut.
+
+    Parameters
+    ----------
+    pictures
+        A row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
+    title
+        Text above.
+    caption
+        Text below.
+    width
+        Of the sheet in pixels; pictures are no higher than twice that.
+    scale
+        The magnitude drawn in full colour, for a colour bar of `cmap` with its numbers.
+    cmap
+        As for `heatmap`.
+    font
+        A file; the default font has Latin letters only, without accents.
     """
     width = checked_whole(width, "width is a number of pixels", 100)
     rows = _rows(pictures)
@@ -77,7 +91,15 @@ def sheet(
 
 
 def height_of_row(aspects: Sequence[float], width: int = WIDTH) -> int:
-    """The height of pictures in a row of a sheet, for the ratio of width to height of each."""
+    """The height of pictures in a row of a sheet.
+
+    Parameters
+    ----------
+    aspects
+        The ratio of width to height of each.
+    width
+        Of the sheet in pixels.
+    """
     return min(max(1, int((width - _gap(width) * (len(aspects) + 1)) / sum(aspects))), 2 * width)
 
 
@@ -99,9 +121,33 @@ def strip(
 ) -> Image.Image:
     """Relevance through the layers of a network: maps of any resolution, each pixel a square, with names and resolutions.
 
-    `layers`: relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height,
-    width), as `attribute(..., record=[...])` returns it. Layers have scales of their own, since few large pixels have more
-    relevance each than many small ones; `scale` draws all of them with one. `columns`: how many stand in a row.
+    Parameters
+    ----------
+    layers
+        Relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height, width),
+        as `attribute(..., record=[...])` returns it.
+    columns
+        How many stand in a row.
+    cmap
+        As for `heatmap`.
+    percentile
+        As for `heatmap`.
+    scale
+        Draws all layers with one scale. By default they have scales of their own, since few large pixels have more relevance
+        each than many small ones.
+    title
+        As for `sheet`.
+    caption
+        As for `sheet`.
+    width
+        As for `sheet`.
+    font
+        As for `sheet`.
+
+    Raises
+    ------
+    InputTypeError
+        This is not a mapping with one layer at least.
     """
     if not isinstance(layers, Mapping) or not layers:
         raise InputTypeError("layers are a mapping from names to relevance, with one at least")

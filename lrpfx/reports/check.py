@@ -53,14 +53,34 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `lrpfx.check`. Prints as a table."""
+    """The result of `lrpfx.check`. Prints as a table.
+
+    Attributes
+    ----------
+    model
+        What was examined.
+    front_ends
+        "symbolic" and "export" with "works", or the reason why not.
+    operators
+        The operators of the graph, with their rules.
+    coverage
+        Share of operations that have a rule or need none.
+    batch_norms
+        Each batch norm with the layer that it was merged into, or the reason why not.
+    problems
+        Reasons why `lrpfx.transform` would fail.
+    warnings
+        What deserves attention but does not make it fail.
+    next_steps
+        What to do now.
+    """
 
     model: str
-    front_ends: dict[str, str]  # "symbolic" and "export" -> "works", or the reason why not
+    front_ends: dict[str, str]
     operators: tuple[OperatorUse, ...]
-    coverage: float  # share of operations that have a rule or need none
-    batch_norms: tuple[tuple[str, str], ...]  # name -> the layer it was merged into, or the reason why not
-    problems: tuple[str, ...]  # reasons why transform would fail
+    coverage: float
+    batch_norms: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
     warnings: tuple[str, ...]
     next_steps: tuple[str, ...]
 
@@ -74,7 +94,13 @@ class Report:
         return {**asdict(self), "ok": self.ok}
 
     def to_pandas(self) -> "DataFrame":
-        """The operators as a DataFrame with the attributes of `OperatorUse` as columns. `InputError` without pandas."""
+        """The operators as a DataFrame with the attributes of `OperatorUse` as columns.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         rows = [{**vars(use), "rules": ", ".join(use.rules), "uncovered": ", ".join(use.uncovered)} for use in self.operators]
         return data_frame(rows, {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__})
 
@@ -131,9 +157,27 @@ def _first(rules: Sequence[str], most: int = 3) -> str:
 def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
     """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
-    `inputs` and `keywords` are example arguments of the model, or a dict of them such as a tokenizer returns; torch.export
-    cannot be tried without them. Raises `InputTypeError` for arguments of the wrong type; the report lists problems of the
-    model.
+    Parameters
+    ----------
+    model
+        A module, or an `ExportedProgram`.
+    composite
+        What gives each layer its rule.
+    *inputs
+        Example arguments of the model, or a dict of them such as a tokenizer returns; torch.export cannot be tried without
+        them.
+    **keywords
+        Example arguments by name.
+
+    Returns
+    -------
+    Report
+        Problems of the model are in the report.
+
+    Raises
+    ------
+    InputTypeError
+        An argument has the wrong type.
     """
     if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
         raise InputTypeError(

@@ -45,8 +45,17 @@ class Compared:
 class Comparison(Sequence[Compared]):
     """The nodes of two modules, in the order of execution. Prints those whose rules differ, or where accounts part.
 
-    `ledgers`: both. `similarities`: the cosine of the angle between the maps of each floating-point input or embedding, in the
-    order of the inputs: 1 for maps that differ in a positive factor; NaN if one of them is zero.
+    Parameters
+    ----------
+    rows
+        The nodes.
+    titles
+        What the two modules are called.
+    ledgers
+        Those of both.
+    similarities
+        The cosine of the angle between the maps of each floating-point input or embedding, in the order of the inputs: 1 for
+        maps that differ in a positive factor; NaN if one of them is zero.
     """
 
     columns = ("name", "rule", "other rule", "in", "other in", "out", "other out", "parts")
@@ -94,7 +103,13 @@ class Comparison(Sequence[Compared]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The nodes as a DataFrame with `columns` as columns. `InputError` without pandas."""
+        """The nodes as a DataFrame with `columns` as columns.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         rows = [dict(zip(self.columns, _values(row), strict=True)) for row in self.rows]
         kinds = dict.fromkeys(self.columns, "float64") | dict.fromkeys(self.columns[:3], "str") | {"parts": "bool"}
         return data_frame(rows, kinds)
@@ -122,10 +137,27 @@ class Comparison(Sequence[Compared]):
 def compare(
     explain_model: nn.Module, other: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None
 ) -> Comparison:
-    """Compare two explainable modules on the same inputs: see `Comparison`. Arguments as for `lrpfx.attribute`.
+    """Compare two explainable modules on the same inputs: see `Comparison`.
 
-    The modules may be one model under two composites, or two models; nodes of the same name are compared. Errors: those of
-    `lrpfx.attribute` and `lrpfx.ledger`; `InputError` if the modules have other inputs that carry relevance.
+    The modules may be one model under two composites, or two models; nodes of the same name are compared.
+
+    Parameters
+    ----------
+    explain_model
+        One module.
+    other
+        The other.
+    inputs
+        As for `lrpfx.attribute`.
+    target
+        As for `lrpfx.attribute`.
+    output
+        As for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        The modules have other inputs that carry relevance. The errors of `lrpfx.attribute` and `lrpfx.ledger` are raised too.
     """
     modules = explainable(explain_model, "compare"), explainable(other, "compare")
     first, second = (ledger(module, inputs, target, output=output) for module in modules)

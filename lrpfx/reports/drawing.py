@@ -42,8 +42,17 @@ NEUTRAL_COLOR, END_COLOR, UNASSIGNED_COLOR, COLLAPSED_COLOR = "#f4f4f4", "#fffff
 def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
     """The graph that relevance flows through, from the inputs to "output".
 
-    Nodes are qualified names with the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`, `shape` and
-    `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are those of the value.
+    Parameters
+    ----------
+    explain_model
+        The result of `lrpfx.transform`.
+
+    Returns
+    -------
+    nx.MultiDiGraph[str]
+        Its nodes are qualified names with the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`,
+        `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are those of
+        the value.
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
@@ -95,12 +104,31 @@ def draw(
 ) -> graphviz.Digraph:
     """The rule graph: every node coloured by its rule, in clusters that follow the tree of modules.
 
-    `depth`: modules at this depth become one node (1 keeps only the top level); None shows everything. Neutral nodes are light;
-    nodes that keep their plain gradient without a rule are red. With a `ledger`, the width of an edge is the relevance that
-    flows back along it, in the direction of its head, red if it is positive and blue and dashed if it is negative; the colour
-    of a node is the amount that it does not pass on, from white for none to red for the whole seed. Values show their shape if
-    `lrpfx.transform` had example inputs. `.render("graph", format="svg")` writes a file with Graphviz's `dot` or, without it,
-    with pygraphviz.
+    Neutral nodes are light; nodes that keep their plain gradient without a rule are red. Values show their shape if
+    `lrpfx.transform` had example inputs.
+
+    Parameters
+    ----------
+    explain_model
+        The result of `lrpfx.transform`.
+    depth
+        Modules at this depth become one node (1 keeps only the top level); None shows everything.
+    legend
+        Whether to explain the colours.
+    ledger
+        Makes the width of an edge the relevance that flows back along it, in the direction of its head, red if it is positive
+        and blue and dashed if it is negative; the colour of a node is the amount that it does not pass on, from white for none
+        to red for the whole seed.
+
+    Returns
+    -------
+    graphviz.Digraph
+        Its `.render("graph", format="svg")` writes a file with Graphviz's `dot` or, without it, with pygraphviz.
+
+    Raises
+    ------
+    InputError
+        The depth is less than 1.
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}")

@@ -56,7 +56,17 @@ def _places(count: int, places: tuple[tuple[str, str], ...]) -> str:
 def history(compiled: nn.Module | ExportedProgram) -> History:
     """The stages that an explainable module or a lowered program was compiled in, in order.
 
-    Each prints as Python code with the changes of its pass. Errors: `InputTypeError` for anything else.
+    Each prints as Python code with the changes of its pass.
+
+    Parameters
+    ----------
+    compiled
+        The result of `lrpfx.transform` or `lrpfx.lower`.
+
+    Raises
+    ------
+    InputTypeError
+        It is anything else.
     """
     if not isinstance(compiled, ExportedProgram):
         return History(explainable(compiled, "history").history)

@@ -65,8 +65,19 @@ class Entry:
 class Ledger(Sequence[Entry]):
     """All accounts in the order of execution, and the balance: seed = inputs + the totals of `PARTS`.
 
-    `inputs` is the relevance of the model's inputs by name. Relevance of an embedding's output counts as that of its input,
-    under the name of the embedding.
+    Parameters
+    ----------
+    entries
+        The account of each node.
+    seed
+        The relevance that the output starts with.
+    seed_magnitude
+        The sum of its absolute values.
+    inputs
+        The relevance of the model's inputs by name. Relevance of an embedding's output counts as that of its input, under the
+        name of the embedding.
+    flows
+        The relevance that flows back along each edge, by (node, its reader).
     """
 
     columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
@@ -80,9 +91,9 @@ class Ledger(Sequence[Entry]):
         flows: dict[tuple[str, str], float],
     ) -> None:
         self.entries = tuple(entries)
-        self.flows = flows  # (node, its reader) -> relevance that flows back along this edge
+        self.flows = flows
         self.seed = seed
-        self.seed_magnitude = seed_magnitude  # the sum of the seed's absolute values
+        self.seed_magnitude = seed_magnitude
         self.inputs = inputs
 
     @overload
@@ -98,11 +109,28 @@ class Ledger(Sequence[Entry]):
         return len(self.entries)
 
     def entry(self, name: str) -> Entry:
-        """The account of the node called `name`; KeyError if there is none."""
+        """The account of a node.
+
+        Parameters
+        ----------
+        name
+            Of the node.
+
+        Raises
+        ------
+        KeyError
+            There is none of this name.
+        """
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
-        """The sum of one column: one of `PARTS`, or "unexplained"."""
+        """The sum of one column.
+
+        Parameters
+        ----------
+        part
+            One of `PARTS`, or "unexplained".
+        """
         return float(sum(getattr(entry, part) for entry in self.entries))
 
     @property
@@ -132,7 +160,13 @@ class Ledger(Sequence[Entry]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns. `InputError` without pandas."""
+        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns.
+
+        Raises
+        ------
+        InputError
+            Pandas is not installed.
+        """
         texts = ("name", "kind", "rule")
         rows = [{**asdict(entry), "leak": entry.leak} for entry in self.entries]
         names = [*Entry.__dataclass_fields__, "leak"]
@@ -188,11 +222,31 @@ class Ledger(Sequence[Entry]):
 
 
 def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None) -> Ledger:
-    """Account for all relevance: see `Ledger`. Arguments as for `lrpfx.attribute`.
+    """Account for all relevance: see `Ledger`.
 
     The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is
-    unexplained, like the change by a plain gradient. An `LrpfxWarning` is issued if amounts of more than a thousand times the
-    seed cancel: a small difference of large numbers is not determined.
+    unexplained, like the change by a plain gradient.
+
+    Parameters
+    ----------
+    explain_model
+        As for `lrpfx.attribute`.
+    inputs
+        As for `lrpfx.attribute`.
+    target
+        As for `lrpfx.attribute`, but one.
+    output
+        As for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        As for `lrpfx.attribute`, and for a list of targets.
+
+    Warns
+    -----
+    LrpfxWarning
+        Amounts of more than a thousand times the seed cancel: a small difference of large numbers is not determined.
     """
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):

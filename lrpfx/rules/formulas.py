@@ -68,7 +68,19 @@ Stabilization = float | StabilizerFunction
 
 
 class Epsilon(BasicHook):
-    """R' = x Wᵀ (R / st(z)) (Bach et al. 2015, eq. 58)."""
+    """R' = x Wᵀ (R / st(z)).
+
+    Parameters
+    ----------
+    epsilon
+        The stabilizer st: what it adds to the magnitude of z, or a function; see `lrpfx.core.Stabilizer`.
+    zero_params
+        Names of parameters that count as zeros, such as "bias".
+
+    References
+    ----------
+    .. [1] Bach et al. 2015, eq. 58, https://doi.org/10.1371/journal.pone.0130140
+    """
 
     shown = ("epsilon", "zero_params")
 
@@ -85,7 +97,13 @@ class Epsilon(BasicHook):
 
 
 class Norm(BasicHook):
-    """Epsilon with unmodified parameters, for sums and average pooling."""
+    """Epsilon with unmodified parameters, for sums and average pooling.
+
+    Parameters
+    ----------
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    """
 
     shown = ("stabilizer",)
 
@@ -143,11 +161,21 @@ def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
 
 
 class ZPlus(BasicHook):
-    """R' = x⁺ W⁺ᵀ s + x⁻ W⁻ᵀ s with s = R / st(z⁺), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺ (Montavon et al. 2017,
-    https://doi.org/10.1016/j.patcog.2016.11.008).
+    """R' = x⁺ W⁺ᵀ s + x⁻ W⁻ᵀ s with s = R / st(z⁺), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺.
 
-    Where z⁺ = 0, no positive contribution can take the relevance of the output, and it is lost. With `conserve`, the negative
-    contributions take it: R' = x⁺ W⁻ᵀ t + x⁻ W⁺ᵀ t with t = R / st(z⁻), z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻.
+    Parameters
+    ----------
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    zero_params
+        As for `Epsilon`.
+    conserve
+        Where z⁺ = 0, no positive contribution can take the relevance of the output, and it is lost. With True, the negative
+        contributions take it: R' = x⁺ W⁻ᵀ t + x⁻ W⁺ᵀ t with t = R / st(z⁻), z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻.
+
+    References
+    ----------
+    .. [1] Montavon et al. 2017, https://doi.org/10.1016/j.patcog.2016.11.008
     """
 
     shown = ("stabilizer", "zero_params", "conserve")
@@ -176,13 +204,33 @@ class ZPlus(BasicHook):
 
 
 class AlphaBeta(BasicHook):
-    """Positive contributions weighted by alpha, negative ones by beta, with alpha - beta = 1 (Bach et al. 2015, eq. 60).
+    """Positive contributions weighted by alpha, negative ones by beta, with alpha - beta = 1.
 
     R' = alpha (x⁺ W⁺ᵀ + x⁻ W⁻ᵀ) R / st(z⁺) - beta (x⁺ W⁻ᵀ + x⁻ W⁺ᵀ) R / st(z⁻), z⁺ = W⁺x⁺ + W⁻x⁻ + b⁺, z⁻ = W⁻x⁺ + W⁺x⁻ + b⁻
 
-    Where z⁻ = 0, no negative contribution can take -beta R, and the inputs receive alpha R instead of R; a depthwise kernel of
-    one sign is an example. Where z⁺ = 0, they receive -beta R. With `conserve`, outputs with z⁻ = 0 use alpha = 1 and beta = 0,
-    and outputs with z⁺ = 0 use alpha = 0 and beta = -1. The contributions of the other sign then take all of R.
+    Parameters
+    ----------
+    alpha
+        The weight of positive contributions.
+    beta
+        The weight of negative contributions.
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    zero_params
+        As for `Epsilon`.
+    conserve
+        Where z⁻ = 0, no negative contribution can take -beta R, and the inputs receive alpha R instead of R; a depthwise kernel
+        of one sign is an example. Where z⁺ = 0, they receive -beta R. With True, outputs with z⁻ = 0 use alpha = 1 and beta =
+        0, and outputs with z⁺ = 0 use alpha = 0 and beta = -1. The contributions of the other sign then take all of R.
+
+    Raises
+    ------
+    InputError
+        A weight is negative, or alpha - beta is not 1.
+
+    References
+    ----------
+    .. [1] Bach et al. 2015, eq. 60, https://doi.org/10.1371/journal.pone.0130140
     """
 
     shown = ("alpha", "beta", "stabilizer", "zero_params", "conserve")
@@ -243,14 +291,29 @@ class GammaRatios:
 
 
 class Gamma(BasicHook):
-    """Favours contributions with the sign of the output by gamma (Montavon et al. 2019; in the form of Andéol et al. 2021,
-    https://arxiv.org/abs/2106.16102, for inputs of either sign).
+    """Favours contributions with the sign of the output by gamma, for inputs of either sign.
 
-    With P = W + gamma W⁺ and N = W + gamma W⁻, and p and n defined in the same way for the bias:
-    R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻ (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and
-    s₋ = [z < 0] R / st(N x⁺ + P x⁻ + n).
+    With P = W + gamma W⁺ and N = W + gamma W⁻, and p and n defined in the same way for the bias: R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻
+    (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and s₋ = [z < 0] R / st(N x⁺ + P x⁻ + n).
 
-    `InputError` for a negative gamma: the denominators, z plus gamma times the contributions of its sign, could then be zero.
+    Parameters
+    ----------
+    gamma
+        How much a contribution of the output's sign gains.
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    zero_params
+        As for `Epsilon`.
+
+    Raises
+    ------
+    InputError
+        Gamma is negative: the denominators, z plus gamma times the contributions of its sign, could then be zero.
+
+    References
+    ----------
+    .. [1] Montavon et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_10 .. [2] Andéol et al. 2021,
+    https://arxiv.org/abs/2106.16102, which has this form
     """
 
     shown = ("gamma", "stabilizer", "zero_params")
@@ -311,10 +374,27 @@ class _OnesAsInput(_OtherInputs):
 
 
 class ZBox(_OtherInputs):
-    """For inputs known to lie in [low, high], such as pixels (Montavon et al. 2017, eq. 13).
+    """R' = x Wᵀ s - low W⁺ᵀ s - high W⁻ᵀ s with s = R / st(Wx - W⁺ low - W⁻ high): for inputs in [low, high], such as pixels.
 
-    R' = x Wᵀ s - low W⁺ᵀ s - high W⁻ᵀ s with s = R / st(Wx - W⁺ low - W⁻ high). `low` and `high` are numbers or tensors that
-    expand to the input's shape.
+    Parameters
+    ----------
+    low
+        The lowest value of the input: a number or a tensor that expands to the input's shape.
+    high
+        The highest value, likewise.
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    zero_params
+        As for `Epsilon`.
+
+    Raises
+    ------
+    InputError
+        A bound is not finite, or low exceeds high.
+
+    References
+    ----------
+    .. [1] Montavon et al. 2017, eq. 13, https://doi.org/10.1016/j.patcog.2016.11.008
     """
 
     shown = ("low", "high", "stabilizer", "zero_params")
@@ -358,7 +438,19 @@ def _finite_bound(name: str, bound: float | torch.Tensor) -> float | torch.Tenso
 
 
 class WSquare(_OnesAsInput):
-    """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values (Montavon et al. 2017, eq. 12)."""
+    """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values.
+
+    Parameters
+    ----------
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    zero_params
+        As for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Montavon et al. 2017, eq. 12, https://doi.org/10.1016/j.patcog.2016.11.008
+    """
 
     shown = ("stabilizer", "zero_params")
 
@@ -378,8 +470,18 @@ class WSquare(_OnesAsInput):
 
 
 class Flat(_OnesAsInput):
-    """Spreads relevance evenly over the inputs of each output, as if W were 1 and b were 0 (Lapuschkin et al. 2019,
-    https://doi.org/10.1038/s41467-019-08987-4).
+    """Spreads relevance evenly over the inputs of each output, as if W were 1 and b were 0.
+
+    Parameters
+    ----------
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    zero_params
+        As for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Lapuschkin et al. 2019, https://doi.org/10.1038/s41467-019-08987-4
     """
 
     shown = ("stabilizer", "zero_params")
@@ -451,7 +553,17 @@ class _SharingRule(Hook):
             )
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
-        """Whether the rule divides relevance among the entries of one input that a reduction combines."""
+        """Whether the rule divides relevance among the entries of one input that a reduction combines.
+
+        Parameters
+        ----------
+        operation
+            What the layer computes.
+        inputs
+            The shapes of its inputs.
+        output
+            The shape of its output.
+        """
         return False
 
 
@@ -462,6 +574,17 @@ class Uniform(_SharingRule):
     """
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        """Whether the shares go to the entries of one input that the layer adds up or multiplies.
+
+        Parameters
+        ----------
+        operation
+            What the layer computes.
+        inputs
+            The shapes of its inputs.
+        output
+            The shape of its output.
+        """
         return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation))
 
     @staticmethod
@@ -500,7 +623,13 @@ class Uniform(_SharingRule):
 
 
 class Only(_SharingRule):
-    """All relevance goes to one input, such as the skip connection or the block of a sum, or the signal of a gate."""
+    """All relevance goes to one input, such as the skip connection or the block of a sum, or the signal of a gate.
+
+    Parameters
+    ----------
+    input
+        The position of this input among those of the layer, from 0.
+    """
 
     shown = ("input",)
 
@@ -544,7 +673,13 @@ class Only(_SharingRule):
 
 
 class AbsoluteRatio(_SharingRule):
-    """For sums and means: R_a = |a| R / st(Σ |a|) for each term a. The magnitude of R_a never exceeds that of R."""
+    """For sums and means: R_a = |a| R / st(Σ |a|) for each term a. The magnitude of R_a never exceeds that of R.
+
+    Parameters
+    ----------
+    stabilizer
+        As `epsilon` of `Epsilon`.
+    """
 
     shown = ("stabilizer",)
     proportional = True
@@ -567,6 +702,17 @@ class AbsoluteRatio(_SharingRule):
             raise RuleError("it is for sums and means, but a module with one input is not known to be one")
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
+        """Whether the relevance goes to the entries of one input that the layer adds up.
+
+        Parameters
+        ----------
+        operation
+            What the layer computes.
+        inputs
+            The shapes of its inputs.
+        output
+            The shape of its output.
+        """
         return len(inputs) == 1 and _adds_up(operation)
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -639,8 +785,18 @@ class _ProductRule(EpsilonRule):
 
 
 class UniformEpsilon(_ProductRule):
-    """For matrix products O = A B of n factors: R_A = A (R / st(n O)) Bᵀ, and the same for B (Achtibat et al. 2024,
-    https://arxiv.org/abs/2402.05602, eq. 14). If only one factor depends on the input, this is Epsilon.
+    """For matrix products O = A B of n factors: R_A = A (R / st(n O)) Bᵀ, and the same for B.
+
+    If only one factor depends on the input, this is Epsilon.
+
+    Parameters
+    ----------
+    epsilon
+        As for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Achtibat et al. 2024, eq. 14, https://arxiv.org/abs/2402.05602
     """
 
     proportional = True
@@ -660,9 +816,18 @@ class UniformEpsilon(_ProductRule):
 
 
 class ValueOnly(_ProductRule):
-    """For the product of attention weights and values: Epsilon for the last factor, the values. The attention weights get no
-    relevance, so queries and keys get none either (Ali et al. 2022, https://proceedings.mlr.press/v162/ali22a.html,
-    section 3.1).
+    """For the product of attention weights and values: Epsilon for the last factor, the values.
+
+    The attention weights get no relevance, so queries and keys get none either.
+
+    Parameters
+    ----------
+    epsilon
+        As for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Ali et al. 2022, section 3.1, https://proceedings.mlr.press/v162/ali22a.html
     """
 
     proportional = True
@@ -685,8 +850,11 @@ class ValueOnly(_ProductRule):
 
 
 class SoftmaxTaylor(Hook):
-    """R' = x (R - s Σ R) with s = softmax(x) and the sum over the softmax's dimension; 0 where x is -inf (Achtibat et al.
-    2024, https://arxiv.org/abs/2402.05602, eq. 10).
+    """R' = x (R - s Σ R) with s = softmax(x) and the sum over the softmax's dimension; 0 where x is -inf.
+
+    References
+    ----------
+    .. [1] Achtibat et al. 2024, eq. 10, https://arxiv.org/abs/2402.05602
     """
 
     proportional = True
@@ -706,7 +874,15 @@ class SoftmaxTaylor(Hook):
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        """The constant term of the softmax's Taylor expansion at x absorbs the rest, since the softmax is not linear."""
+        """The constant term of the softmax's Taylor expansion at x absorbs the rest, since the softmax is not linear.
+
+        Parameters
+        ----------
+        call
+            The call of the softmax.
+        relevance
+            The relevance of its output.
+        """
         scores = _scores(call)
         input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
         output, dimension = call.own_output(), _softmax_dimension(call)
@@ -745,8 +921,17 @@ class _ConstantScales(TorchFunctionMode):
 class NormalizationEpsilon(EpsilonRule):
     """For layer, group and instance norm: Epsilon with the scale held constant, which leaves an affine function.
 
-    R' = x Jᵀ (R / st(y)), where J is the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd (Ali et al. 2022,
-    https://proceedings.mlr.press/v162/ali22a.html, section 3.2; here with the bias and the mean in the denominator).
+    R' = x Jᵀ (R / st(y)), where J is the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd. The bias and the
+    mean are in the denominator here, other than in the source.
+
+    Parameters
+    ----------
+    epsilon
+        As for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Ali et al. 2022, section 3.2, https://proceedings.mlr.press/v162/ali22a.html
     """
 
     proportional = True
@@ -850,8 +1035,11 @@ class ReLUDeconvNet(_ElementWiseRule):
 
 
 class ReLUGuidedBackprop(_ElementWiseRule):
-    """The gradient where the incoming relevance is positive, 0 elsewhere (Springenberg et al. 2015,
-    https://arxiv.org/abs/1412.6806).
+    """The gradient where the incoming relevance is positive, 0 elsewhere.
+
+    References
+    ----------
+    .. [1] Springenberg et al. 2015, https://arxiv.org/abs/1412.6806
     """
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -864,9 +1052,21 @@ class ReLUGuidedBackprop(_ElementWiseRule):
 
 
 class ReLUBetaSmooth(_ElementWiseRule):
-    """R' = sigmoid(beta_smooth x) R: the gradient of a smoothed ReLU (Dombrowski et al. 2019, https://arxiv.org/abs/1906.07983).
+    """R' = sigmoid(beta_smooth x) R: the gradient of a smoothed ReLU.
 
-    `InputError` for a negative `beta_smooth`, which would pass relevance where the ReLU is 0.
+    Parameters
+    ----------
+    beta_smooth
+        How sharp it is: the larger, the closer to the ReLU.
+
+    Raises
+    ------
+    InputError
+        `beta_smooth` is negative, which would pass relevance where the ReLU is 0.
+
+    References
+    ----------
+    .. [1] Dombrowski et al. 2019, https://arxiv.org/abs/1906.07983
     """
 
     shown = ("beta_smooth",)

@@ -57,28 +57,100 @@ class Hook(Rule):
     # --- the rule's own code
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called before the module. Returns the (args, kwargs) to call it with, or None to keep them."""
+        """Runs before the module.
+
+        Parameters
+        ----------
+        module
+            The module that is called.
+        args
+            Its arguments.
+        kwargs
+            Its keyword arguments.
+
+        Returns
+        -------
+        Any
+            The (args, kwargs) to call it with, or None to keep them.
+        """
         return args, kwargs
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called after the module. May return another output. The shorter signature (module, input, output) also works.
+        """Runs after the module. The shorter signature (module, input, output) also works.
 
         A propagation rule stores the call's arguments here, as "input" and "kwargs".
+
+        Parameters
+        ----------
+        module
+            The module that was called.
+        args
+            Its arguments.
+        kwargs
+            Its keyword arguments.
+        output
+            What it returned.
+
+        Returns
+        -------
+        Any
+            Another output, or None to keep it.
         """
         if self.propagates:
             self.stored_tensors.update(input=args, kwargs=kwargs)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Called last in the forward pass. Returns the output, or None to keep it."""
+        """Runs last in the forward pass.
+
+        Parameters
+        ----------
+        module
+            The module that was called.
+        args
+            Its arguments.
+        kwargs
+            Its keyword arguments.
+        output
+            What it and `forward` returned.
+
+        Returns
+        -------
+        Any
+            The output, or None to keep it.
+        """
         return output
 
     def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        """Called once the gradient of the outputs is known."""
+        """Runs once the gradient of the outputs is known.
+
+        Parameters
+        ----------
+        module
+            The module that was called.
+        grad_input
+            The ordinary gradients of its inputs.
+        grad_output
+            The gradients of its outputs.
+        """
 
     def backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-        """Returns gradients to replace `grad_input`, the ordinary ones, or None to keep those.
+        """Gradients in place of the ordinary ones.
 
         A propagation rule returns the relevance of the inputs.
+
+        Parameters
+        ----------
+        module
+            The module that was called.
+        grad_input
+            The ordinary gradients of its inputs.
+        grad_output
+            The gradients of its outputs, a tuple.
+
+        Returns
+        -------
+        Any
+            Gradients to replace `grad_input`, or None to keep those.
         """
         return self.propagate(self._call_of(module), grad_output[0]) if self.propagates else None
 
@@ -94,9 +166,21 @@ class Hook(Rule):
     # --- registration
 
     def register(self, module: nn.Module) -> RemovableHandleList:
-        """Register the rule on a module until the handles are removed. Raises `RuleError` if it cannot fit the module.
+        """Register the rule on a module until the handles are removed.
 
         The number of inputs and the shapes are checked when the module is called.
+
+        Parameters
+        ----------
+        module
+            The module.
+
+        Raises
+        ------
+        InputTypeError
+            This is not a module.
+        RuleError
+            The rule cannot fit the module.
         """
         if not isinstance(module, nn.Module):
             raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
@@ -113,7 +197,19 @@ class Hook(Rule):
         self.switch.on = False
 
     def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a module on which the rule is registered."""
+        """Call a module on which the rule is registered.
+
+        Parameters
+        ----------
+        module
+            The module.
+        forward
+            What it computes.
+        *args
+            Its arguments.
+        **kwargs
+            Its keyword arguments.
+        """
         if self.has_code:
             return call_with_code(self, module, forward, args, kwargs)
         self.stored_tensors = stored_arguments(args, kwargs) if self.saves_inputs else {}

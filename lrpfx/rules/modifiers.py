@@ -89,10 +89,21 @@ def describe_value(value: Any) -> str:
 
 
 def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> torch.Tensor:
-    """Expand a scalar or tensor to `shape`. A tensor with fewer dimensions is aligned with the leading ones.
+    """Expand a scalar or tensor to a shape. A tensor with fewer dimensions is aligned with the leading ones.
 
-    With `cut_batch_dim`, a tensor that is larger than `shape` in dimension 0 is cut to it. Raises `InputError` if the shapes do
-    not fit.
+    Parameters
+    ----------
+    tensor
+        The number or tensor.
+    shape
+        The shape of the result.
+    cut_batch_dim
+        Whether a tensor that is larger than `shape` in dimension 0 is cut to it.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit. It is an `InputError`.
     """
     value: torch.Tensor = tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor)
     shape = tuple(shape)
@@ -117,10 +128,18 @@ ParameterFunction = Callable[[torch.Tensor, str], torch.Tensor]
 
 
 class ParamMod:
-    """A change of a layer's parameters inside a rule: `modifier(parameter, name)`.
+    """A change of a layer's parameters inside a rule.
 
-    `param_keys`: names of the parameters to change (default: all of the layer's own). `zero_params`: names of those to replace
-    with zeros instead. `require_params`: whether a missing name in `param_keys` is an error.
+    Parameters
+    ----------
+    modifier
+        The function from a parameter and its name to the changed parameter.
+    param_keys
+        Names of the parameters to change (default: all of the layer's own).
+    zero_params
+        Names of those to replace with zeros instead.
+    require_params
+        Whether a missing name in `param_keys` is an error.
     """
 
     #: Whether the modifier may be traced into operations of the graph. A user's function is opaque.
@@ -142,7 +161,18 @@ class ParamMod:
 
     @staticmethod
     def ensure(modifier: "ParamMod | ParameterFunction") -> "ParamMod":
-        """`modifier` itself, or a `ParamMod` around a function; `InputTypeError` for anything else."""
+        """A `ParamMod` around a function; a `ParamMod` is returned as it is.
+
+        Parameters
+        ----------
+        modifier
+            Either of them.
+
+        Raises
+        ------
+        InputTypeError
+            It is anything else.
+        """
         if isinstance(modifier, ParamMod):
             return modifier
         if callable(modifier):
@@ -150,27 +180,69 @@ class ParamMod:
         raise InputTypeError(f"a parameter modifier is a ParamMod or a callable, not {modifier!r}")
 
     def zeroes(self, name: str) -> bool:
-        """Whether the parameter `name` is replaced with zeros."""
+        """Whether a parameter is replaced with zeros.
+
+        Parameters
+        ----------
+        name
+            Of the parameter.
+        """
         return bool(self.zero_params) and name in (self.zero_params or ())
 
     def selects(self, name: str) -> bool:
-        """Whether the parameter `name` is changed. By default, the layer's own parameters are, but not those of submodules."""
+        """Whether a parameter is changed. By default, the layer's own parameters are, but not those of submodules.
+
+        Parameters
+        ----------
+        name
+            Of the parameter.
+        """
         return "." not in name if self.param_keys is None else name in self.param_keys
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise `RuleError` if a required parameter is not among `names`."""
+        """Check that a layer has the required parameters.
+
+        Parameters
+        ----------
+        names
+            Of the layer's parameters.
+
+        Raises
+        ------
+        RuleError
+            A required parameter is not among them.
+        """
         missing = [name for name in self.param_keys or () if name not in names]
         if missing and self.require_params:
             raise RuleError(f"the rule modifies the parameter {missing[0]!r}, but the layer has {list(names) or 'none'}")
 
     def apply(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The changed parameter: zeros if it is in `zero_params`, the parameter itself if it is not selected."""
+        """The changed parameter: zeros if it is in `zero_params`, the parameter itself if it is not selected.
+
+        Parameters
+        ----------
+        parameter
+            Its values.
+        name
+            Its name.
+        """
         if not self.selects(name):
             return parameter
         return torch.zeros_like(parameter) if self.zeroes(name) else self.modifier(parameter, name)
 
     def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The original and the changed parameters of a module. Raises `RuleError` if a required one is missing."""
+        """The original and the changed parameters of a module.
+
+        Parameters
+        ----------
+        module
+            The module.
+
+        Raises
+        ------
+        RuleError
+            A required parameter is missing.
+        """
         own = dict(module.named_parameters(recurse=False))
         keys = list(own) if self.param_keys is None else list(self.param_keys)
         self.check([key for key in keys if key in own or hasattr(module, key)])
@@ -179,7 +251,13 @@ class ParamMod:
 
     @contextmanager
     def __call__(self, module: nn.Module) -> Iterator[nn.Module]:
-        """A context in which `module` computes with the changed parameters. Its Parameter objects stay the same."""
+        """A context in which a module computes with the changed parameters. Its Parameter objects stay the same.
+
+        Parameters
+        ----------
+        module
+            The module.
+        """
         original, modified = self.state_dicts(module)
         parameters = {key: getattr(module, key) for key in original}
         try:
@@ -191,7 +269,13 @@ class ParamMod:
                 parameter.data = original[key]
 
     def keeps(self, name: str) -> bool:
-        """Whether the parameter `name` is known to stay unchanged."""
+        """Whether a parameter is known to stay unchanged.
+
+        Parameters
+        ----------
+        name
+            Of the parameter.
+        """
         return not self.selects(name)
 
     @property
@@ -223,11 +307,30 @@ class _NamedMod(ParamMod):
 
 
 class NoMod(_NamedMod):
-    """Unchanged parameters, except those in `zero_params`."""
+    """Unchanged parameters, except those in `zero_params`.
+
+    Parameters
+    ----------
+    param_keys
+        As for `lrpfx.core.ParamMod`.
+    zero_params
+        As for `lrpfx.core.ParamMod`.
+    require_params
+        As for `lrpfx.core.ParamMod`.
+    """
 
     label = "unchanged"
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """The parameter itself.
+
+        Parameters
+        ----------
+        parameter
+            Its values.
+        name
+            Its name.
+        """
         return parameter
 
     def keeps(self, name: str) -> bool:
@@ -235,7 +338,17 @@ class NoMod(_NamedMod):
 
 
 class ClampMod(_NamedMod):
-    """Parameters clamped to [min, max]."""
+    """Parameters clamped to [min, max].
+
+    Parameters
+    ----------
+    min
+        The lower bound, or None.
+    max
+        The upper bound, or None.
+    **settings
+        `param_keys`, `zero_params` and `require_params`, as for `NoMod`.
+    """
 
     def __init__(self, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -244,11 +357,32 @@ class ClampMod(_NamedMod):
         self.label = _label_of_range(min, max)
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """The clamped parameter.
+
+        Parameters
+        ----------
+        parameter
+            Its values.
+        name
+            Its name.
+        """
         return torch.clamp(parameter, min=self.min, max=self.max)
 
 
 class GammaMod(_NamedMod):
-    """Parameters plus `gamma` times their values clamped to [min, max]."""
+    """Parameters plus `gamma` times their values clamped to [min, max].
+
+    Parameters
+    ----------
+    gamma
+        The factor.
+    min
+        The lower bound, or None.
+    max
+        The upper bound, or None.
+    **settings
+        `param_keys`, `zero_params` and `require_params`, as for `NoMod`.
+    """
 
     def __init__(self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -258,6 +392,15 @@ class GammaMod(_NamedMod):
         self.label = f"gamma_{_label_of_range(min, max)}"
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """The parameter plus its share.
+
+        Parameters
+        ----------
+        parameter
+            Its values.
+        name
+            Its name.
+        """
         return parameter + self.gamma * torch.clamp(parameter, min=self.min, max=self.max)
 
 
@@ -290,7 +433,13 @@ def _names(names: str | Sequence[str]) -> str | Sequence[str]:
 
 
 def zero_bias(zero_params: str | Sequence[str] | None = None) -> list[str]:
-    """`zero_params` as a list that includes `"bias"`."""
+    """The names of the parameters that count as zeros, with "bias" among them.
+
+    Parameters
+    ----------
+    zero_params
+        The other names.
+    """
     if zero_params is None:
         return ["bias"]
     names = [zero_params] if isinstance(zero_params, str) else list(_names(zero_params))

@@ -91,8 +91,9 @@ NONE_TO_ROUNDING = 4.0
 def weights_by_sign(
     positive: torch.Tensor, negative: torch.Tensor, alpha: float, beta: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of positive and negative contributions: alpha and -beta or, where one sign sums to zero, 0 for it and 1 for the
-    other.
+    """Weights of positive and negative contributions: alpha and -beta, or 0 and 1 where one sign sums to zero.
+
+    The 0 is for that sign, and the 1 for the other.
     """
     rounding = NONE_TO_ROUNDING * torch.finfo(positive.dtype).eps
     no_negative = negative.abs() <= rounding * positive.abs()

@@ -22,14 +22,23 @@ from lrpfx.types import Recurrent
 
 
 class SignalTakesAll(EpsilonRule):
-    """For recurrent layers: gates get no relevance, the signals that they scale get all of it (Arras et al. 2017,
-    https://aclanthology.org/W17-5221, "LRP-all" in Arras et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_11).
+    """For recurrent layers: gates get no relevance, the signals that they scale get all of it.
 
-    Backward in time, with one stabilizer st for all denominators. LSTM, with c = f c' + i tanh(g), h = o tanh(c) and
-    g = W x + U h' + b, where ' marks the step before: R_c gains R_h and is divided by s = R_c / st(c), R_c' = f c' s; then
-    q = i tanh(g) s / st(g), R_x = x Wᵀ q, R_h' = h' Uᵀ q. A projection of h divides R_h as a dense layer does. GRU, with
-    h = z h' + (1 - z) tanh(g), g = W x + b + r (U h' + d): h takes the place of c, and U that of r U. RNN, with h = f(g):
-    q = R_h / st(g). Biases absorb their share of g.
+    Backward in time, with one stabilizer st for all denominators. LSTM, with c = f c' + i tanh(g), h = o tanh(c) and g = W x +
+    U h' + b, where ' marks the step before: R_c gains R_h and is divided by s = R_c / st(c), R_c' = f c' s; then q = i tanh(g)
+    s / st(g), R_x = x Wᵀ q, R_h' = h' Uᵀ q. A projection of h divides R_h as a dense layer does. GRU, with h = z h' + (1 - z)
+    tanh(g), g = W x + b + r (U h' + d): h takes the place of c, and U that of r U. RNN, with h = f(g): q = R_h / st(g). Biases
+    absorb their share of g.
+
+    Parameters
+    ----------
+    epsilon
+        The stabilizer st, as for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Arras et al. 2017, https://aclanthology.org/W17-5221 .. [2] "LRP-all" in Arras et al. 2019,
+    https://doi.org/10.1007/978-3-030-28954-6_11
     """
 
     proportional = True

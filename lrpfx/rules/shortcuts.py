@@ -65,10 +65,10 @@ class Shortcut(Rule):
 
 
 class _Split(Shortcut):
-    """Base class for rules with pairs of branches: one for the positive and one for the negative part of the input, which share
-    a total.
+    """Base class for rules with pairs of branches that share a total.
 
-    A branch is omitted if its part is known to be zero and it adds no bias.
+    One branch is for the positive and one for the negative part of the input. A branch is omitted if its part is known to be
+    zero and it adds no bias.
     """
 
     pairs = 1  # number of the rule's pairs that are in use

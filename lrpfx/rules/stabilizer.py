@@ -19,11 +19,21 @@ def stabilize(
     norm_scale: bool = False,
     dim: int | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Move `input` away from zero by `epsilon`; zero counts as positive. With an `epsilon` of 0, zero becomes infinity:
-    an output without contributions passes no relevance on.
+    """Move values away from zero; zero counts as positive.
 
-    With `clip`, only magnitudes below `epsilon` change: they are raised to it. With `norm_scale`, `epsilon` is a fraction of
-    the root mean square of `input` over `dim`, one dimension or several (default: all but the first).
+    Parameters
+    ----------
+    input
+        The values.
+    epsilon
+        By how much. With 0, zero becomes infinity: an output without contributions passes no relevance on. In float16 it is at
+        least 9.8e-4.
+    clip
+        Whether only magnitudes below `epsilon` change: they are raised to it.
+    norm_scale
+        Whether `epsilon` is a fraction of the root mean square of `input` over `dim`.
+    dim
+        One dimension or several (default: all but the first).
     """
     if epsilon == 0:
         return _infinite_where_zero(input)
@@ -49,7 +59,19 @@ def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
 
 
 class Stabilizer:
-    """`stabilize` with fixed settings."""
+    """`stabilize` with fixed settings.
+
+    Parameters
+    ----------
+    epsilon
+        As for `stabilize`; not negative.
+    clip
+        As for `stabilize`.
+    norm_scale
+        As for `stabilize`.
+    dim
+        As for `stabilize`.
+    """
 
     def __init__(
         self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
@@ -60,12 +82,26 @@ class Stabilizer:
         self.dim = dim
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """The stabilized values.
+
+        Parameters
+        ----------
+        input
+            The values.
+        """
         return stabilize(input, self.epsilon, self.clip, self.norm_scale, self.dim)
 
     def of_sign(self, input: torch.Tensor, positive: bool) -> torch.Tensor:
-        """Stabilize values that are known to be >= 0 if `positive`, and <= 0 otherwise.
+        """Stabilize values of a known sign.
 
-        May overwrite `input` unless gradients are enabled. Values of the other sign are rounding errors and count as zero.
+        Values of the other sign are rounding errors and count as zero.
+
+        Parameters
+        ----------
+        input
+            The values, which may be overwritten unless gradients are enabled.
+        positive
+            Whether they are >= 0, rather than <= 0.
         """
         if self.clip or self.norm_scale or self.epsilon == 0:
             return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))
@@ -76,7 +112,18 @@ class Stabilizer:
 
     @staticmethod
     def ensure(value: Any) -> StabilizerFunction:
-        """A stabilizer from a number (its epsilon) or a callable (returned as it is); `InputTypeError` otherwise."""
+        """A stabilizer from a number or a callable.
+
+        Parameters
+        ----------
+        value
+            Its epsilon, or a callable, which is returned as it is.
+
+        Raises
+        ------
+        InputTypeError
+            It is anything else.
+        """
         if isinstance(value, Real) and not isinstance(value, bool):
             return Stabilizer(epsilon=float(value))
         if callable(value):

@@ -37,8 +37,28 @@ class BasicHook(Hook):
         relevance of the input = reducer([x_1, ..., x_K], [v_1, ..., v_K])
 
     If a layer has several inputs (a sum, for example), each input is modified and reduced in the same way. Omitted modifiers
-    are identities. By default, every branch divides the relevance by its stabilized output, and the products x_k * v_k are
-    summed.
+    are identities.
+
+    Parameters
+    ----------
+    input_modifiers
+        For each branch, a function of the input.
+    param_modifiers
+        For each branch, a `ParamMod`, or a function of a parameter and its name.
+    output_modifiers
+        For each branch, a function of the output.
+    gradient_mapper
+        A function of the relevance and the branches' outputs; by default, every branch divides the relevance by its stabilized
+        output.
+    reducer
+        A function of the branches' inputs and gradients; by default, the products x_k * v_k are summed.
+    stabilizer
+        That of the default `gradient_mapper`.
+
+    Raises
+    ------
+    RuleError
+        The numbers of modifiers differ.
     """
 
     def __init__(

@@ -15,8 +15,10 @@ def final(relevance: torch.Tensor) -> torch.Tensor:
 
 
 class _Final(torch.autograd.Function):
-    """Identity without a derivative. Derivatives of relevance would be wrong: modified weights do not follow the parameters,
-    and the rules of other layers would act on the derivative.
+    """Identity without a derivative.
+
+    Derivatives of relevance would be wrong: modified weights do not follow the parameters, and the rules of other
+    layers would act on the derivative.
     """
 
     @staticmethod

@@ -1,5 +1,6 @@
-"""Which tensors are dense (their values are in memory as shape and strides describe), their content, and values that autograd
-saves.
+"""Which tensors are dense, their content, and values that autograd saves.
+
+The values of a dense tensor are in memory as shape and strides describe.
 """
 
 from collections.abc import Iterator, Sequence

@@ -33,17 +33,38 @@ def heatmap(
 ) -> TextHeatmap:
     """A heatmap of the relevance of tokens.
 
-    `relevance`: an array or tensor of shape (tokens,) or (tokens, embedding), which is summed over the embedding, with a batch
-    of one before them if need be; or the result of `lrpfx.attribute`. `tokens`: what the tokenizer returned for the text, its
-    ids (with `tokenizer`), or a list of tokens. `tokenizer`: any object with the methods of a Hugging Face tokenizer; it tells
-    which tokens are special.
+    Parameters
+    ----------
+    relevance
+        An array or tensor of shape (tokens,) or (tokens, embedding), which is summed over the embedding, with a batch of one
+        before them if need be; or the result of `lrpfx.attribute`.
+    tokens
+        What the tokenizer returned for the text, its ids (with `tokenizer`), or a list of tokens.
+    tokenizer
+        Any object with the methods of a Hugging Face tokenizer; it tells which tokens are special.
+    targets
+        Names of several targets; relevance then has a first dimension for them.
+    join
+        Whether the tokens of a word are joined, their relevance added.
+    scale
+        "common" for all targets, "own" for each, or the largest magnitude as a number.
+    cmap
+        As for `lrpfx.image.get_cmap`.
+    mask
+        0 for padding, which is left out.
+    sample
+        Which text of a batch.
+    input
+        For the result of `attribute`, which input of the model holds the tokens.
+    embedding
+        For the same, which of the embeddings that read them.
 
-    `targets`: names of several targets; relevance then has a first dimension for them. `join`: whether the tokens of a word are
-    joined, their relevance added. `scale`: "common" for all targets, "own" for each, or the largest magnitude as a number.
-    `mask`: 0 for padding, which is left out. `sample`: which text of a batch. `input`, `embedding`: for the result of
-    `attribute`, which input of the model holds the tokens, and which of the embeddings that read it.
-
-    Errors: `InputError` for shapes that do not fit or can be read in two ways, `InputTypeError` for other types.
+    Raises
+    ------
+    InputError
+        A shape does not fit, or can be read in two ways.
+    InputTypeError
+        An argument has the wrong type.
     """
     if isinstance(scale, bool) or not (scale in SCALES or (isinstance(scale, (int, float)) and 0 < scale < np.inf)):
         raise InputError(f"scale is {', '.join(map(repr, SCALES))} or a positive number, not {scale!r}")

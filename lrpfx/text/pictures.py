@@ -31,15 +31,34 @@ _NAMED = {"\n": "↵", "\r": "␍", "\t": "⇥", "\u200c": "\u200c", "\u200d": "
 class TextHeatmap:
     """The relevance of the words of a text, for one or several targets.
 
-    Colours are those of a signed colour map with zero in the middle. `others` has the relevance that belongs to no word, by
-    name, one number for each target: that of position embeddings, of other inputs, and of padding.
+    Colours are those of a signed colour map with zero in the middle.
+
+    Attributes
+    ----------
+    words
+        The words.
+    scores
+        Their relevance, (targets, words).
+    targets
+        A name for each row, "" for a single row without one.
+    special
+        Whether a word is a mark of the model, such as [CLS].
+    places
+        The tokens of each word.
+    others
+        The relevance that belongs to no word, by name, one number for each target: that of position embeddings, of other
+        inputs, and of padding.
+    scale
+        As for `heatmap`.
+    cmap
+        As for `heatmap`.
     """
 
     words: tuple[str, ...]
-    scores: Scores  # (targets, words)
-    targets: tuple[str, ...]  # a name for each row, "" for a single row without one
-    special: tuple[bool, ...]  # whether a word is a mark of the model, such as [CLS]
-    places: tuple[tuple[int, ...], ...]  # the tokens of each word
+    scores: Scores
+    targets: tuple[str, ...]
+    special: tuple[bool, ...]
+    places: tuple[tuple[int, ...], ...]
     others: dict[str, tuple[float, ...]] = field(default_factory=dict)
     scale: str | float = "common"
     cmap: ColorMap | str = "bwr"
@@ -61,24 +80,57 @@ class TextHeatmap:
         return shares
 
     def to_terminal(self, *, color: bool | None = None, width: int | None = None) -> str:
-        """The heatmap for a terminal: words on 24-bit colours, or without `color` each with its number.
+        """The heatmap for a terminal.
 
-        By default, colours are used unless the environment variable NO_COLOR is set, and `width` is that of the terminal.
+        Parameters
+        ----------
+        color
+            Whether words are on 24-bit colours, rather than each with its number; by default, unless the environment variable
+            NO_COLOR is set.
+        width
+            In characters, by default that of the terminal.
         """
         return _terminal(self, color, width)
 
     def to_html(self) -> str:
-        """The heatmap as a part of an HTML page, without scripts or further files. A word that is pointed at shows its
-        number.
+        """The heatmap as a part of an HTML page, without scripts or further files.
+
+        A word that is pointed at shows its number.
         """
         return _html(self)
 
     def to_image(self, *, size: int = 18, width: int = 900, font: str | None = None) -> Image.Image:
-        """The heatmap as a Pillow image of `width` pixels. `font`: a file; the default font has Latin letters only."""
+        """The heatmap as a Pillow image.
+
+        Parameters
+        ----------
+        size
+            Of the letters, in pixels.
+        width
+            Of the image, in pixels.
+        font
+            A file; the default font has Latin letters only.
+        """
         return _image(self, size, width, font)
 
     def save(self, path: str | Path) -> Path:
-        """Write the heatmap to a file, by its suffix: .html (a whole page), .png or .txt. Returns the path."""
+        """Write the heatmap to a file.
+
+        Parameters
+        ----------
+        path
+            Ends in .html (a whole page), .png or .txt.
+
+        Returns
+        -------
+        Path
+            The path.
+
+        Raises
+        ------
+        InputError
+            It has another ending.
+        """
         return _saved(self, as_path(path))
 
     def _repr_html_(self) -> str:
