@@ -25,6 +25,7 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.terminal import say, say_table, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
+from lrpfx.explanation.explanation import format_of_picture, save_picture
 from lrpfx.reports.comparison import compare as compared
 
 
@@ -36,6 +37,9 @@ def compare(
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="The class to explain, by name or index; by default the predicted one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A picture to write (.png): both maps, and their difference.")
     ] = None,
     weights: WEIGHTS = None,
     metadata: METADATA = None,
@@ -49,9 +53,11 @@ def compare(
 ) -> None:
     """Compare two composites on a photograph: where their rules differ, and where their accounts of relevance part.
 
-    `lrpfx report` with two composites shows their maps and graphs.
+    `lrpfx report` with two composites shows their maps on the photograph, and their graphs.
     """
     names = composite or []
+    if output is not None:
+        format_of_picture(output)
     if len(names) != 2:
         raise InputError(f"--composite is there {len(names)} times: pass it twice, for the two that are compared")
     with stages(f"loading {model}") as shown:
@@ -73,6 +79,8 @@ def compare(
         shown.begin("comparing")
         (one, explanation), (other, _) = found
         comparison = compared(one, other, explanation.input[None], explanation.target.index)
+    if output is not None:
+        save_picture(comparison.picture(), output)
     say(f"relevance for {explanation.target}")
     say(comparison.summary)
     if comparison.shown:

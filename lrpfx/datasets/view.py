@@ -47,6 +47,8 @@ class StoredArray:
     ----------
     place
         Of the store.
+    manifest
+        What the store says of itself.
     layout
         What the array is.
     arrays

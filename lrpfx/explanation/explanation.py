@@ -561,17 +561,25 @@ def _summed(answer: Answer) -> Array:
     return np.asarray(answer.input_relevance.astype(np.float64).sum(0))
 
 
+_FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"
+
+
+def format_of_picture(path: Path) -> str:
+    """The format of Pillow that a suffix means. `InputError` if it writes none of this suffix."""
+    form = Image.registered_extensions().get(path.suffix.lower())
+    if form is None or form not in Image.SAVE:
+        raise InputError(f"{path}: {_FORMATS}")
+    return form
+
+
 def save_picture(picture: Image.Image, path: Path) -> Path:
     """Write a picture, whole or not at all, in the format of the suffix."""
-    form = Image.registered_extensions().get(path.suffix.lower())
-    remedy = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"
-    if form is None or form not in Image.SAVE:
-        raise InputError(f"{path}: {remedy}")
+    form = format_of_picture(path)
     content = io.BytesIO()
     try:
         picture.save(content, format=form)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:  # some have one colour only, or need a program
-        raise InputError(f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {remedy}") from error
+        raise InputError(f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {_FORMATS}") from error
     return written(path, content.getvalue())
 
 

@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from PIL import Image
 from torch import nn
 
+from lrpfx import pictures
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.targets import OutputSelector, Target
@@ -56,17 +58,25 @@ class Comparison(Sequence[Compared]):
     similarities
         The cosine of the angle between the maps of each floating-point input or embedding, in the order of the inputs: 1 for
         maps that differ in a positive factor; NaN if one of them is zero.
+    maps
+        The relevance of these inputs and embeddings in both modules, as two tuples.
     """
 
     columns = ("name", "rule", "other rule", "in", "other in", "out", "other out", "parts")
 
     def __init__(
-        self, rows: Sequence[Compared], titles: tuple[str, str], ledgers: tuple[Ledger, Ledger], similarities: Sequence[float]
+        self,
+        rows: Sequence[Compared],
+        titles: tuple[str, str],
+        ledgers: tuple[Ledger, Ledger],
+        similarities: Sequence[float],
+        maps: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]],
     ) -> None:
         self.rows = tuple(rows)
         self.titles = titles
         self.ledgers = ledgers
         self.similarities = tuple(similarities)
+        self.maps = maps
 
     @overload
     def __getitem__(self, index: int) -> Compared: ...
@@ -92,6 +102,33 @@ class Comparison(Sequence[Compared]):
         Accounts are sums over tensors: two rules that distribute the same sum differently do not part there.
         """
         return tuple(row for row in reversed(self.rows) if row.parts)
+
+    def picture(self, sample: int = 0, place: int = 0, *, sigma: float | None = None) -> Image.Image:
+        """Both maps of an image side by side, and their difference.
+
+        Each map is divided by its own scale, since rules differ in how much relevance reaches the input. The difference
+        of both is red where the first has more.
+
+        Parameters
+        ----------
+        sample
+            The place of the image in the batch.
+        place
+            Which of `maps`: that of an input of shape (batch, channels, height, width) or (batch, height, width).
+        sigma
+            As for `lrpfx.pictures.smoothed`; 0 draws the pixels as they are.
+
+        Raises
+        ------
+        InputError
+            There is no such input or sample.
+        InputTypeError
+            It is not an image.
+        """
+        maps = [pictures.smoothed(_chosen("sample", sample, _chosen("place", place, one)), sigma) for one in self.maps]
+        shares = [one / (pictures.scale_of(one, sigma=0) or 1.0) for one in maps]
+        drawn = {**dict(zip(_numbered(self.titles), shares, strict=True)), "their difference": shares[0] - shares[1]}
+        return pictures.sheet({title: pictures.heatmap(one, scale=1.0, sigma=0) for title, one in drawn.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain data."""
@@ -179,7 +216,20 @@ def compare(
         parts = None not in known and same(*into) and not same(*out)
         rows.append(Compared(name, (rules[0].get(name), rules[1].get(name)), (into[0], into[1]), (out[0], out[1]), parts))
     titles = modules[0].composite, modules[1].composite
-    return Comparison(rows, titles, (first, second), [_cosine(*pair) for pair in zip(*maps, strict=True)])
+    found = tuple(maps[0]), tuple(maps[1])
+    return Comparison(rows, titles, (first, second), [_cosine(*pair) for pair in zip(*maps, strict=True)], found)
+
+
+def _chosen(name: str, index: int, among: Any) -> Any:
+    """One of several. `InputError` if there is none."""
+    if not -len(among) <= index < len(among):
+        raise InputError(f"{name} is {index}, and there are {len(among)}")
+    return among[index]
+
+
+def _numbered(titles: tuple[str, str]) -> tuple[str, str]:
+    """Titles that differ, as those of two models under one composite do not."""
+    return titles if titles[0] != titles[1] else (f"first: {titles[0]}", f"second: {titles[1]}")
 
 
 def _merged_order(names: list[str], others: list[str]) -> list[str]:

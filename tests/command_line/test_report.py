@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line.commands import run
+from PIL import Image
 
 import lrpfx
 
@@ -57,8 +58,12 @@ def test_mistakes(folder, arguments, message):
 
 def test_two_composites_are_compared(folder):
     status, printed = run(
-        *("compare", *MODEL, "images/1.png", "--target", "2", "--composite", "epsilon_plus", "--composite", "EpsilonPlusFlat")
+        *("compare", *MODEL, "images/1.png", "--target", "2", "--composite", "epsilon_plus", "--composite", "EpsilonPlusFlat"),
+        *("--output", "maps.png"),
     )
+    with Image.open("maps.png") as picture:
+        assert picture.width > 2 * picture.height and len(set(picture.convert("L").getdata())) > 50
+    Path("maps.png").unlink()
     assert (
         status == 0
         and "relevance for 2" in printed
@@ -73,6 +78,7 @@ def test_two_composites_are_compared(folder):
     [
         (("images/1.png",), "--composite is there 0 times"),
         (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
+        (("images/1.png", *("--composite", "epsilon_plus") * 2, "-o", "maps.txt"), "maps.txt: a picture is saved as"),
     ],
 )
 def test_what_cannot_be_compared(folder, arguments, message):

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from helpers import small_net
@@ -80,3 +81,30 @@ def test_other_arguments(pair):
         lrpfx.compare(small_net(), pair[0], pair[2])
     with pytest.raises(InputError, match="one target"):
         lrpfx.compare(*pair, [0, 1])
+
+
+def test_a_picture_of_both_maps(pair):
+    """Each with its own scale in full colour; the difference of a map with itself has no colour."""
+    *modules, x = pair
+    found = lrpfx.compare(*modules, x, 1)
+    for maps, module in zip(found.maps, modules, strict=True):
+        torch.testing.assert_close(maps[0], lrpfx.attribute(module, x, 1).relevance)
+    picture = np.asarray(found.picture(sample=1, sigma=0))
+    assert picture.std() > 5 and not np.array_equal(picture, np.asarray(found.picture(sample=0, sigma=0)))
+    same = np.asarray(lrpfx.compare(modules[0], modules[0], x, 1).picture(sigma=0))
+    width = same.shape[1] // 3
+    colored = [(np.ptp(part.astype(int), axis=-1) > 30).mean() for part in (same[:, :width], same[:, -width:])]
+    assert colored[0] > 0.1 and colored[1] == 0
+
+
+@pytest.mark.parametrize(("settings", "message"), [({"sample": 2}, "sample is 2"), ({"place": 1}, "place is 1")])
+def test_pictures_of_what_is_not_there(settings, message, pair):
+    with pytest.raises(InputError, match=message):
+        lrpfx.compare(*pair, 1).picture(**settings)
+
+
+def test_a_picture_of_what_is_not_an_image():
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    module = lrpfx.transform(model, EpsilonPlus())
+    with pytest.raises(InputTypeError, match="not that of an image"):
+        lrpfx.compare(module, module, torch.rand(2, 4)).picture()
