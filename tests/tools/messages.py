@@ -12,6 +12,7 @@ from tools.architecture import modules
 
 GAP = "…"  # stands for what differs from one error to the next
 _MOST = 24  # alternatives of one message
+_OF_PYTHON = {"AttributeError", "IndexError"}  # what Python itself raises in such a case
 _PASSED_ON = {"error", "problem", "problems", "objection", "message"}  # variables that hold the message of another error
 _FEW = 8  # classes that have a method of the same name
 _DEEPEST = 4  # variables and calls that are followed
@@ -137,7 +138,7 @@ class Source:
             case ast.JoinedStr(values=parts):
                 plain = "".join(self._part(part, module, depth) for part in parts)
                 if has_words(plain):
-                    return [plain]
+                    return self._begun(plain, parts[0], module, function, depth)
                 return self._product([self.texts(part, module, function, depth + 1) for part in parts])
             case ast.FormattedValue(value=value):
                 return self.texts(value, module, function, depth + 1)
@@ -162,6 +163,13 @@ class Source:
             case ast.Attribute(attr=name):
                 return self._attributes(name, module, depth)
         return [GAP]
+
+    def _begun(self, plain: str, first: ast.expr, module: Module, function: ast.FunctionDef | None, depth: int) -> list[str]:
+        """A template with each text that its function can put in front."""
+        if not (isinstance(first, ast.FormattedValue) and isinstance(first.value, ast.Name) and plain.startswith(GAP)):
+            return [plain]
+        starts = self._assigned(first.value.id, module, function, depth)
+        return [f"{start}{plain[1:]}" for start in starts] if starts and all(map(has_words, starts)) else [plain]
 
     def _part(self, part: ast.expr, module: Module, depth: int) -> str:
         """A part of an f-string: text, a constant of the module, or a gap."""
@@ -205,6 +213,12 @@ class Source:
 
     def _values(self, name: str, module: Module, function: ast.FunctionDef | None, depth: int) -> list[str]:
         """What a variable can be: what its function assigns to it, what callers give for it, or a constant."""
+        found = self._assigned(name, module, function, depth)
+        if function is not None and not found:
+            found = self._given(name, module, function, depth)
+        return found or self._constant(name, module, depth) or [GAP]
+
+    def _assigned(self, name: str, module: Module, function: ast.FunctionDef | None, depth: int) -> list[str]:
         found: list[str] = []
         for node in _within(function):
             match node:
@@ -220,9 +234,7 @@ class Source:
                     isinstance(one, ast.Name) and one.id == name for one in ast.walk(target)
                 ):
                     found += self._items(target, values, name, module, function, depth + 1)
-        if function is not None and not found:
-            found = self._given(name, module, function, depth)
-        return found or self._constant(name, module, depth) or [GAP]
+        return found
 
     def _items(
         self, target: ast.expr, values: ast.expr, name: str, module: Module, function: ast.FunctionDef | None, depth: int
@@ -248,7 +260,9 @@ class Source:
         found: list[str] = []
         for owner, caller, call in self.calls.get(function.name, []):
             if owner is not module and (
-                owner.imported.get(function.name, ("", ""))[0] != module.name if not is_method else self._is_common(function.name)
+                owner.imported.get(function.name, ("", ""))[0] != module.name
+                if not is_method
+                else self._is_common(function.name)
             ):
                 continue
             given = [keyword.value for keyword in call.keywords if keyword.arg == name]
@@ -267,8 +281,9 @@ class Source:
         found = self._results(name, module, depth) if name in module.functions else []
         for function, node in module.nodes:
             match node:
-                case ast.Assign(targets=[ast.Attribute(attr=target)], value=value) | ast.AnnAssign(
-                    target=ast.Attribute(attr=target), value=value
+                case (
+                    ast.Assign(targets=[ast.Attribute(attr=target)], value=value)
+                    | ast.AnnAssign(target=ast.Attribute(attr=target), value=value)
                 ) if target == name:
                     found += self.texts(value, module, function, depth + 1)
         return found or [GAP]
@@ -321,7 +336,9 @@ def _places(module: Module, source: Source) -> Iterator[tuple[ast.FunctionDef | 
                 yield function, message
             case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="warnings"), attr="append"), args=[message]):
                 yield function, message
-            case ast.Call(func=ast.Attribute(attr="append"), args=[ast.Tuple(elts=[_, message])]) if "reasons" in ast.unparse(node):
+            case ast.Call(func=ast.Attribute(attr="append"), args=[ast.Tuple(elts=[_, message])]) if "reasons" in ast.unparse(
+                node
+            ):
                 yield function, message
 
 
@@ -334,10 +351,15 @@ def _passes_on(expression: ast.expr, function: ast.FunctionDef | None) -> bool:
 
 def _is_told(name: str, module: Module, source: Source) -> bool:
     """Whether what is raised, an exception of Python or what a helper returns, gets its message here."""
-    if name in source.exceptions:
+    if name in source.exceptions or name in _OF_PYTHON:
         return False
     helpers = module.functions.get(name, [])
-    known = {node.func.id for one in helpers for node in _within(one) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    known = {
+        node.func.id
+        for one in helpers
+        for node in _within(one)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     return name not in module.imported and not known & source.exceptions
 
 
@@ -347,8 +369,8 @@ def _elements(name: str, function: ast.FunctionDef | None) -> Iterator[ast.expr]
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=called), attr="append"), args=[value]) if called == name:
                 yield value
-            case ast.AugAssign(target=ast.Name(id=called), value=value) | ast.Assign(
-                targets=[ast.Name(id=called)], value=value
+            case (
+                ast.AugAssign(target=ast.Name(id=called), value=value) | ast.Assign(targets=[ast.Name(id=called)], value=value)
             ) if called == name:
                 for one in ast.walk(value):
                     if isinstance(one, ast.List | ast.Tuple):
