@@ -88,6 +88,7 @@ SECTIONS = {
     # attributing
     "kinds-of-inputs": ("attribution.arguments",),
     "inputs-do-not-fit": (
+        ": there is no input .*; the inputs are",
         "attribution.arguments: cannot run on these inputs|^the inputs (are|have the shape)",
         "attribution.out_of_vocabulary",
         "attribution.arguments: the embedding .* has .* entries",
@@ -175,7 +176,7 @@ SECTIONS = {
     "images-for-virelay": ("datasets.virelay_arrays", "datasets.virelay_images"),
     # deploying
     "lowering": ("deploy.lowering",),
-    "examples-for-lowering": ("deploy.lowering: example|^the inputs have|there is no input|the model takes",),
+    "examples-for-lowering": ("deploy.lowering: example|^the inputs have|the model takes",),
     "formats-of-programs": ("deploy.backends", "passes.lower"),
     "preprocessing-in-programs": ("deploy.preprocessing",),
     "files-and-folders": (

@@ -32,7 +32,7 @@ class Module:
     @cached_property
     def nodes(self) -> list[tuple[ast.FunctionDef | None, ast.AST]]:
         """All nodes of the tree, each with the innermost function around it."""
-        return list(_with_functions(self.tree, None))
+        return _with_functions(self.tree)
 
     @cached_property
     def functions(self) -> dict[str, list[ast.FunctionDef]]:
@@ -314,12 +314,18 @@ def _within(function: ast.FunctionDef | None) -> list[ast.AST]:
     return [] if function is None else list(ast.walk(function))
 
 
-def _with_functions(node: ast.AST, function: ast.FunctionDef | None) -> Iterator[tuple[ast.FunctionDef | None, ast.AST]]:
-    if isinstance(node, ast.FunctionDef):
-        function = node
-    yield function, node
-    for child in ast.iter_child_nodes(node):
-        yield from _with_functions(child, function)
+def _with_functions(tree: ast.AST) -> list[tuple[ast.FunctionDef | None, ast.AST]]:
+    found: list[tuple[ast.FunctionDef | None, ast.AST]] = []
+
+    def visit(node: ast.AST, function: ast.FunctionDef | None) -> None:
+        if isinstance(node, ast.FunctionDef):
+            function = node
+        found.append((function, node))
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(tree, None)
+    return found
 
 
 def _places(module: Module, source: Source) -> Iterator[tuple[ast.FunctionDef | None, ast.expr]]:
