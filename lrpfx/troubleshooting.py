@@ -7,7 +7,7 @@ decides before a module, and a module before the package around it. The page is 
 import re
 from collections.abc import Iterator
 from functools import cache
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from lrpfx.version import DOCUMENTATION
 
@@ -15,7 +15,7 @@ SECTIONS = {
     # installing
     "missing-package": (
         "support.optional_packages",
-        ": packages that are not installed|needs Graphviz|is needed for this model and cannot be imported|needs a C\\+\\+ compiler",
+        ": packages that are not installed|is needed for this model and cannot be imported|needs Graphviz|needs a C.. compiler",
     ),
     "release-of-torch": ("support.torch_internals",),
     "out-of-memory": (": there is not enough memory",),
@@ -141,7 +141,8 @@ SECTIONS = {
     "image-files": (
         "explanation.photographs",
         "command_line.image_files",
-        ": there is no image in|the batch of images is empty|it cannot be decoded|it is not an image|it has more than .* pixels",
+        ": there is no image in|the batch of images is empty",
+        ": it cannot be decoded|it is not an image|it has more than .* pixels",
     ),
     "preprocessing": ("explanation.preprocessing", "deploy.preprocessing: ^resized to"),
     "sentences": ("explanation.sentences", "explanation.explainer: the list of texts is empty"),
@@ -214,9 +215,9 @@ def address(section: str | None = None) -> str:
 def sections_of(message: str, module: str) -> list[str]:
     """The sections that claim a message of a module, the most specific claims alone: one, or the table is wrong."""
     claims = [
-        (bool(phrase), len(place), section)
+        (phrase is not None, len(place), section)
         for section, place, phrase in _claims()
-        if f"{module}.".startswith(place) and (not phrase or re.search(phrase, message))
+        if f"{module}.".startswith(place) and (phrase is None or phrase.search(message))
     ]
     best = max((claim[:2] for claim in claims), default=None)
     return list(dict.fromkeys(section for *strength, section in claims if tuple(strength) == best))
@@ -229,18 +230,18 @@ def section_of(error: BaseException) -> str | None:
     return next(iter(sections_of(str(error), raised_in)), None)
 
 
-def _frames(trace: TracebackType | None) -> Iterator[object]:
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
     while trace is not None:
         yield trace.tb_frame
         trace = trace.tb_next
 
 
 @cache
-def _claims() -> list[tuple[str, str, str]]:
+def _claims() -> list[tuple[str, str, re.Pattern[str] | None]]:
     """The section, the start of the module's name, and the phrase of each claim."""
     found = []
     for section, claims in SECTIONS.items():
         for claim in claims:
-            place, _, phrase = claim.partition(": ") if ": " in claim else (claim, "", "")
-            found.append((section, f"lrpfx.{place}." if place else "lrpfx.", phrase))
+            place, _, phrase = claim.partition(": ")
+            found.append((section, f"lrpfx.{place}." if place else "lrpfx.", re.compile(phrase) if phrase else None))
     return found

@@ -75,7 +75,9 @@ def main() -> None:
     except OSError as error:
         raise _failed(str(error.strerror or error)) from error
     except MemoryError as error:
-        raise _failed(f"there is not enough memory: {first_lines(error)}; a smaller --batch-size needs less", address("out-of-memory")) from error
+        raise _failed(
+            f"there is not enough memory: {first_lines(error)}; a smaller --batch-size needs less", address("out-of-memory")
+        ) from error
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise

@@ -120,7 +120,8 @@ class Source:
             for name, module in self.modules.items()
             if not name.startswith("lrpfx.demo")
             for function, expression in _places(module, self)
-            if not any(map(has_words, self.texts(expression, module, function))) and not _passes_on(expression, function)
+            if not any(not text or has_words(text) for text in self.texts(expression, module, function))
+            and not _passes_on(expression, function)
         ]
 
     def _of_module(self, module: Module) -> Iterator[str]:
@@ -160,6 +161,8 @@ class Source:
                 return self._results_of_method(name, depth)
             case ast.Name(id=name):
                 return self._values(name, module, function, depth)
+            case ast.Subscript(value=ast.Name(id=name)):
+                return self._stored(name, module, function, depth) or [GAP]
             case ast.Attribute(attr=name):
                 return self._attributes(name, module, depth)
         return [GAP]
@@ -234,6 +237,15 @@ class Source:
                     isinstance(one, ast.Name) and one.id == name for one in ast.walk(target)
                 ):
                     found += self._items(target, values, name, module, function, depth + 1)
+        return found
+
+    def _stored(self, name: str, module: Module, function: ast.FunctionDef | None, depth: int) -> list[str]:
+        """What a function puts under the keys of a dict."""
+        found: list[str] = []
+        for node in _within(function):
+            match node:
+                case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=target))], value=value) if target == name:
+                    found += self.texts(value, module, function, depth + 1)
         return found
 
     def _items(

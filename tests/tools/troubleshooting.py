@@ -3,14 +3,16 @@
 import html
 import re
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tools.architecture import ROOT
-from tools.messages import Source
-
 from lrpfx.troubleshooting import sections_of
+from tools.architecture import ROOT
+from tools.messages import GAP, Source
 
+SOURCE = Source()
 DOCUMENT = ROOT / "docs" / "troubleshooting.md"
 HEADING = re.compile(r"^(##|###) (.+)$", re.MULTILINE)
 BEGIN, END = "<!-- messages -->", "<!-- end of messages -->"
@@ -35,22 +37,33 @@ def sections(text: str) -> dict[str, list[str]]:
 
 
 def anchors(messages: list[str]) -> dict[str, str]:
-    """An anchor for each message: its first words, or all of them if others begin with the same ones."""
-    words = {message: re.findall(r"[a-z0-9]+", message.lower().replace("'", "")) for message in messages}
-    short = ["-".join(one[:_WORDS]) for one in words.values()]
+    """An anchor for each message: its first words, or all that it takes if others begin with the same ones."""
+    words = [re.findall(r"[a-z0-9]+", message.lower().replace("'", "")) for message in messages]
+    with_gaps = [re.findall(r"[a-z0-9]+", message.lower().replace("'", "").replace(GAP, " any ")) for message in messages]
+    choices = [["-".join(one) for one in kind] for kind in ([one[:_WORDS] for one in words], words, with_gaps)]
+    taken = [Counter(kind) for kind in choices]
     return {
-        message: start if short.count(start) == 1 else "-".join(words[message])
-        for message, start in zip(messages, short, strict=True)
+        message: next((kind[place] for kind, times in zip(choices, taken, strict=True) if times[kind[place]] == 1), message)
+        for place, message in enumerate(messages)
     }
 
 
+@cache
+def sections_of_messages() -> dict[str, set[str]]:
+    """The sections that claim each message of the source."""
+    found: dict[str, set[str]] = {}
+    for message in SOURCE.messages():
+        found.setdefault(message.text, set()).update(sections_of(message.text, message.module))
+    return found
+
+
 def messages_of_sections() -> dict[str, list[str]]:
-    """The messages of each section, each once."""
-    found: dict[str, dict[str, None]] = {}
-    for message in Source().messages():
-        for section in sections_of(message.text, message.module):
-            found.setdefault(section, {}).setdefault(message.text)
-    return {section: list(messages) for section, messages in found.items()}
+    """The messages of each section."""
+    found: dict[str, list[str]] = {}
+    for message, of_message in sections_of_messages().items():
+        for section in of_message:
+            found.setdefault(section, []).append(message)
+    return found
 
 
 def listing(messages: list[str], known: dict[str, str]) -> str:
@@ -64,7 +77,7 @@ def listing(messages: list[str], known: dict[str, str]) -> str:
 def current(text: str) -> str:
     """The page with the messages as they are now."""
     of_sections = messages_of_sections()
-    known = anchors(list(dict.fromkeys(message for messages in of_sections.values() for message in messages)))
+    known = anchors(list(sections_of_messages()))
     parts = re.split(r"(?m)^(?=##)", text)
     for place, part in enumerate(parts):
         heading = HEADING.match(part)
