@@ -224,9 +224,9 @@ def sections_of(message: str, module: str) -> list[str]:
 
 
 def section_of(error: BaseException) -> str | None:
-    """The section about an error, by the module of lrpfx that raised it, or None if that is not known."""
+    """The section about an error, or None if neither its words nor the module of lrpfx that raised it tell."""
     modules = [str(frame.f_globals.get("__name__")) for frame in _frames(error.__traceback__)]
-    raised_in = next((name for name in reversed(modules) if name == "lrpfx" or name.startswith("lrpfx.")), "")
+    raised_in = next((name for name in reversed(modules) if name.split(".")[0] == "lrpfx"), "lrpfx")
     return next(iter(sections_of(str(error), raised_in)), None)
 
 

@@ -25,6 +25,7 @@ from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_cla
 from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
 from lrpfx.deploy.preprocessing import INTERPOLATIONS
 from lrpfx.passes.stages import STAGES
+from lrpfx.troubleshooting import address
 
 
 def test_inspect_and_verify(folder):
@@ -385,4 +386,5 @@ def test_as_a_program(folder):
     command = [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 2 and "error: absent.pt2 cannot be read" in process.stderr
+    assert process.stderr.splitlines()[-1] == f"See {address('files-and-folders')}"
     assert "Traceback" not in process.stderr
