@@ -53,7 +53,7 @@ def compare(
     """
     names = composite or []
     if len(names) != 2:
-        raise InputError(f"--composite is there {len(names)} times: pass it twice, for the two that are compared")
+        raise InputError(f"--composite is given {len(names)} times: pass it twice, for the two that are compared")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))

@@ -180,7 +180,7 @@ def test_messages_speak_of_options(folder):
         (["explain", "small_model:make", "images", *raw, "--target", "1", "--target", "1"], "names a class twice: 1, 1"),
         (
             ["check", "small_model:make", "--composite", "epsilon_plus", "--set", "epsilon=1", "--set", "epsilon=2"],
-            "is there twice",
+            "is given twice",
         ),
     ]:
         status, printed = run_program(*arguments)
