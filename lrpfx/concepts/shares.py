@@ -108,7 +108,7 @@ def relevances(
             )
     if of not in (Channel, Feature, Token, Head):
         name = "Channel, since neurons are not summed over positions" if of is Neuron else "Channel, Feature, Token or Head"
-        raise InputTypeError(f"of= is {name}, not {of!r}")
+        raise InputTypeError(f"of= is {name}")
     if not -values.ndim <= of.dimension < values.ndim or of.dimension % values.ndim == 0:
         raise InputError(f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s")
     if sample is not None:

@@ -304,8 +304,8 @@ def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
         )
     if workers:
         raise InputTypeError(
-            f"workers= need a dataset with a length and indices, which {type(data).__name__} does not have; a DataLoader of it has "
-            "workers of its own"
+            f"workers= need a dataset with a length and indices, which {type(data).__name__} does not have; a DataLoader of it "
+            "has workers of its own"
         )
     return Streamed(data, preparing, {"workers": 0})
 
