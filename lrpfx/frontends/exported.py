@@ -350,7 +350,8 @@ class _Reader:
                 continue
             if spec.target is None or spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
                 raise CaptureError(
-                    f"the exported program has an input of kind {spec.kind.name}, which is not supported; transform the model itself"
+                    f"the exported program has an input of kind {spec.kind.name}, which is not supported; "
+                    "transform the model itself"
                 )
             self.copies[node] = self._attribute(spec.target)
         self._calls(self.exported.graph_module)

@@ -87,7 +87,7 @@ def current(text: str) -> str:
             parts[place] = f"{prose}\n\n{BEGIN}\n{found}\n{END}\n\n"
     text = "".join(parts).rstrip() + "\n"
     lines = [
-        f"- **{chapter}:** " + ", ".join(f"[{title[0].lower() + title[1:]}](#{slug(title)})" for title in titles)
+        f"- **{chapter}:** " + ", ".join(f"[{title}](#{slug(title)})" for title in titles)
         for chapter, titles in sections(text).items()
     ]
     before, _, rest = text.partition(CONTENTS)
