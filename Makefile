@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture pictures report-pictures documentation lint format clean
+.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture pictures report-pictures documentation troubleshooting lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -79,6 +79,10 @@ report-pictures: $(VENV)/linked
 # What the code in README and docs prints, written into them anew.
 documentation: $(VENV)/linked
 	$(BIN)/python tests/tools/documentation.py
+
+# The messages of errors and warnings, written into docs/troubleshooting.md from the source.
+troubleshooting: $(VENV)/linked
+	$(BIN)/python tests/tools/troubleshooting.py
 
 # What `make test` leaves out: all combinations of parameters, and classifiers as they are. TESTS=tests/rules is a part of them.
 test-slow: $(VENV)/linked

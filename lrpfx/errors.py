@@ -6,9 +6,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lrpfx.troubleshooting import address, section_of
+
 
 class LrpfxError(Exception):
     """Base of all errors that lrpfx raises deliberately."""
+
+    @property
+    def help(self) -> str:
+        """The address of the section of Troubleshooting about this error: what it means, and what to do."""
+        return address(section_of(self))
 
 
 class InputError(LrpfxError, ValueError):

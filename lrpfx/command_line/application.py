@@ -24,6 +24,7 @@ from lrpfx.command_line.report import report
 from lrpfx.command_line.run import run
 from lrpfx.command_line.terminal import in_options, messages, say
 from lrpfx.errors import LrpfxError, LrpfxWarning, first_lines, printable
+from lrpfx.troubleshooting import address
 
 #: The environment variable that shows the traceback of an unexpected error.
 TRACEBACK = "LRPFX_TRACEBACK"
@@ -66,7 +67,7 @@ def main() -> None:
             raise KeyboardInterrupt
         raise SystemExit(status or 0)
     except LrpfxError as error:
-        raise _failed(in_options(str(error))) from error
+        raise _failed(in_options(str(error)), error.help) from error
     except typer.Abort:
         raise KeyboardInterrupt from None
     except _UsageError as error:
@@ -74,11 +75,14 @@ def main() -> None:
     except OSError as error:
         raise _failed(str(error.strerror or error)) from error
     except MemoryError as error:
-        raise _failed(f"there is not enough memory: {first_lines(error)}; a smaller --batch-size needs less") from error
+        raise _failed(
+            f"there is not enough memory: {first_lines(error)}; a smaller --batch-size needs less", address("out-of-memory")
+        ) from error
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        raise _failed(f"{first_lines(error)}\nThis should not happen; set {TRACEBACK}=1 to see the traceback.") from error
+        message = f"{first_lines(error)}\nThis should not happen; set {TRACEBACK}=1 to see the traceback."
+        raise _failed(message, address("defects")) from error
 
 
 def _misused(error: Any) -> SystemExit:
@@ -91,7 +95,9 @@ def _misused(error: Any) -> SystemExit:
     return _failed(f"{error.format_message().rstrip('.')} (see {command} --help)")
 
 
-def _failed(message: str) -> SystemExit:
+def _failed(message: str, help_at: str | None = None) -> SystemExit:
     with suppress(OSError):  # stderr is closed
         messages().print(f"error: {printable(message)}", style="red", markup=False)
+        if help_at is not None:
+            messages().print(f"See {help_at}", markup=False, soft_wrap=True)
     return SystemExit(2)

@@ -59,7 +59,7 @@ def compare(
     if output is not None:
         format_of_picture(output)
     if len(names) != 2:
-        raise InputError(f"--composite is there {len(names)} times: pass it twice, for the two that are compared")
+        raise InputError(f"--composite is given {len(names)} times: pass it twice, for the two that are compared")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))

@@ -178,7 +178,9 @@ def categories_in(path: Path) -> tuple[str, ...]:
     empty = next((number for number, name in enumerate(names) if not name), None)
     if not names or empty is not None:
         raise InputError(
-            f"{path} names no class {'' if empty is None else f'in line {empty + 1}'}: one name a line".replace("  ", " ")
+            f"{path} names no class {'' if empty is None else f'in line {empty + 1}'}: give one name per line".replace(
+                "  ", " "
+            )
         )
     return names
 
@@ -218,7 +220,7 @@ def _values_of(settings: Sequence[str]) -> dict[str, Any]:
     for text in settings:
         name, value = _setting(text)
         if name in found:
-            raise InputError(f"--set {name} is there twice")
+            raise InputError(f"--set {name} is given twice")
         found[name] = value
     return found
 

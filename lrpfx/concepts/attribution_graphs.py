@@ -179,10 +179,10 @@ def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name
             raise InputError(f"no relevance flows through {name}")
         return kept
     if not isinstance(channels, Sequence):
-        raise InputTypeError(f"channels are indices, one at least, not {channels!r}")
+        raise InputTypeError(f"channels are one or more indices, not {channels!r}")
     wrong = [one for one in channels if isinstance(one, bool) or not isinstance(one, (int, np.integer))]
     if wrong or not len(channels):
-        raise InputTypeError(f"channels are indices, one at least, not {channels!r}")
+        raise InputTypeError(f"channels are one or more indices, not {channels!r}")
     outside = [one for one in channels if not -len(totals) <= one < len(totals)]
     if outside:
         raise InputError(f"channel {outside[0]} is out of range: {name} has {len(totals)}")

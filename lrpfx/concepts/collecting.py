@@ -248,14 +248,16 @@ class _Job:
         if isinstance(self.dataset, DataLoader):
             raise InputTypeError("collect loads its own batches: pass loader.dataset, batch_size= and workers=")
         if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
-            raise InputTypeError(f"a dataset has samples one after the other, which a {type(self.dataset).__name__} has not")
+            raise InputTypeError(f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}")
         if workers:
             self.check_numbered("workers= need")
 
     def check_numbered(self, what: str) -> None:
         """Raise `InputTypeError` unless samples are found by their numbers. `what`: needs it."""
         if not is_indexed(self.dataset):
-            raise InputTypeError(f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} has not")
+            raise InputTypeError(
+                f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} does not have"
+            )
 
     def check_continued(self, found: Collection, path: Any) -> None:
         """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""

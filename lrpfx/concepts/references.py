@@ -310,7 +310,7 @@ class _Sources:
         self.gates = gates
         self._fields: dict[tuple[Any, ...], ReceptiveFields] = {}
         if not is_indexed(dataset):
-            raise InputTypeError(f"references need a dataset with indices, which {type(dataset).__name__} has not")
+            raise InputTypeError(f"references need a dataset with indices, which {type(dataset).__name__} does not have")
         self.dataset = dataset
         if fingerprint_of_module(self.module) != collection.facts.model:
             raise InputError("the collection was made of another model, of other weights or of other rules")

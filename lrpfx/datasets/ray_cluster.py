@@ -290,7 +290,7 @@ def count_attempt(desk: Any, what: str, number: int) -> None:
     if attempts > RETRIES + 1:
         raise InputError(
             f"{attempts - 1} processes of Ray that were to {what} {number} ended: perhaps a sample of it crashes them, or "
-            "their machines have not enough memory; a smaller batch_size= or block_size= needs less"
+            "their machines do not have enough memory; a smaller batch_size= or block_size= needs less"
         )
 
 

@@ -342,7 +342,7 @@ class _Run:
                     progress(done, total)
         counts = done_of(self.place, writer.manifest, BlockWriter(self.place, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
-            raise ArtefactError(f"{self.place} has not all blocks that were explained: run again to go on")
+            raise ArtefactError(f"{self.place} does not have all blocks that were explained: run again to go on")
         if writer.manifest.samples is None:
             writer.finish(done)
 

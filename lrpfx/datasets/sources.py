@@ -245,7 +245,7 @@ class Streamed(Source):
                     yield batched(block, [load() for load in some])
             block += 1
         if any(done[block:]):
-            raise InputError(f"the data set has changed: it has less than {len(done) * plan.block} samples now")
+            raise InputError(f"the data set has changed: it has fewer than {len(done) * plan.block} samples now")
 
     def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> None:
         """Pass the samples of a block that is done, if they are those that were explained."""
@@ -304,8 +304,8 @@ def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
         )
     if workers:
         raise InputTypeError(
-            f"workers= need a dataset with a length and indices, which {type(data).__name__} has not; a DataLoader of it has "
-            "workers of its own"
+            f"workers= need a dataset with a length and indices, which {type(data).__name__} does not have; a DataLoader of it "
+            "has workers of its own"
         )
     return Streamed(data, preparing, {"workers": 0})
 

@@ -237,7 +237,7 @@ def summarize(
         An argument has the wrong type.
     """
     if not isinstance(relevance, Mapping) or not relevance:
-        raise InputTypeError("relevance is a mapping from names to arrays, with one at least")
+        raise InputTypeError("relevance is a mapping from names to arrays, with at least one")
     arrays = {str(name): column(source, str(name)) for name, source in relevance.items()}
     count = len(next(iter(arrays.values())))
     for name, one in arrays.items():

@@ -84,8 +84,8 @@ class _ImagesOfData(Sequence[Any]):
         source = source_of(data, _PreparingImages((), preprocess), 0)
         if not isinstance(source, Indexed):
             raise InputTypeError(
-                f"images are found by their numbers, which a {type(data).__name__} has not: pass a data set with indices, or "
-                "the images as an array or a sequence, in the order in which they were explained"
+                f"images are found by their numbers, which a {type(data).__name__} does not have: pass a data set with "
+                "indices, or the images as an array or a sequence, in the order in which they were explained"
             )
         _check_length(source.length, view)
         then, now = view.manifest["data"], source.identity()

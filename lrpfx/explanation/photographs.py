@@ -102,7 +102,7 @@ def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
     if not os.fspath(path):
         raise InputError("the path of the image is empty; for the current folder, pass '.'")
     if _is_address(path):
-        raise InputError(f"{path} is an address; download the photograph, and give the path of the file")
+        raise InputError(f"{path} is an address: download the photograph, and give the path of the file")
     if not _is_folder(path):
         yield _expanded(path), _expanded(path).name
         return

@@ -349,7 +349,10 @@ class _Reader:
             if spec.kind is InputKind.USER_INPUT:
                 continue
             if spec.target is None or spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN):
-                raise CaptureError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
+                raise CaptureError(
+                    f"the exported program has an input of kind {spec.kind.name}, which is not supported; "
+                    "transform the model itself"
+                )
             self.copies[node] = self._attribute(spec.target)
         self._calls(self.exported.graph_module)
         self.graph.output(self._outputs(output_node(self.exported.graph)))
@@ -443,7 +446,7 @@ class _Reader:
                 values.append(self.copies[value] if isinstance(value, fx.Node) else value)
         spec = self.exported.call_spec.out_spec
         if spec is None:
-            raise CaptureError("the exported program does not say how its results are arranged")
+            raise CaptureError("the exported program does not say how its results are arranged; transform the model itself")
         return self._rebuilt(pytree.tree_unflatten(values, spec))
 
     def _rebuilt(self, value: Any) -> Any:
@@ -462,7 +465,7 @@ class _Reader:
 def _in_spec(exported: ExportedProgram) -> Any:
     """How the arguments of an exported program are arranged."""
     if exported.call_spec.in_spec is None:
-        raise CaptureError("the exported program does not say how its arguments are arranged")
+        raise CaptureError("the exported program does not say how its arguments are arranged; transform the model itself")
     return exported.call_spec.in_spec
 
 

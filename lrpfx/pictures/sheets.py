@@ -150,7 +150,7 @@ def strip(
         This is not a mapping with one layer at least.
     """
     if not isinstance(layers, Mapping) or not layers:
-        raise InputTypeError("layers are a mapping from names to relevance, with one at least")
+        raise InputTypeError("layers are a mapping from names to relevance, with at least one")
     columns, width = checked_whole(columns, "columns is a number", 1), checked_whole(width, "width is a number of pixels", 100)
     found = []
     for name, relevance in layers.items():
@@ -191,7 +191,7 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
         if named:
             rows.append([(str(name), on_white(one)) for name, one in named])
     if not rows:
-        raise InputError("a sheet has one picture at least")
+        raise InputError("a sheet has at least one picture")
     return rows
 
 

@@ -25,6 +25,7 @@ from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_cla
 from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
 from lrpfx.deploy.preprocessing import INTERPOLATIONS
 from lrpfx.passes.stages import STAGES
+from lrpfx.troubleshooting import address
 
 
 def test_inspect_and_verify(folder):
@@ -179,7 +180,7 @@ def test_messages_speak_of_options(folder):
         (["explain", "small_model:make", "images", *raw, "--target", "1", "--target", "1"], "names a class twice: 1, 1"),
         (
             ["check", "small_model:make", "--composite", "epsilon_plus", "--set", "epsilon=1", "--set", "epsilon=2"],
-            "is there twice",
+            "is given twice",
         ),
     ]:
         status, printed = run_program(*arguments)
@@ -385,4 +386,5 @@ def test_as_a_program(folder):
     command = [sys.executable, "-m", "lrpfx", "inspect", "absent.pt2"]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 2 and "error: absent.pt2 cannot be read" in process.stderr
+    assert process.stderr.splitlines()[-1] == f"See {address('files-and-folders')}"
     assert "Traceback" not in process.stderr

@@ -76,7 +76,7 @@ def test_two_composites_are_compared(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("images/1.png",), "--composite is there 0 times"),
+        (("images/1.png",), "--composite is given 0 times"),
         (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
         (("images/1.png", *("--composite", "epsilon_plus") * 2, "-o", "maps.txt"), "maps.txt: a picture is saved as"),
     ],

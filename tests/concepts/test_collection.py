@@ -299,9 +299,9 @@ def test_features_and_heads_of_texts_of_any_length():
         ({"target": torch.zeros(60, dtype=torch.long)}, "class index or a function"),
         ({"target": None}, "class index or a function"),
         ({"path": "/nonexistent/a.npz"}, "no folder"),
-        ({"dataset": "images"}, "which a str has not"),
-        ({"dataset": {"image": [1, 2]}}, "which a dict has not"),
-        ({"dataset": 5}, "which a int has not"),
+        ({"dataset": "images"}, "iterable of samples, not str"),
+        ({"dataset": {"image": [1, 2]}}, "iterable of samples, not dict"),
+        ({"dataset": 5}, "iterable of samples, not int"),
         ({"path": "concepts.txt"}, "suffix must be .npz"),
     ],
 )

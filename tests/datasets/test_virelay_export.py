@@ -287,7 +287,7 @@ class Broken(Noise):
             "sample 0 has the label 3 in the data and 0",
         ),
         (lambda: Broken(20), {}, InputError, "sample 7: it cannot be loaded: ZeroDivisionError"),
-        (lambda: Stream(Noise(20)), {}, InputTypeError, "images are found by their numbers, which a Stream has not"),
+        (lambda: Stream(Noise(20)), {}, InputTypeError, "images are found by their numbers, which a Stream does not have"),
         (lambda: iter([1]), {}, InputTypeError, "pass a data set with indices, or the images as an array"),
         (lambda: 3, {}, InputTypeError, "data is a folder, a dataset"),
         (lambda: [(Noise(20)[0][0], Noise(20)[0][0])] * 20, {}, InputError, "sample 0: it has 2 inputs, which may be images"),

@@ -146,7 +146,7 @@ def test_three_axes_are_one_photograph(pixels):
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
-        ("https://example.org/cat.jpg", InputError, "is an address; download"),
+        ("https://example.org/cat.jpg", InputError, "is an address: download"),
         ("data:image/png;base64,AAAA", InputError, "is an address"),
         ("missing.png", InputError, "there is no file"),
         ("", InputError, "the path of the image is empty; for the current folder, pass '.'"),

@@ -157,7 +157,7 @@ def test_narrow_pictures_are_not_too_high():
 
 def test_other_errors():
     for nothing in ([], {}, [[]]):
-        with pytest.raises(InputError, match="one picture at least"):
+        with pytest.raises(InputError, match="at least one picture"):
             sheet(nothing)
     for width in (99, 300.0, "300", True):
         with pytest.raises(InputError, match="width is a number of pixels, 100 or more"):

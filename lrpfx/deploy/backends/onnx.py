@@ -137,7 +137,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
             cause = cause.__cause__  # torch.onnx wraps the error in advice
         raise LoweringError(f"torch.onnx cannot translate the program: {cause}") from error
     if exported is None:
-        raise LoweringError("torch.onnx returned no program")
+        raise LoweringError("torch.onnx returned no program; a .pt2 file or lrpfx.package does not need it")
     _simplify(exported.model)
     _rename(exported.model.graph, [*arguments, *results])
     model = exported.model_proto
