@@ -26,6 +26,18 @@ from lrpfx.passes.canonize.merge_batch_norm import (
 from lrpfx.passes.program import GraphPass
 from lrpfx.types import BatchNorm, ConvolutionTranspose, Linear
 
+__all__ = [
+    "AttributeCanonizer",
+    "Canonizer",
+    "CompositeCanonizer",
+    "GraphCanonizer",
+    "MergeBatchNorm",
+    "MergeInputNormalization",
+    "MergeLayerNorm",
+    "NamedMergeBatchNorm",
+    "SequentialMergeBatchNorm",
+]
+
 _ABSENT = object()
 
 

@@ -64,6 +64,33 @@ from lrpfx.types import (
     WeightedValues,
 )
 
+__all__ = [
+    "COMPOSITES",
+    "CPLRP",
+    "AttnLRP",
+    "BetaSmooth",
+    "Composite",
+    "CompositeContext",
+    "DeconvNet",
+    "EpsilonAlpha2Beta1",
+    "EpsilonAlpha2Beta1Flat",
+    "EpsilonGammaBox",
+    "EpsilonPlus",
+    "EpsilonPlusFlat",
+    "ExcitationBackprop",
+    "GammaByDepth",
+    "GuidedBackprop",
+    "LayerMapComposite",
+    "MixedComposite",
+    "NameLayerMapComposite",
+    "NameMapComposite",
+    "SpecialFirstLayerMapComposite",
+    "composite_class",
+    "composite_named",
+    "layer_map_base",
+    "register_composite",
+]
+
 LayerMap = Sequence[tuple[type | tuple[type, ...], Hook]]
 NameMap = Sequence[tuple[Sequence[str], Hook]]
 ModuleMap = Callable[[dict[Any, Any], str, Any], Hook | None]

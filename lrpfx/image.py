@@ -9,6 +9,16 @@ from PIL import Image
 from lrpfx.cmap import ColorMap, LazyColorMapCache
 from lrpfx.errors import InputError, InputTypeError
 
+__all__ = [
+    "CMAPS",
+    "get_cmap",
+    "gridify",
+    "imgify",
+    "imsave",
+    "interval_norm_bounds",
+    "palette",
+]
+
 CMAPS = LazyColorMapCache(
     {
         # from zero up

@@ -2,6 +2,10 @@
 
 import torch
 
+__all__ = [
+    "Sum",
+]
+
 
 class Sum(torch.nn.Module):
     """Sum over the dimension `dim` as a module, so that a rule can be mapped to it by type."""

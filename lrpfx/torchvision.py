@@ -10,6 +10,13 @@ from torch import nn
 from lrpfx.canonizers import AttributeCanonizer, CompositeCanonizer, SequentialMergeBatchNorm
 from lrpfx.layer import Sum
 
+__all__ = [
+    "ResNetBasicBlockCanonizer",
+    "ResNetBottleneckCanonizer",
+    "ResNetCanonizer",
+    "VGGCanonizer",
+]
+
 
 class VGGCanonizer(SequentialMergeBatchNorm):
     """For VGG: merges batch norm."""

@@ -24,6 +24,14 @@ from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
 
+__all__ = [
+    "Label",
+    "export",
+    "label_map",
+    "write_analysis",
+    "write_project",
+]
+
 LABEL_MAP, DATASET, ATTRIBUTION = "label_map.json", "dataset.h5", "attribution.h5"
 Strategy = Literal["true_label", "predicted_label"]
 
