@@ -48,7 +48,7 @@ def as_html(output: Any) -> str:
         return _text(output.text)
     for kind, data in output.data.items():
         if kind == "text/html":
-            return f'<div class="output">{data}</div>'
+            return f'<div class="output output-page">{data}</div>'
         if kind == "image/svg+xml":
             return f'<div class="output">{data[data.index("<svg") :]}</div>'
         if kind in ("image/png", "image/jpeg"):
