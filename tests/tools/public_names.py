@@ -32,8 +32,8 @@ def public_names() -> Iterator[tuple[str, Any]]:
 
     Members are the methods, properties and `__call__` that lrpfx defines. A class has its own members and those of its private
     base classes. It does not repeat what it shares with a public base class, which includes a method that it replaces without a
-    docstring: that of the base holds. An object that two namespaces export has two names. Methods are functions, also if they
-    are of the class or static; properties are properties.
+    docstring: that of the base holds. An object that two namespaces export has two names. Methods, also those
+    of the class, static ones and cached properties, are functions; properties are properties.
     """
     modules = namespaces()
     exported = [
@@ -62,4 +62,6 @@ def _members(owner: type, public: set[type]) -> Iterator[tuple[str, Any]]:
         of_bases = [inspect.getattr_static(base, name) for base in shared if hasattr(base, name)]
         if member in of_bases or (of_bases and not member.__doc__):
             continue
-        yield name, member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        function = getattr(member, "__func__", getattr(member, "func", member))  # of a class method, of a cached property
+        if not getattr(function, "__name__", name).startswith("_") or name == "__call__":
+            yield name, function
