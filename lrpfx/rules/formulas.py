@@ -244,7 +244,7 @@ class GammaRatios:
 
 class Gamma(BasicHook):
     """Favours contributions with the sign of the output by gamma (Montavon et al. 2019; in the form of Andéol et al. 2021,
-    https://arxiv.org/abs/2106.16102, for inputs of either sign).
+    https://arxiv.org/abs/2106.04923, for inputs of either sign).
 
     With P = W + gamma W⁺ and N = W + gamma W⁻, and p and n defined in the same way for the bias:
     R' = x⁺ (Pᵀ s₊ + Nᵀ s₋) + x⁻ (Nᵀ s₊ + Pᵀ s₋), where s₊ = [z > 0] R / st(P x⁺ + N x⁻ + p) and
