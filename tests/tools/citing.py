@@ -30,7 +30,10 @@ def where(reference: dict[str, Any]) -> str:
 
 def table() -> str:
     cited = citation()
-    rows = [f"| {one['notes']} | {names(one['authors'])}: [{one['title']}]({one['url']}). {where(one)} |" for one in cited["references"]]
+    rows = [
+        f"| {one['notes']} | {names(one['authors'])}: [{one['title']}]({one['url']}). {where(one)} |"
+        for one in cited["references"]
+    ]
     entry = [
         "```bibtex",
         "@software{lrpfx,",

@@ -54,7 +54,9 @@ def _installed_layout() -> Path:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    files.append(File.generated(config, "changelog.md", content=_LINK.sub(lambda link: link[0].removeprefix("docs/"), changelog)))
+    files.append(
+        File.generated(config, "changelog.md", content=_LINK.sub(lambda link: link[0].removeprefix("docs/"), changelog))
+    )
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         path = Path(str(file.abs_src_path))
         log.info("Running %s", file.src_uri)
