@@ -87,7 +87,7 @@ documentation: $(VENV)/linked
 # Build the documentation site into build/site, in two minutes: tutorials are run, and nothing is fetched. Broken links and anchors fail,
 # and so does a public name without documentation. `$(BIN)/python -m http.server --directory build/site` shows it.
 docs: $(VENV)/linked
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=tests $(BIN)/python -m mkdocs build
 
 # What `make test` leaves out: all combinations of parameters, and classifiers as they are. TESTS=tests/rules is a part of them.
 test-slow: $(VENV)/linked

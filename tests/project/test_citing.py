@@ -16,22 +16,8 @@ KEYS = {
     *("title", "type", "url", "version"),
 }
 REFERENCE_KEYS = {
-    *(
-        "type",
-        "title",
-        "authors",
-        "journal",
-        "collection-title",
-        "publisher",
-        "volume",
-        "issue",
-        "start",
-        "end",
-        "year",
-        "doi",
-        "url",
-    ),
-    "notes",
+    *("type", "title", "authors", "journal", "collection-title", "publisher", "volume", "issue", "start", "end", "year"),
+    *("doi", "url", "notes"),
 }
 
 
@@ -63,11 +49,8 @@ def test_it_has_the_papers_of_the_docstrings(module):
     for path in {module.__file__, *texts}:
         with open(path, encoding="utf-8") as file:
             cited |= set(re.findall(r"https?://[^\s)>,;`\"']+", file.read()))
-    cited = {
-        address.rstrip(".")
-        for address in cited
-        if re.search(r"doi\.org|arxiv\.org|aclanthology|mlr\.press|nature\.com", address)
-    }
+    papers = r"doi\.org|arxiv\.org|aclanthology|mlr\.press|nature\.com"
+    cited = {address.rstrip(".") for address in cited if re.search(papers, address)}
     assert cited <= set(known), cited - set(known)
     assert cited or module is datasets
 
@@ -75,9 +58,8 @@ def test_it_has_the_papers_of_the_docstrings(module):
 def test_every_rule_of_the_list_exists():
     named = {name for one in citation()["references"] for name in re.findall(r"`([\w.]+)`", one["notes"])}
     for name in named:
-        owner = (
-            lrpfx if name.startswith("lrpfx.") else next(one for one in (rules, composites, attribution) if hasattr(one, name))
-        )
+        faces = (lrpfx,) if name.startswith("lrpfx.") else (rules, composites, attribution)
+        owner = faces[0] if len(faces) == 1 else next(one for one in faces if hasattr(one, name))
         for part in name.removeprefix("lrpfx.").split("."):
             owner = getattr(owner, part)
     assert len(named) > 15

@@ -41,6 +41,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE)
     environment = {**os.environ, **proxies, "no_proxy": "127.0.0.1,localhost", "NO_MKDOCS_2_WARNING": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -3,24 +3,22 @@
 import logging
 import re
 import shutil
-import sys
 import tempfile
 import tomllib
 import zlib
 from pathlib import Path
 from typing import Any
 
+import torchvision_cpu  # noqa: F401  before the public names reach torchvision
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
-import torchvision_cpu  # noqa: F401  # before torchvision, which the public names reach
 from tools import notebooks
 from tools.public_names import public_names
 
+ROOT = Path(__file__).parent.parent.parent
 #: in strict mode, a warning of this logger fails the build
 log = logging.getLogger("mkdocs.hooks.lrpfx")
 
@@ -44,7 +42,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _installed_layout() -> Path:
-    """A folder with the package as it is installed, with passes/ in it: the reference is read from there, and nothing is run."""
+    """A folder with the package as it is installed, with passes/ in it; the reference is read from there."""
     folder = Path(_scratch.name) / "reference"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "lrpfx", folder / "lrpfx")
@@ -53,10 +51,8 @@ def _installed_layout() -> Path:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    files.append(
-        File.generated(config, "changelog.md", content=_LINK.sub(lambda link: link[0].removeprefix("docs/"), changelog))
-    )
+    changelog = _LINK.sub(lambda link: link[0].removeprefix("docs/"), (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    files.append(File.generated(config, "changelog.md", content=changelog))
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         path = Path(str(file.abs_src_path))
         log.info("Running %s", file.src_uri)
@@ -91,9 +87,10 @@ def on_post_build(config: MkDocsConfig) -> None:
     listed = reference(Path(config.site_dir))
     for name, value in public_names():
         if name not in listed:
-            log.warning("%s is not in the reference: name it on a page in docs/reference", name)
-        elif _explains(value) and not (value.__doc__ or "").strip():
-            log.warning("%s has no docstring", name)
+            documented = not _explains(value) or (value.__doc__ or "").strip()
+            log.warning(
+                "%s is not in the reference: %s", name, "name it in docs/reference" if documented else "it has no docstring"
+            )
 
 
 def _explains(value: Any) -> bool:
