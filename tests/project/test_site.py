@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import importlib
 import logging
 import os
 import re
@@ -12,12 +13,14 @@ import zlib
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
-from tools import site_hooks
 from tools.public_names import public_names
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("mkdocs")
+site_hooks = importlib.import_module("tools.site_hooks")
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 #: nothing answers there
@@ -87,6 +90,14 @@ def test_the_reference_has_every_public_name(site):
     assert len(names) > 300 and names <= site_hooks.reference(site)
     page = (site / "reference" / "rules" / "index.html").read_text()
     assert 'id="lrpfx.rules.Gamma"' in page and 'id="lrpfx.rules.Hook.propagate"' in page
+
+
+@pytest.mark.examples
+def test_names_in_the_text_lead_to_the_reference(site):
+    page = (site / "ledger" / "index.html").read_text()
+    assert re.search(r'href="\.\./reference/attributing/#lrpfx\.ledger"[^>]*><code>lrpfx\.ledger', page)
+    page = (site / "composites" / "index.html").read_text()
+    assert re.search(r'href="\.\./reference/composites/#lrpfx\.composites\.GammaByDepth"', page)
 
 
 @pytest.mark.examples

@@ -1,5 +1,6 @@
 """What `make docs` adds to mkdocs: tutorials are run, links leave the documentation, and no public name is forgotten."""
 
+import functools
 import logging
 import re
 import shutil
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parent.parent.parent
 log = logging.getLogger("mkdocs.hooks.lrpfx")
 
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+_SKIPPED_OR_NAME = re.compile(
+    r"<(?P<tag>pre|a|autoref|h[1-6])\b.*?</(?P=tag)>|<code>(?P<name>[A-Za-z_][\w.]*)(?:\([^<]*\))?</code>", re.DOTALL
+)
 _scratch = tempfile.TemporaryDirectory()
 #: page -> what replaces the places of outputs in its HTML
 _outputs: dict[str, list[str]] = {}
@@ -59,7 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text, outputs = notebooks.as_page(notebooks.executed(path))
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         _outputs[page] = outputs
-        files.append(File.generated(config, page, content=text))
+        download = f'<a class="md-button" href="../{path.name}" download>Download this notebook</a>'
+        files.append(File.generated(config, page, content=f"{text}\n\n{download}\n"))
     return files
 
 
@@ -78,9 +83,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Names in the text lead to the reference, and outputs are in their places."""
+    html = _SKIPPED_OR_NAME.sub(_linked, html)
     for number, output in enumerate(_outputs.get(page.file.src_uri, [])):
         html = html.replace(notebooks.place(number), output)
     return html
+
+
+def _linked(found: re.Match[str]) -> str:
+    """A name of the text as a link that mkdocs-autorefs makes; what is a link or a block of code stays as it is."""
+    name = found["name"] and (found["name"] if found["name"].startswith("lrpfx.") else _classes().get(found["name"]))
+    return f'<autoref identifier="{name}" optional>{found[0]}</autoref>' if name else found[0]
+
+
+@functools.cache
+def _classes() -> dict[str, str]:
+    """Public classes by their names alone; the text speaks of functions by their whole names."""
+    found: dict[str, str] = {}
+    for name, value in public_names():
+        if isinstance(value, type):
+            found.setdefault(name.rpartition(".")[2], name)
+    return found
 
 
 def on_post_build(config: MkDocsConfig) -> None:
