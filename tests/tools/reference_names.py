@@ -1,7 +1,5 @@
 """What the reference takes for a public name is what users reach by it."""
 
-import itertools
-from pathlib import Path
 from typing import Any
 
 import griffe
@@ -10,19 +8,11 @@ from tools.public_names import public_names
 
 
 class PublicNames(griffe.Extension):
-    """Python and the sources differ in two ways, which `on_package` mends.
+    """Python and the sources differ in two ways, which this mends.
 
     A function that a package imports from a module of the same name hides that module. And a class has the members of its
     private base classes, of which the reference does not speak.
     """
-
-    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """A constant is documented by the comments above it that begin with `#:`."""
-        lines = attr.lines_collection[attr.filepath] if isinstance(attr.filepath, Path) else []
-        above = itertools.takewhile(lambda line: line.strip().startswith("#:"), reversed(lines[: (attr.lineno or 1) - 1]))
-        text = [line.strip()[2:].strip() for line in above][::-1]
-        if text and not attr.docstring:
-            attr.docstring = griffe.Docstring("\n".join(text), parent=attr)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for name, value in public_names():
