@@ -17,7 +17,7 @@ class PublicNames(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for name, value in public_names():
             path = name.split(".")[1:]
-            if not path or value is None:
+            if not path:
                 continue
             parent: Any = pkg[path[:-1]] if path[:-1] else pkg
             parent = parent.final_target if parent.is_alias else parent
