@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture pictures report-pictures documentation troubleshooting lint format clean
+.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -67,6 +67,10 @@ test-torch:
 architecture: $(VENV)/linked
 	$(BIN)/python tests/tools/architecture.py
 
+# Write docs/citing.md from CITATION.cff.
+citing: $(VENV)/linked
+	$(BIN)/python tests/tools/citing.py
+
 # Draw the pictures of docs/visualizing.md and docs/concepts.md.
 pictures: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt scikit-image
@@ -83,6 +87,11 @@ documentation: $(VENV)/linked
 # The messages of errors and warnings, written into docs/troubleshooting.md from the source.
 troubleshooting: $(VENV)/linked
 	$(BIN)/python tests/tools/troubleshooting.py
+
+# Build the documentation site into build/site, in two minutes: tutorials are run, and nothing is fetched. Broken links and anchors fail,
+# and so does a public name without documentation. `$(BIN)/python -m http.server --directory build/site` shows it.
+docs: $(VENV)/linked
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=tests $(BIN)/python -m mkdocs build
 
 # What `make test` leaves out: all combinations of parameters, and classifiers as they are. TESTS=tests/rules is a part of them.
 test-slow: $(VENV)/linked

@@ -97,6 +97,7 @@ ModuleMap = Callable[[dict[Any, Any], str, Any], Hook | None]
 CompositeClass = TypeVar("CompositeClass", bound=type)
 
 COMPOSITES: dict[str, type["Composite"]] = {}
+"""The registered composites by name, such as `epsilon_plus`."""
 
 
 def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:

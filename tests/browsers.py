@@ -1,5 +1,6 @@
 """Chromium without a screen, for tests of pages."""
 
+import json
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -30,3 +31,20 @@ def chromium(size="1400,1000", *flags):
             yield driver
         finally:
             driver.quit()
+
+
+def ready(driver):
+    """Forgets what happened before: the page that Chromium begins with."""
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.get("about:blank")
+    driver.get_log("browser")
+    driver.get_log("performance")
+
+
+def assert_silent(driver, *origins):
+    """Since the last call, the console had no complaint, and nothing was requested but from these origins."""
+    complaints = [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert not complaints, complaints
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    requested = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert all(address.startswith((*origins, "data:")) for address in requested), requested

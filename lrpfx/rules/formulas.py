@@ -312,8 +312,8 @@ class Gamma(BasicHook):
 
     References
     ----------
-    .. [1] Montavon et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_10 .. [2] Andéol et al. 2021,
-    https://arxiv.org/abs/2106.16102, which has this form
+    .. [1] Montavon et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_10
+    .. [2] Andéol et al. 2021, https://arxiv.org/abs/2106.04923, which has this form
     """
 
     shown = ("gamma", "stabilizer", "zero_params")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from browsers import chromium, needs_chromium
+from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
 from tools import report_pictures
 
@@ -36,11 +36,9 @@ def two_composites(folder):
 @pytest.fixture(scope="module")
 def browser():
     with chromium("1400,1000", "--host-resolver-rules=MAP * ~NOTFOUND") as driver:
-        driver.execute_cdp_cmd("Network.enable", {})
+        ready(driver)
         offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
         driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
-        driver.get("about:blank")
-        driver.get_log("performance")  # of the page that Chromium begins with
         yield driver
 
 
@@ -49,11 +47,7 @@ def _silent(browser):
     """Whatever a test does, the console has no complaint, and nothing is requested but the file."""
     torch.set_default_dtype(torch.float32)
     yield
-    complaints = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-    assert not complaints, complaints
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    requested = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert all(address.startswith(("file://", "data:")) for address in requested), requested
+    assert_silent(browser, "file://")
 
 
 def opened(browser, path):

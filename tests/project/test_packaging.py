@@ -1,6 +1,8 @@
 """The wheel that users get."""
 
 import ast
+import email
+import email.policy
 import os
 import re
 import shutil
@@ -26,7 +28,7 @@ def wheel(tmp_path_factory):
     source = directory / "source"
     for name in ("lrpfx", "passes"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(directory), str(source)]
     subprocess.run(command, check=True, capture_output=True)
@@ -40,6 +42,27 @@ def test_contents(wheel):
     assert {"lrpfx/py.typed", "lrpfx/passes/rewrite/rewrite.py", "lrpfx/demo/__main__.py"} <= set(names)
     assert {f"lrpfx/pages/{name}" for name in ("page.js", "page.css", "LICENCES.txt")} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_links_of_the_description_work_anywhere(wheel):
+    """PyPI shows README, and has none of the files that it links to."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("dist-info/METADATA")]
+        message = email.message_from_bytes(archive.read(name), policy=email.policy.default)
+    description, readme = message.get_payload(decode=True).decode(), (ROOT / "README.md").read_text()
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    source = pyproject["urls"]["Source"]
+    assert message["Description-Content-Type"] == "text/markdown" and message["Project-URL"] == f"Source, {source}"
+    found = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", description)
+    before = re.findall(r"\[[^\]]*\]\(([^)]+)\)", readme)
+    assert len(found) == len(before) > 20
+    for (picture, link), relative in zip(found, before, strict=True):
+        if relative.startswith(("https://", "#")):
+            assert link == relative
+        else:
+            assert link == f"{source}/{'raw' if picture else 'blob'}/HEAD/{relative}"
+            assert (ROOT / relative.partition("#")[0]).exists(), relative
+    assert description.replace(f"{source}/blob/HEAD/", "").replace(f"{source}/raw/HEAD/", "").strip() == readme.strip()
 
 
 def test_installed_into_an_empty_environment(wheel, tmp_path):
@@ -111,7 +134,7 @@ def test_what_the_tests_import_is_installed_for_them():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     alone = re.findall(r"--no-deps (?!--)(.+)", (ROOT / "Makefile").read_text())
-    installed = _distributions([*project["dependencies"], *extras["test"]])
+    installed = _distributions([*project["dependencies"], *extras["test"], *extras["docs"]])
     installed |= {canonicalize_name(Requirement(name).name) for name in [*" ".join(alone).split(), *extras["mutants"]]}
     providers = metadata.packages_distributions()
     files = [path for folder in ("tests", "lrpfx", "passes", "benchmarks") for path in (ROOT / folder).rglob("*.py")]

@@ -1,0 +1,184 @@
+"""The documentation as a site: it is built from what is here, and needs nothing from elsewhere to be read."""
+
+import functools
+import http.server
+import importlib
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import zlib
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+from browsers import assert_silent, chromium, needs_chromium, ready
+from helpers import ROOT
+from tools.public_names import public_names
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("mkdocs")
+site_hooks = importlib.import_module("tools.site_hooks")
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+#: nothing answers there
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorials_are_stored_without_results(path):
+    """Building the site runs them, and differences between versions are those of the text."""
+    notebook = nbformat.read(path, 4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert cells and not any(cell.outputs or cell.execution_count for cell in cells)
+    assert notebook.cells[0].source.startswith("# ") and "## Next" in notebook.cells[-1].source
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}, "jupyter nbconvert --clear-output"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; what would be fetched while it is built is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE)
+    environment = {**os.environ, **proxies, "no_proxy": "127.0.0.1,localhost", "NO_MKDOCS_2_WARNING": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+class _Loaded(HTMLParser):
+    """The addresses that a page loads, and the marks that make its scripts load more."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.addresses, self.marks = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        found = [attributes.get(name) for name in ("src", "data", "poster")] if tag != "a" else []
+        if tag == "link" and attributes.get("rel") not in ("canonical", "prev", "next"):
+            found.append(attributes["href"])
+        found += [part.split()[0] for part in attributes.get("srcset", "").split(",") if part.strip()]
+        found += re.findall(r"url\(['\"]?([^'\")]+)", attributes.get("style") or "")
+        self.addresses += filter(None, found)
+        classes = (attributes.get("class") or "").split()
+        self.marks += [mark for mark in ("mermaid", "arithmatex") if mark in classes]
+        self.marks += [attributes["data-md-component"]] if attributes.get("data-md-component") == "source" else []
+
+
+@pytest.mark.examples
+def test_nothing_is_loaded_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 50
+    for path in pages:
+        loaded = _Loaded(path.read_text())
+        elsewhere = [one for one in loaded.addresses if re.match(r"(https?:)?//", one)]
+        assert not elsewhere and not loaded.marks, (path, elsewhere, loaded.marks)
+    for path in site.rglob("*.css"):
+        assert not re.findall(r"(?:url\(['\"]?|@import\s*['\"])(?:https?:)?//[^)'\"]*", path.read_text()), path
+
+
+@pytest.mark.examples
+def test_the_reference_has_every_public_name(site):
+    names = {name for name, _ in public_names()}
+    assert len(names) > 300 and names <= site_hooks.reference(site)
+    page = (site / "reference" / "rules" / "index.html").read_text()
+    assert 'id="lrpfx.rules.Gamma"' in page and 'id="lrpfx.rules.Hook.propagate"' in page
+
+
+@pytest.mark.examples
+def test_names_in_the_text_lead_to_the_reference(site):
+    page = (site / "ledger" / "index.html").read_text()
+    assert re.search(r'href="\.\./reference/attributing/#lrpfx\.ledger"[^>]*><code>lrpfx\.ledger', page)
+    page = (site / "composites" / "index.html").read_text()
+    assert re.search(r'href="\.\./reference/composites/#lrpfx\.composites\.GammaByDepth"', page)
+
+
+@pytest.mark.examples
+def test_a_name_that_is_missing_fails(site, tmp_path, caplog):
+    head, body = (site / "objects.inv").read_bytes().split(b"zlib.\n")
+    lines = zlib.decompress(body).splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith((b"lrpfx.attribute ", b"lrpfx.rules.Gamma "))]
+    assert len(kept) == len(lines) - 2
+    (tmp_path / "objects.inv").write_bytes(head + b"zlib.\n" + zlib.compress(b"".join(kept)))
+    with caplog.at_level(logging.WARNING):
+        site_hooks.on_post_build(SimpleNamespace(site_dir=tmp_path))
+    assert [record.args[0] for record in caplog.records] == ["lrpfx.attribute", "lrpfx.rules.Gamma"]
+    assert all(record.name.startswith("mkdocs.") for record in caplog.records), "strict mode counts no others"
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("name", [path.stem for path in TUTORIALS])
+def test_tutorials_show_pictures(site, name):
+    page = (site / "tutorials" / name / "index.html").read_text()
+    assert page.count('<div class="output') >= 4 and 'class="output-' not in page
+    assert ("data:image/" in page or 'title="' in page) and "Traceback" not in page
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium("1400,1000", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1") as driver:
+        ready(driver)
+        yield driver
+
+
+def _brightness(color):
+    return sum(map(float, re.findall(r"[\d.]+", color)[:3]))
+
+
+@needs_chromium
+@pytest.mark.examples
+@pytest.mark.parametrize("page", ["", "reference/explaining/", "tutorials/photograph/"])
+def test_pages_in_a_browser(address, browser, page):
+    """In dark and light: no complaint in the console, no request to another host, and all pictures are there."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(address + page)
+    for _ in range(2):
+        scheme = browser.execute_script("return document.body.dataset.mdColorScheme")
+        ink, behind = (
+            _brightness(browser.execute_script(f"return getComputedStyle(document.body).{name}"))
+            for name in ("color", "backgroundColor")
+        )
+        assert scheme in ("default", "slate") and (ink > behind) == (scheme == "slate")
+        for image in browser.find_elements("css selector", ".md-content img"):
+            browser.execute_script("arguments[0].scrollIntoView()", image)
+            WebDriverWait(browser, 20).until(lambda _, image=image: image.get_property("naturalWidth") > 0)
+        browser.find_element("css selector", "[data-md-component=palette] label:not([hidden])").click()
+        WebDriverWait(browser, 20).until(
+            lambda _, scheme=scheme: browser.execute_script("return document.body.dataset.mdColorScheme") != scheme
+        )
+    assert_silent(browser, address)
+
+
+@needs_chromium
+@pytest.mark.examples
+def test_search_finds_a_name(address, browser):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get(address)
+    field = browser.find_element("css selector", ".md-search__input")
+    browser.execute_script("arguments[0].focus()", field)
+    field.send_keys("GammaByDepth")
+    found = WebDriverWait(browser, 30).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
+    assert any("reference/composites" in link.get_attribute("href") for link in found)
+    assert_silent(browser, address, "blob:")

@@ -1,0 +1,30 @@
+"""What the reference takes for a public name is what users reach by it."""
+
+from typing import Any
+
+import griffe
+
+from tools.public_names import public_names
+
+
+class PublicNames(griffe.Extension):
+    """Python and the sources differ in two ways, which this mends.
+
+    A function that a package imports from a module of the same name hides that module. And a class has the members of its
+    private base classes, of which the reference does not speak.
+    """
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        for name, value in public_names():
+            path = name.split(".")[1:]
+            if not path:
+                continue
+            parent: Any = pkg[path[:-1]] if path[:-1] else pkg
+            parent = parent.final_target if parent.is_alias else parent
+            member = parent.members.get(path[-1])
+            if member is None and parent.is_class:
+                parent.set_member(path[-1], parent.inherited_members[path[-1]])
+            elif member is not None and member.is_module and callable(value):
+                hidden = member[path[-1]]
+                parent.set_member(path[-1], hidden)
+                hidden.parent = parent

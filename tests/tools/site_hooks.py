@@ -1,0 +1,122 @@
+"""What `make docs` adds to mkdocs: tutorials are run, links leave the documentation, and no public name is forgotten."""
+
+import functools
+import logging
+import re
+import shutil
+import tempfile
+import tomllib
+import zlib
+from pathlib import Path
+
+import torchvision_cpu  # noqa: F401  before the public names reach torchvision
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tools import notebooks
+from tools.public_names import public_names
+
+ROOT = Path(__file__).parent.parent.parent
+#: in strict mode, a warning of this logger fails the build
+log = logging.getLogger("mkdocs.hooks.lrpfx")
+
+_LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+_SKIPPED_OR_NAME = re.compile(
+    r"<(?P<tag>pre|a|autoref|h[1-6])\b.*?</(?P=tag)>|<code>(?P<name>[A-Za-z_][\w.]*)(?:\([^<]*\))?</code>", re.DOTALL
+)
+_scratch = tempfile.TemporaryDirectory()
+#: page -> what replaces the places of outputs in its HTML
+_outputs: dict[str, list[str]] = {}
+
+
+def address() -> str:
+    """Where the repository is; pyproject.toml says so, and nothing else does."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"])
+
+
+@event_priority(100)  # before mkdocstrings reads its settings
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    # A `repo_url` would make each page ask the host of the repository for its number of stars.
+    config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": address(), "name": "The source"}]
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(_installed_layout())]
+    return config
+
+
+def _installed_layout() -> Path:
+    """A folder with the package as it is installed, with passes/ in it; the reference is read from there."""
+    folder = Path(_scratch.name) / "reference"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "lrpfx", folder / "lrpfx")
+    shutil.copytree(ROOT / "passes", folder / "lrpfx" / "passes", dirs_exist_ok=True)
+    return folder
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    changelog = _LINK.sub(lambda link: link[0].removeprefix("docs/"), (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    files.append(File.generated(config, "changelog.md", content=changelog))
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        path = Path(str(file.abs_src_path))
+        log.info("Running %s", file.src_uri)
+        text, outputs = notebooks.as_page(notebooks.executed(path))
+        page = file.src_uri.removesuffix(".ipynb") + ".md"
+        _outputs[page] = outputs
+        download = f'<a class="md-button" href="../{path.name}" download>Download this notebook</a>'
+        files.append(File.generated(config, page, content=f"{text}\n\n{download}\n"))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to notebooks lead to their pages, and links to what is not part of the documentation to the repository."""
+
+    def moved(link: re.Match[str]) -> str:
+        target = (Path(config.docs_dir) / page.file.src_uri).parent.joinpath(link[0]).resolve()
+        if target.is_relative_to(config.docs_dir):
+            return re.sub(r"\.ipynb$", ".md", link[0])
+        if not target.exists():
+            log.warning("%s links to %s, which does not exist", page.file.src_uri, link[0])
+        return f"{address()}/blob/HEAD/{target.relative_to(ROOT)}"
+
+    return _LINK.sub(moved, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Names in the text lead to the reference, and outputs are in their places."""
+    html = _SKIPPED_OR_NAME.sub(_linked, html)
+    for number, output in enumerate(_outputs.get(page.file.src_uri, [])):
+        html = html.replace(notebooks.place(number), output)
+    return html
+
+
+def _linked(found: re.Match[str]) -> str:
+    """A name of the text as a link that mkdocs-autorefs makes; what is a link or a block of code stays as it is."""
+    name = found["name"] and (found["name"] if found["name"].startswith("lrpfx.") else _classes().get(found["name"]))
+    return f'<autoref identifier="{name}" optional>{found[0]}</autoref>' if name else found[0]
+
+
+@functools.cache
+def _classes() -> dict[str, str]:
+    """Public classes by their names alone; the text speaks of functions by their whole names."""
+    found: dict[str, str] = {}
+    for name, value in public_names():
+        if isinstance(value, type):
+            found.setdefault(name.rpartition(".")[2], name)
+    return found
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    listed = reference(Path(config.site_dir))
+    for name, _ in public_names():
+        if name not in listed:
+            log.warning("%s is not in the reference: it needs a docstring, and a page in docs/reference", name)
+
+
+def reference(site: Path) -> set[str]:
+    """The names that the reference of a site documents."""
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    return {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines() if line}
+
+
+def on_shutdown() -> None:
+    _scratch.cleanup()
