@@ -38,8 +38,7 @@ class SignalTakesAll(EpsilonRule):
     References
     ----------
     .. [1] Arras et al. 2017, https://aclanthology.org/W17-5221
-    .. [2] "LRP-all" in Arras et al. 2019,
-    https://doi.org/10.1007/978-3-030-28954-6_11
+    .. [2] "LRP-all" in Arras et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_11
     """
 
     proportional = True
