@@ -15,6 +15,10 @@ from lrpfx.support.tensors import not_dense
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
 
 
+#: Hooks that run only where a state is saved or loaded.
+_OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+
+
 class Structure:
     """What a model consists of at this moment.
 
@@ -58,7 +62,8 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, nn.Module):
-            return self.describe(vars(value))
+            attributes = sorted(vars(value).items())  # a copy may have set them in another order
+            return tuple((name, self.describe(one)) for name, one in attributes if name not in _OF_STATES)
         if type(value) in (dict, OrderedDict):
             return tuple(map(self.describe, value.items()))
         if type(value) is list:
