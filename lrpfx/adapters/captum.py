@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.adapters.captum_targets import chosen_entries
-from lrpfx.adapters.compilations import Compilations
+from lrpfx.adapters.compilations import Compilations, inside
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.attribution.names import resolve_names
 from lrpfx.composites import Composite
@@ -176,38 +176,38 @@ class LayerLRP(_Compiled, LayerAttribution):
         for layer in layers:
             if not isinstance(layer, nn.Module):
                 raise InputTypeError(f"a layer is a module of the model, not {type(layer).__name__}")
-            paths = [path for path, module in self.model.named_modules(remove_duplicate=False) if module is layer]
+            paths = [path for path, module in inside(self.model).named_modules(remove_duplicate=False) if module is layer]
+            if layer is self.model or "" in paths:
+                raise InputError("the layer is the whole model: LRP explains its inputs")
             if not paths:
                 raise InputError(f"the layer, {type(layer).__name__}, is not a module of {type(self.model).__name__}")
-            if "" in paths:
-                raise InputError("the layer is the whole model: LRP explains its inputs")
             found.append(paths)
         return found
 
     def _names(self, graph: fx.Graph, paths: list[str], reads: bool) -> list[str]:
         """The names of the nodes whose values a layer returns, or reads."""
         nodes = dict(named_nodes(graph))
-        modules = {path for path, _ in self.model.named_modules(remove_duplicate=False)}
+        modules = {path for path, _ in inside(self.model).named_modules(remove_duplicate=False)}
         calls = {name: _first_call(name, nodes, modules) for name in nodes}
-        inside = {
+        within = {
             name: call for name, call in calls.items() if any(call == path or call.startswith(f"{path}.") for path in paths)
         }
-        if not inside:
+        if not within:
             resolve_names(graph, paths[:1])  # its error says what the layer was merged into
-        inputs = [name for name in inside if nodes[name].op == "placeholder"]
+        inputs = [name for name in within if nodes[name].op == "placeholder"]
         if inputs:
             raise InputError(f"an input of the model has the name of the layer, {inputs[0]!r}: rename one of them")
-        if not inside or min(Counter(inside.values()).values()) > 1:
+        if not within or min(Counter(within.values()).values()) > 1:
             raise InputError(
-                f"the layer {paths[0]!r} is called more than once, or repeats each of its operations ({', '.join(inside)}): "
+                f"the layer {paths[0]!r} is called more than once, or repeats each of its operations ({', '.join(within)}): "
                 "lrpfx.attribute(..., record=) takes the name of one of them"
             )
         if not reads:
-            (node,) = resolve_names(graph, [next(path for path in paths if _holds(path, inside))])
+            (node,) = resolve_names(graph, [next(path for path in paths if _holds(path, within))])
             return [node_info(node).name]
-        values = [value for name in inside for value in nodes[name].all_input_nodes]
+        values = [value for name in within for value in nodes[name].all_input_nodes]
         outside = [node_info(value).name for value in values if node_info(value).role is Role.DATA]
-        names = [name for name in dict.fromkeys(outside) if name not in inside]
+        names = [name for name in dict.fromkeys(outside) if name not in within]
         if not names:
             raise InputError(f"the layer {paths[0]!r} reads no value that carries relevance: explain what it returns")
         return [node_info(node).name for node in resolve_names(graph, names)]

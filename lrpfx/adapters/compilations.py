@@ -32,7 +32,7 @@ class Compilations:
         """Raise `InputError` for what is not a model, or for one that has rules already and gets a composite."""
         if not isinstance(model, nn.Module):
             raise InputTypeError(f"{self.caller} takes a torch.nn.Module, not {type(model).__name__}")
-        if self.composite is not None and isinstance(_inside(model), ExplainModule):
+        if self.composite is not None and isinstance(inside(model), ExplainModule):
             raise InputError(
                 f"{self.caller} was given a composite and a model that has its rules already: pass the model that "
                 "lrpfx.transform was called with, or leave out the composite"
@@ -41,7 +41,7 @@ class Compilations:
     def graph_for(self, model: nn.Module, arguments: tuple[Any, ...]) -> nn.Module:
         """The compiled model as it is now, for these arguments, until the next call. A model with rules already is returned."""
         self.check(model)
-        if isinstance(_inside(model), ExplainModule):
+        if isinstance(inside(model), ExplainModule):
             return model
         structure = Structure(model)
         for graph in self._graphs:
@@ -106,7 +106,7 @@ def _are_equal(one: torch.Tensor | None, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _inside(model: nn.Module) -> nn.Module:
+def inside(model: nn.Module) -> nn.Module:
     """The module that torch.compile wrapped, or the module itself."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
