@@ -61,8 +61,9 @@ def _as_tensor(inputs: Any, model: nn.Module, device: Any) -> torch.Tensor:
         device = held.device
     elif held.numel() and torch.empty(0, device=device).device != held.device:
         raise InputError(f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})")
-    dense = torch.tensor(np.ascontiguousarray(inputs)) if isinstance(inputs, np.ndarray) else inputs.detach()
-    return dense.to(device, held.dtype)
+    if isinstance(inputs, np.ndarray):  # torch takes no negative strides and foreign byte orders
+        inputs = torch.tensor(np.asarray(inputs, np.float64, order="C"))
+    return inputs.detach().to(device, held.dtype)
 
 
 def _as_classes(targets: Any, samples: int) -> torch.Tensor:
