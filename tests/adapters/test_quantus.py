@@ -137,6 +137,21 @@ def test_what_quantus_explains_itself_is_not_lrp(model, data):
     assert not called
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("IROF", {}, AttributeError, "trapz"),
+        ("PixelFlipping", {"features_in_step": 16, "return_auc_per_sample": True}, AttributeError, "trapz"),
+        ("NonSensitivity", {"features_in_step": 8}, ValueError, "broadcast"),
+    ],
+)
+def test_what_fails_in_quantus_fails_for_any_function(model, data, name, arguments, error, message):
+    """The guide lists these defects of Quantus 0.6 with NumPy 2.4."""
+    for function in (fresh, explain_func(EpsilonPlusFlat())):
+        with pytest.raises(error, match=message):
+            scores(getattr(quantus, name)(disable_warnings=True, **arguments), model, data, function)
+
+
 def test_a_module_with_rules_is_explained_but_not_randomized(compiled, model, data):
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
     found = scores(quantus.Sparseness(disable_warnings=True), explain_model, data, explain_func())
