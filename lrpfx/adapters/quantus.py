@@ -61,9 +61,10 @@ def _as_tensor(inputs: Any, model: nn.Module, device: Any) -> torch.Tensor:
         device = held.device
     elif held.numel() and torch.empty(0, device=device).device != held.device:
         raise InputError(f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})")
-    if isinstance(inputs, np.ndarray):  # torch takes no negative strides and foreign byte orders
-        inputs = torch.tensor(np.asarray(inputs, np.float64, order="C"))
-    return inputs.detach().to(device, held.dtype)
+    if isinstance(inputs, torch.Tensor):
+        return inputs.detach().to(device, held.dtype)
+    native = np.asarray(inputs, np.float64, order="C")  # torch takes no negative strides and foreign byte orders
+    return torch.tensor(native).to(device, held.dtype)
 
 
 def _as_classes(targets: Any, samples: int) -> torch.Tensor:
