@@ -193,7 +193,10 @@ class LayerLRP(_Compiled, LayerAttribution):
             name: call for name, call in calls.items() if any(call == path or call.startswith(f"{path}.") for path in paths)
         }
         if not within:
-            resolve_names(graph, paths[:1])  # its error says what the layer was merged into
+            try:
+                resolve_names(graph, paths[:1])  # its error says what the layer was merged into
+            except InputError as error:
+                raise InputError(f"the layer {paths[0]!r} has no value of its own in the graph: {error}") from None
         inputs = [name for name in within if nodes[name].op == "placeholder"]
         if inputs:
             raise InputError(f"an input of the model has the name of the layer, {inputs[0]!r}: rename one of them")

@@ -11,7 +11,7 @@ from torch import nn
 from lrpfx.adapters.compilations import Compilations
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import Composite
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputError, InputTypeError, first_lines
 
 Array = npt.NDArray[Any]
 
@@ -57,14 +57,21 @@ def _as_tensor(inputs: Any, model: nn.Module, device: Any) -> torch.Tensor:
     if not inputs.ndim:
         raise InputError("inputs are an array with the samples in dimension 0, not one number")
     held = next((one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()), torch.empty(0))
-    if device is None:
-        device = held.device
-    elif held.numel() and torch.empty(0, device=device).device != held.device:
+    place = held.device if device is None else _device(device)
+    if held.numel() and place != held.device:
         raise InputError(f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})")
     if isinstance(inputs, torch.Tensor):
-        return inputs.detach().to(device, held.dtype)
+        return inputs.detach().to(place, held.dtype)
     native = np.asarray(inputs, np.float64, order="C")  # torch takes no negative strides and foreign byte orders
-    return torch.tensor(native).to(device, held.dtype)
+    return torch.tensor(native).to(place, held.dtype)
+
+
+def _device(device: Any) -> torch.device:
+    """A device with its number, where it has one."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch without CUDA
+        raise InputError(f"the device {device!r} cannot be used: {first_lines(error)}") from error
 
 
 def _as_classes(targets: Any, samples: int) -> torch.Tensor:

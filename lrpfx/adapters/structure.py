@@ -2,6 +2,7 @@
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -15,6 +16,8 @@ from lrpfx.support.tensors import not_dense
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
 
 
+#: How far from a module an object is compared by its content: a chain of objects may be longer than Python's stack.
+DEEPEST = 50
 #: Hooks that run only where a state is saved or loaded.
 _OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 
@@ -47,39 +50,44 @@ class _Walk:
         self.tensors: list[torch.Tensor] = []
         self._seen: dict[int, tuple[int, Any]] = {}  # id -> its number, and the object, so that no other takes the id
 
-    def describe(self, value: Any) -> Any:
-        """A value that can be compared, in place of an object."""
+    def describe(self, value: Any, depth: int = 0) -> Any:
+        """A value that can be compared, in place of an object. `depth`: how far the object is from a module."""
         if type(value) in _PLAIN:
             return type(value), value
         if type(value) is tuple:
-            return tuple, *map(self.describe, value)
+            return tuple, *self._all(value, depth)
         if id(value) in self._seen:
             return self._seen[id(value)][0]
         self._seen[id(value)] = len(self._seen), value
-        return type(value), self._content(value)
+        return type(value), self._content(value, depth)
 
-    def _content(self, value: Any) -> Any:
+    def _all(self, values: Iterable[Any], depth: int) -> tuple[Any, ...]:
+        return tuple(self.describe(value, depth + 1) for value in values)
+
+    def _content(self, value: Any, depth: int) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, nn.Module):
             attributes = sorted(vars(value).items())  # a copy may have set them in another order
             return tuple((name, self.describe(one)) for name, one in attributes if name not in _OF_STATES)
+        if depth > DEEPEST:
+            return _Same(value)
         if type(value) in (dict, OrderedDict):
-            return tuple(map(self.describe, value.items()))
+            return self._all(value.items(), depth)
         if type(value) is list:
-            return tuple(map(self.describe, value))
+            return self._all(value, depth)
         if type(value) in (set, frozenset) and all(type(item) in _PLAIN for item in value):
             return frozenset((type(item), item) for item in value)
         if type(value) is np.ndarray and not value.dtype.hasobject:
             return value.dtype.str, value.shape, value.tobytes()
         if type(value) is weakref.ref:
-            return self.describe(value())
+            return self.describe(value(), depth + 1)
         if type(value) is MethodType:
-            return _Same(value.__func__), self.describe(value.__self__)
+            return _Same(value.__func__), self.describe(value.__self__, depth + 1)
         if type(value) is partial:
-            return self.describe((value.func, value.args, value.keywords))
+            return self._all((value.func, value.args, value.keywords), depth)
         state = _state_of(value)
-        return _Same(value) if state is None else self.describe(state)
+        return _Same(value) if state is None else self._all(state, depth)
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if not_dense(tensor) is not None:  # values that cannot be compared
@@ -108,7 +116,7 @@ def _state_of(value: Any) -> tuple[Any, ...] | None:
         return None
     try:
         _, _, state, items, pairs = value.__reduce_ex__(2)
-    except TypeError:  # it holds what Python does not see
+    except Exception:  # it holds what Python does not see
         return None
     return state, None if items is None else list(items), None if pairs is None else list(pairs)
 

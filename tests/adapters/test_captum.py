@@ -443,6 +443,9 @@ def test_layers_are_modules_of_the_model_that_are_called_once(branches):
         LayerLRP(branches, branches.relu, EpsilonPlus()).attribute(inputs, 1)
     with pytest.raises(InputError, match=r"merged into .*block\.conv"):
         LayerLRP(branches, branches.block.bn, EpsilonPlus()).attribute(inputs, 1)
+    with_dropout = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2)).eval()
+    with pytest.raises(InputError, match="the layer '1' has no value of its own in the graph"):
+        LayerLRP(with_dropout, with_dropout[1], EpsilonPlus()).attribute(torch.randn(1, 3), 1)
     replaced = LayerLRP(branches, branches.first, EpsilonPlus())
     branches.first = nn.Conv2d(2, 3, 3)
     with pytest.raises(InputError, match="is not a module of Branches"):

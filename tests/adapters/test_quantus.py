@@ -247,6 +247,7 @@ WRONG = [
     ({"targets": [[0, 1]]}, InputError, r"targets have shape \(1, 2\)"),
     ({"targets": 5}, InputError, "target 5 is out of range"),
     ({"device": "meta"}, InputError, r"the device is meta, but the model is on cpu: move it by model\.to\('meta'\)"),
+    ({"device": "gpu"}, InputError, "the device 'gpu' cannot be used: RuntimeError"),
     ({"method": "LRP"}, InputTypeError, "there is no argument 'method'"),
     ({"model": lambda x: x}, InputTypeError, r"explain_func takes a torch\.nn\.Module, not function"),
 ]

@@ -115,6 +115,37 @@ def test_changes_are_seen(change):
     assert before.layout != after.layout or not same
 
 
+def test_long_chains_of_objects_end():
+    class Link:
+        def __init__(self, following):
+            self.following = following
+
+    chain = None
+    for _ in range(10000):
+        chain = Link(chain)
+    model = nn.Linear(2, 2)
+    model.chain = chain
+    before = Structure(model)
+    assert equal(before, Structure(model))
+    chain.following.following = None
+    assert not equal(before, Structure(model))
+    while chain is not None:  # Python's own destruction of a chain takes its stack
+        chain = chain.following
+
+
+def test_modules_in_modules_are_compared_at_any_depth():
+    model = inner = nn.ReLU()
+    for _ in range(60):
+        model = nn.Sequential(model)
+    before = Structure(model)
+    inner.register_buffer("mask", torch.ones(2))
+    assert not equal(before, Structure(model))
+    inner.rate = 1
+    changed = Structure(model)
+    inner.rate = 2
+    assert not equal(changed, Structure(model))
+
+
 def test_what_cannot_be_compared_is_equal_to_itself_until_it_is_written():
     model = nn.Linear(2, 2)
     model.table = torch.eye(3).to_sparse()
