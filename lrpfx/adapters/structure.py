@@ -26,17 +26,17 @@ class Structure:
     """What a model consists of at this moment.
 
     `layout`: classes, attributes, hooks, and the shapes, dtypes, devices and sharing of tensors, nested in tuples. Objects
-    whose state is not known are equal to themselves alone. `parameters`: parameters and the statistics of batch norms by name,
-    which a graph only computes with. `constants`: the other tensors, which the compiler may have read: buffers such as masks,
-    and plain attributes. The tensors are the model's own.
+    whose state is not known, and tensors that are not dense, are equal to themselves alone. `parameters`: parameters and the
+    statistics of batch norms by name, which a graph only computes with. `constants`: the other tensors, which the compiler may
+    have read: buffers such as masks, and plain attributes. The tensors are the model's own.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
         for path, module in model.named_modules(remove_duplicate=False):
             if isinstance(module, nn.modules.batchnorm._NormBase):
-                statistics = module.named_buffers(prefix=path, recurse=False, remove_duplicate=False)
-                self.parameters.update(statistics)
+                parameters.update(module.named_buffers(prefix=path, recurse=False, remove_duplicate=False))
+        self.parameters = {name: tensor for name, tensor in parameters.items() if not_dense(tensor) is None}
         walk = _Walk()
         self.layout = walk.describe(model)
         replaceable = {id(tensor) for tensor in self.parameters.values()}
