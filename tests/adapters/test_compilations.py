@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from helpers import assert_close, randomize_batch_norm
+from small_families import small_family
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -43,6 +44,18 @@ class Network(nn.Module):
         for _ in range(int(self.steps)):
             x = x.sigmoid() + x
         return self.head(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0].mean(1))
+
+
+NETWORKS = {"lstm": lambda: (Recurrent().eval(), torch.randn(2, 5, 3))}
 
 
 def network():
@@ -124,6 +137,21 @@ def test_another_structure_is_compiled(compiled, change):
     assert_close(found, relevance(lrpfx.transform(model, EpsilonPlus()), inputs), 1e-12)
     assert len(compiled) == 2
     assert not torch.equal(found, before)
+
+
+@pytest.mark.parametrize("name", ["resnet", "densenet", "googlenet", "mobilenet_v3", "efficientnet", "convnext", "vit", "lstm"])
+def test_copies_of_networks_need_no_compilation(compiled, name):
+    """Real ones: their attributes, hooks and tensors are equal in copies."""
+    model, inputs = NETWORKS[name]() if name in NETWORKS else small_family(name)
+    composite, compilations = EpsilonPlus(), Compilations("f", EpsilonPlus())
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    compilations.graph_for(model, (inputs,))
+    found = relevance(compilations.graph_for(changed, (inputs,)), inputs)
+    assert_close(found, relevance(lrpfx.transform(changed, composite, example_inputs=inputs), inputs), 1e-12)
+    assert len(compiled) == 1
 
 
 def test_the_model_is_as_before():
