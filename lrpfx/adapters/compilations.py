@@ -19,8 +19,8 @@ LIMIT = 4
 class Compilations:
     """Compiles models, and keeps the last graphs. A model that differs in parameters alone from an earlier one takes its graph.
 
-    Each call compares the model's structure, and the values of its tensors, with those of the graphs. Graphs of models with the
-    same structure get the parameters and persistent buffers of the present one, and refold what is derived from them.
+    Each call compares the model's structure, and the values of its tensors, with those of the graphs. A graph of a model with
+    the same structure gets the parameters and the statistics of batch norms, and refolds what is derived from them.
     """
 
     def __init__(self, caller: str, composite: Composite | None = None) -> None:
@@ -45,8 +45,7 @@ class Compilations:
             return model
         structure = Structure(model)
         for graph in self._graphs:
-            if graph.fits(structure) and graph.admits(arguments):
-                graph.take_parameters(structure)
+            if graph.fits(structure) and graph.admits(arguments) and graph.take_parameters(structure):
                 break
         else:
             graph = _Graph(model, structure, self.composite, arguments)
@@ -58,8 +57,8 @@ class _Graph:
     """A compiled model, and what it was compiled from."""
 
     def __init__(self, model: nn.Module, structure: Structure, composite: Composite | None, arguments: tuple[Any, ...]) -> None:
-        integers = any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in arguments)
-        chosen = ByContent(photographs=not integers) if composite is None else composite
+        self._of_integers = _has_integers(arguments)
+        chosen = ByContent(photographs=not self._of_integers) if composite is None else composite
         self.explain_model = transform(model, chosen, example_inputs=arguments)
         self._layout = structure.layout
         self._constants = [tensor.detach().clone() for tensor in structure.constants]
@@ -84,18 +83,31 @@ class _Graph:
 
     def admits(self, arguments: tuple[Any, ...]) -> bool:
         """Whether the graph takes these arguments."""
+        if _has_integers(arguments) != self._of_integers:  # the rules may depend on that
+            return False
         try:
             self.explain_model.admit(arguments, {})
         except LrpfxError:
             return False
         return True
 
-    def take_parameters(self, structure: Structure) -> None:
-        """Give the graph the parameters of a model with this structure. The next call updates what is derived from them."""
+    def take_parameters(self, structure: Structure) -> bool:
+        """Give the graph the parameters of a model with this structure. The next call updates what is derived from them.
+
+        False if it cannot hold them: tensors that shared memory in the compiled model may be apart in this one.
+        """
+        pairs = [
+            (own, structure.parameters[name]) for name, own in self._own.items() if name not in self._fixed and own is not None
+        ]
+        changed = [(own, present) for own, present in pairs if not _are_equal(own, present)]
         with torch.inference_mode(False), torch.no_grad():
-            for name, own in self._own.items():
-                if name not in self._fixed and own is not None and not _are_equal(own, structure.parameters[name]):
-                    own.copy_(structure.parameters[name])
+            for own, present in changed:
+                own.copy_(present)
+        return not changed or all(_are_equal(own, present) for own, present in pairs)
+
+
+def _has_integers(arguments: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in arguments)
 
 
 def _are_equal(one: torch.Tensor | None, other: torch.Tensor) -> bool:

@@ -197,6 +197,48 @@ def test_other_arguments_are_compiled_where_the_graph_does_not_take_them(compile
     assert len(compiled) == 2
 
 
+def test_tensors_that_shared_memory_are_apart(compiled):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+            self.second.running_mean = self.first.running_mean[:]
+            self.fc, self.head = nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+            self.rows = nn.Parameter(self.fc.weight.data[:2])
+
+        def forward(self, x):
+            return self.head(self.second(self.fc(self.first(x))).relu()) + x @ self.rows.T
+
+    model, inputs, compilations = Shared().eval(), torch.rand(2, 3), Compilations("f", EpsilonPlus())
+    compilations.graph_for(model, (inputs,))
+    for change, compilations_so_far in (
+        (lambda: model.fc.weight.data.mul_(-2), 1),
+        (lambda: setattr(model, "rows", nn.Parameter(torch.rand(2, 3))), 1),
+        (lambda: model.first.running_mean.add_(1), 1),
+        (lambda: setattr(model.second, "running_mean", torch.rand(3)), 2),
+    ):
+        change()
+        for _ in range(2):
+            found = relevance(compilations.graph_for(model, (inputs,)), inputs)
+            assert_close(found, relevance(lrpfx.transform(model, EpsilonPlus()), inputs), 1e-12)
+        assert len(compiled) == compilations_so_far
+
+
+def test_the_default_rules_are_chosen_for_text_and_for_numbers(compiled):
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x, weights):
+            return self.fc(x) * weights
+
+    model, compilations, inputs = Weighted().eval(), Compilations("f"), torch.randn(2, 3)
+    for weights in (torch.tensor(2), torch.tensor(2.0), torch.tensor(2)):
+        compilations.graph_for(model, (inputs, weights))
+    assert len(compiled) == 2
+
+
 def test_only_the_last_graphs_are_kept(compiled):
     inputs, compilations = torch.randn(2, 3), Compilations("f", EpsilonPlus())
     models = [nn.Sequential(nn.Linear(3, size), nn.ReLU(), nn.Linear(size, 2)).eval() for size in range(2, 3 + LIMIT)]
