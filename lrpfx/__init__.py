@@ -8,6 +8,7 @@ from lrpfx.version import __version__
 
 if TYPE_CHECKING:
     from lrpfx import (
+        adapters,
         attribution,
         canonizers,
         cmap,
@@ -122,6 +123,7 @@ __all__ = [
     "UnsupportedOperationError",
     "VerificationError",
     "__version__",
+    "adapters",
     "assignment",
     "attribute",
     "attribution",

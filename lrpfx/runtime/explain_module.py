@@ -308,6 +308,17 @@ class ExplainModule(TreeGraphModule):
             self._refold_if_changed()
         return {name: value for name, value in keywords.items() if name not in self._fixed}
 
+    def reset_parameters(self) -> None:
+        """Raise `InputError`: the module does not know how the layers of its source model draw their first parameters.
+
+        Without this method, a randomization test that looks for modules with `reset_parameters` would find none.
+        """
+        raise InputError(
+            f"the layers of {self.title} cannot be randomized in an explainable module: randomize the source model, and "
+            "transform it again. A metric that randomizes layers takes the source model, and a function that explains any "
+            "model, such as lrpfx.adapters.quantus.explain_func(composite)"
+        )
+
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The arguments of a call in their order, then those that the graph has fixed."""

@@ -416,3 +416,15 @@ def test_rule_modules_are_called_and_hooked_by_themselves():
     handle.remove()
     assert not torch.equal(hooked.output, before.output)
     assert torch.equal(lrpfx.attribute(explain_model, x, 1).relevance, before.relevance)
+
+
+def test_its_layers_cannot_be_randomized():
+    """What looks for modules with `reset_parameters` finds it, and an error."""
+    explain_model = lrpfx.transform(nn.Sequential(nn.Linear(3, 2)).eval(), EpsilonPlus())
+    for owner in (explain_model, copy.deepcopy(explain_model), nn.Sequential(explain_model)):
+        found = [module for module in owner.modules() if hasattr(module, "reset_parameters")]
+        assert len(found) == 1
+        with pytest.raises(
+            lrpfx.InputError, match=r"the layers of Sequential cannot be randomized .* randomize the source model"
+        ):
+            found[0].reset_parameters()

@@ -1,0 +1,19 @@
+"""lrpfx through the interfaces of Captum and Quantus. A module is imported when it is first used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrpfx.adapters import captum, quantus
+
+__all__ = ["captum", "quantus"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,268 @@
+"""LRP as attribution methods of Captum, for its NoiseTunnel, metrics and pictures. Needs the extra `captum`."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import fx, nn
+
+from lrpfx.adapters.captum_targets import chosen_entries
+from lrpfx.adapters.compilations import Compilations, inside
+from lrpfx.attribution.compute import Attribution, attribute
+from lrpfx.attribution.names import resolve_names
+from lrpfx.composites import Composite
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.node import Role, named_nodes, node_info
+from lrpfx.reports.assignment import assignment
+from lrpfx.runtime.explain_module import explainable
+from lrpfx.support.optional_packages import optional_package
+
+_captum = optional_package("captum.attr", "lrpfx.adapters.captum", "captum")
+GradientAttribution: Any = _captum.GradientAttribution
+LayerAttribution: Any = _captum.LayerAttribution
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Inputs = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def _wrapped(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The method with an attribute `__wrapped__`: NoiseTunnel calls that, as Captum's own methods are wrapped for logging."""
+
+    @wraps(method)
+    def call(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        return method(*args, **keywords)
+
+    return call
+
+
+class _Compiled(GradientAttribution):
+    """What methods of Captum that compile a model have in common."""
+
+    def __init__(self, model: nn.Module, composite: Composite | None = None) -> None:
+        super().__init__(model)
+        self.model = model
+        self._compilations = Compilations(type(self).__name__, composite)
+        self._compilations.check(model)
+
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        """True: relevance contains the input as a factor."""
+        return True
+
+    def has_convergence_delta(self) -> bool:
+        """True: `attribute` can return the convergence delta."""
+        return True
+
+    def compute_convergence_delta(self, attributions: Inputs, output: torch.Tensor) -> torch.Tensor:
+        """For each sample, the output at the target minus the sum of relevance, of shape (samples,).
+
+        It is the relevance that biases, stabilizers, constants and additional arguments took, so it is 0 only without them:
+        `lrpfx.ledger` says which of them took how much. `output`: one number for each sample.
+        """
+        delta = output.flatten()
+        for relevance in _as_tuple(attributions):
+            if not relevance.ndim or len(relevance) != len(delta):
+                raise InputError(
+                    f"the convergence delta needs the samples in dimension 0, but relevance has the shape "
+                    f"{tuple(relevance.shape)}, and the output has {len(delta)} samples"
+                )
+            delta = delta - relevance.reshape(len(relevance), -1).sum(1)
+        return delta
+
+    def _explainable(self, arguments: tuple[Any, ...], verbose: bool) -> nn.Module:
+        """The compiled model."""
+        explain_model = self._compilations.graph_for(self.model, arguments)
+        if verbose:
+            print(assignment(explain_model))
+        return explain_model
+
+
+class LRP(_Compiled):
+    """LRP by lrpfx as an attribution method of Captum.
+
+    The model is compiled at the first call of `attribute`. Later calls explain it as it is then: after a change of its
+    parameters the graph takes the new ones, and after any other change the model is compiled again.
+
+    `model`: a module in evaluation mode, or the result of `lrpfx.transform`, which has its rules already. `composite`: the
+    rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`, where integer inputs mean text.
+    """
+
+    @_wrapped
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        return_convergence_delta: bool = False,
+        verbose: bool = False,
+    ) -> Any:
+        """Relevance of the inputs: a tensor for a tensor, a tuple for a tuple.
+
+        `inputs`: the model's first arguments, with the samples in dimension 0. Relevance of a floating-point input has its
+        shape. That of integers is the relevance of the vectors that an embedding looks up for them, with the features in a
+        dimension behind. `target`: the entry of the output that is explained, without the dimension of samples: an int for
+        outputs of two dimensions, a tuple of ints for more, and None for one number per sample; a list, or a tensor of ints,
+        has one for each sample. `additional_forward_args`: one further argument of the model, or a tuple of them. They follow
+        the inputs, and their relevance is not returned. `return_convergence_delta`: return a pair of relevance and
+        `compute_convergence_delta`. `verbose`: print the rule of each node.
+
+        Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for targets that do not fit
+        the output, and for integers that no embedding or several embeddings read.
+        """
+        arguments = _arguments(inputs, additional_forward_args)
+        explain_model = self._explainable(arguments, verbose)
+        found, explained = _explained(explain_model, arguments, target)
+        relevance = tuple(_carried(found.relevance[place], place) for place in range(len(_as_tuple(inputs))))
+        result = relevance if isinstance(inputs, tuple) else relevance[0]
+        return (result, self.compute_convergence_delta(result, explained)) if return_convergence_delta else result
+
+
+class LayerLRP(_Compiled, LayerAttribution):
+    """Relevance of what layers of a model return or read, as an attribution method of Captum.
+
+    `model`, `composite`: as for `LRP`. `layer`: a module of the model, or a list of them.
+    """
+
+    def __init__(self, model: nn.Module, layer: nn.Module | Sequence[nn.Module], composite: Composite | None = None) -> None:
+        super().__init__(model, composite)
+        self.layer = layer
+        self.device_ids = None
+        self._layers()
+
+    @_wrapped
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        return_convergence_delta: bool = False,
+        attribute_to_layer_input: bool = False,
+        verbose: bool = False,
+    ) -> Any:
+        """Relevance of the value that the layer returns; a list for a list of layers.
+
+        `attribute_to_layer_input`: of the value that it reads instead, a tuple if there are several. A value's relevance comes
+        from all its readers, also those outside of the layer, such as the sum behind a skip connection. With
+        `return_convergence_delta`, the deltas are a list for a list of layers. Other arguments and errors are those of
+        `LRP.attribute`; `InputError` for layers without nodes of their own in the graph, such as a batch norm that was merged
+        into a convolution, and for layers that are called more than once.
+        """
+        arguments = _arguments(inputs, additional_forward_args)
+        paths = self._layers()
+        explain_model = self._explainable(arguments, verbose)
+        graph = explainable(explain_model, "LayerLRP").unfused_graph
+        read = [self._names(graph, of_layer, attribute_to_layer_input) for of_layer in paths]
+        names = list(dict.fromkeys(name for several in read for name in several))
+        found, explained = _explained(explain_model, arguments, target, names)
+        relevance: list[Any] = [tuple(found.layers[name] for name in several) for several in read]
+        relevance = [several[0] if len(several) == 1 else several for several in relevance]
+        whole = isinstance(self.layer, nn.Module)
+        result = relevance[0] if whole else relevance
+        if not return_convergence_delta:
+            return result
+        deltas = [self.compute_convergence_delta(one, explained) for one in relevance]
+        return result, deltas[0] if whole else deltas
+
+    def _layers(self) -> list[list[str]]:
+        """For each layer, its paths in the model."""
+        layers = list(self.layer) if isinstance(self.layer, (list, tuple)) else [self.layer]
+        if not layers:
+            raise InputError("the list of layers is empty")
+        found = []
+        for layer in layers:
+            if not isinstance(layer, nn.Module):
+                raise InputTypeError(f"a layer is a module of the model, not {type(layer).__name__}")
+            paths = [path for path, module in inside(self.model).named_modules(remove_duplicate=False) if module is layer]
+            if layer is self.model or "" in paths:
+                raise InputError("the layer is the whole model: LRP explains its inputs")
+            if not paths:
+                raise InputError(f"the layer, {type(layer).__name__}, is not a module of {type(self.model).__name__}")
+            found.append(paths)
+        return found
+
+    def _names(self, graph: fx.Graph, paths: list[str], reads: bool) -> list[str]:
+        """The names of the nodes whose values a layer returns, or reads."""
+        nodes = dict(named_nodes(graph))
+        modules = {path for path, _ in inside(self.model).named_modules(remove_duplicate=False)}
+        calls = {name: _first_call(name, nodes, modules) for name in nodes}
+        within = {
+            name: call for name, call in calls.items() if any(call == path or call.startswith(f"{path}.") for path in paths)
+        }
+        if not within:
+            try:
+                resolve_names(graph, paths[:1])  # its error says what the layer was merged into
+            except InputError as error:
+                raise InputError(f"the layer {paths[0]!r} has no value of its own in the graph: {error}") from None
+        inputs = [name for name in within if nodes[name].op == "placeholder"]
+        if inputs:
+            raise InputError(f"an input of the model has the name of the layer, {inputs[0]!r}: rename one of them")
+        if not within or min(Counter(within.values()).values()) > 1:
+            raise InputError(
+                f"the layer {paths[0]!r} is called more than once, or repeats each of its operations ({', '.join(within)}): "
+                "lrpfx.attribute(..., record=) takes the name of one of them"
+            )
+        if not reads:
+            (node,) = resolve_names(graph, [next(path for path in paths if _holds(path, within))])
+            return [node_info(node).name]
+        values = [value for name in within for value in nodes[name].all_input_nodes]
+        outside = [node_info(value).name for value in values if node_info(value).role is Role.DATA]
+        names = [name for name in dict.fromkeys(outside) if name not in within]
+        if not names:
+            raise InputError(f"the layer {paths[0]!r} reads no value that carries relevance: explain what it returns")
+        return [node_info(node).name for node in resolve_names(graph, names)]
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _arguments(inputs: Inputs, additional: Any) -> tuple[Any, ...]:
+    """The arguments of the model: those that are explained, and the others."""
+    explained = _as_tuple(inputs)
+    for value in explained:
+        if not isinstance(value, torch.Tensor):
+            raise InputTypeError(f"inputs are a tensor or a tuple of tensors, not {type(value).__name__}")
+    if not explained:
+        raise InputError("there are no inputs")
+    return explained if additional is None else (*explained, *_as_tuple(additional))
+
+
+def _carried(relevance: Any, place: int) -> torch.Tensor:
+    """The relevance of one input."""
+    if isinstance(relevance, torch.Tensor):
+        return relevance
+    if relevance is None:
+        raise InputError(f"input {place} carries no relevance: no embedding reads it; pass it in additional_forward_args")
+    raise InputError(
+        f"input {place} is read by several embeddings ({', '.join(relevance)}), which have relevance of their own: explain "
+        "these layers by LayerLRP, and pass the input in additional_forward_args if there are others"
+    )
+
+
+def _explained(
+    explain_model: nn.Module, arguments: tuple[Any, ...], target: Any, record: Sequence[str] = ()
+) -> tuple[Attribution[tuple[Any, ...]], torch.Tensor]:
+    """The attribution of a call, and the output at the target, of shape (samples,)."""
+
+    def relevance_of(output: torch.Tensor) -> torch.Tensor:
+        chosen = chosen_entries(output, target)
+        return torch.zeros_like(output).flatten().index_copy(0, chosen, output.flatten()[chosen]).reshape(output.shape)
+
+    found = attribute(explain_model, arguments, relevance_of, record=record)
+    output = found.output.detach()
+    return found, output.flatten()[chosen_entries(output, target)]
+
+
+def _first_call(name: str, nodes: dict[str, fx.Node], modules: set[str]) -> str:
+    """The name of the first node that the same code in a module made: that of "relu_1" is "relu", if no module is called so."""
+    first = re.sub(r"_\d+$", "", name)
+    return first if first in nodes and name not in modules else name
+
+
+def _holds(path: str, names: dict[str, str]) -> bool:
+    """Whether nodes are in the module of a path."""
+    return any(name == path or name.startswith(f"{path}.") for name in names)

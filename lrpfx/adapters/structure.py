@@ -1,0 +1,124 @@
+"""A model as a value: equal for copies of a model with other parameters, different for models that may run other code."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lrpfx.support.tensors import not_dense
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
+
+
+#: How far from a module an object is compared by its content: a chain of objects may be longer than Python's stack.
+DEEPEST = 50
+#: Hooks that run only where a state is saved or loaded.
+_OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+
+
+class Structure:
+    """What a model consists of at this moment.
+
+    `layout`: classes, attributes, hooks, and the shapes, dtypes, devices and sharing of tensors, nested in tuples. Objects
+    whose state is not known, and tensors that are not dense, are equal to themselves alone. `parameters`: parameters and the
+    statistics of batch norms by name, which a graph only computes with. `constants`: the other tensors, which the compiler may
+    have read: buffers such as masks, and plain attributes. The tensors are the model's own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        for path, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                parameters.update(module.named_buffers(prefix=path, recurse=False, remove_duplicate=False))
+        self.parameters = {name: tensor for name, tensor in parameters.items() if not_dense(tensor) is None}
+        walk = _Walk()
+        self.layout = walk.describe(model)
+        replaceable = {id(tensor) for tensor in self.parameters.values()}
+        self.constants = [tensor for tensor in walk.tensors if id(tensor) not in replaceable]
+
+
+class _Walk:
+    """Describes an object and all that it refers to."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._seen: dict[int, tuple[int, Any]] = {}  # id -> its number, and the object, so that no other takes the id
+
+    def describe(self, value: Any, depth: int = 0) -> Any:
+        """A value that can be compared, in place of an object. `depth`: how far the object is from a module."""
+        if type(value) in _PLAIN:
+            return type(value), value
+        if type(value) is tuple:
+            return tuple, *self._all(value, depth)
+        if id(value) in self._seen:
+            return self._seen[id(value)][0]
+        self._seen[id(value)] = len(self._seen), value
+        return type(value), self._content(value, depth)
+
+    def _all(self, values: Iterable[Any], depth: int) -> tuple[Any, ...]:
+        return tuple(self.describe(value, depth + 1) for value in values)
+
+    def _content(self, value: Any, depth: int) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, nn.Module):
+            attributes = sorted(vars(value).items())  # a copy may have set them in another order
+            return tuple((name, self.describe(one)) for name, one in attributes if name not in _OF_STATES)
+        if depth > DEEPEST:
+            return _Same(value)
+        if type(value) in (dict, OrderedDict):
+            return self._all(value.items(), depth)
+        if type(value) is list:
+            return self._all(value, depth)
+        if type(value) in (set, frozenset) and all(type(item) in _PLAIN for item in value):
+            return frozenset((type(item), item) for item in value)
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return value.dtype.str, value.shape, value.tobytes()
+        if type(value) is weakref.ref:
+            return self.describe(value(), depth + 1)
+        if type(value) is MethodType:
+            return _Same(value.__func__), self.describe(value.__self__, depth + 1)
+        if type(value) is partial:
+            return self._all((value.func, value.args, value.keywords), depth)
+        state = _state_of(value)
+        return _Same(value) if state is None else self._all(state, depth)
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if not_dense(tensor) is not None:  # values that cannot be compared
+            return _Same(tensor), None if tensor.is_inference() else tensor._version
+        self.tensors.append(tensor)
+        return tensor.dtype, tuple(tensor.shape), tensor.device
+
+
+class _Same:
+    """An object that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _state_of(value: Any) -> tuple[Any, ...] | None:
+    """All that an object holds, if its class leaves it to Python to say what that is; None otherwise."""
+    kind: Any = type(value)
+    if isinstance(value, type) or (kind.__reduce_ex__, kind.__reduce__, kind.__getstate__) != _OF_OBJECTS:
+        return None
+    try:
+        _, _, state, items, pairs = value.__reduce_ex__(2)
+    except Exception:  # it holds what Python does not see
+        return None
+    return state, None if items is None else list(items), None if pairs is None else list(pairs)
+
+
+_OF_OBJECTS = (object.__reduce_ex__, object.__reduce__, object.__getstate__)
