@@ -20,6 +20,8 @@ from lrpfx.reports.assignment import assignment
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.optional_packages import optional_package
 
+__all__ = ["LRP", "LayerLRP"]
+
 _captum = optional_package("captum.attr", "lrpfx.adapters.captum", "captum")
 GradientAttribution: Any = _captum.GradientAttribution
 LayerAttribution: Any = _captum.LayerAttribution
@@ -61,7 +63,24 @@ class _Compiled(GradientAttribution):
         """For each sample, the output at the target minus the sum of relevance, of shape (samples,).
 
         It is the relevance that biases, stabilizers, constants and additional arguments took, so it is 0 only without them:
-        `lrpfx.ledger` says which of them took how much. `output`: one number for each sample.
+        `lrpfx.ledger` says which of them took how much.
+
+        Parameters
+        ----------
+        attributions
+            Relevance, a tensor or a tuple of them, with the samples in dimension 0.
+        output
+            The explained output, one number for each sample.
+
+        Returns
+        -------
+        torch.Tensor
+            The difference, shape (samples,).
+
+        Raises
+        ------
+        InputError
+            The samples of relevance are not those of the output.
         """
         delta = output.flatten()
         for relevance in _as_tuple(attributions):
@@ -87,8 +106,13 @@ class LRP(_Compiled):
     The model is compiled at the first call of `attribute`. Later calls explain it as it is then: after a change of its
     parameters the graph takes the new ones, and after any other change the model is compiled again.
 
-    `model`: a module in evaluation mode, or the result of `lrpfx.transform`, which has its rules already. `composite`: the
-    rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`, where integer inputs mean text.
+    Parameters
+    ----------
+    model
+        A module in evaluation mode, or the result of `lrpfx.transform`, which has its rules already.
+    composite
+        The rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`, where integer inputs mean
+        text.
     """
 
     @_wrapped
@@ -102,16 +126,27 @@ class LRP(_Compiled):
     ) -> Any:
         """Relevance of the inputs: a tensor for a tensor, a tuple for a tuple.
 
-        `inputs`: the model's first arguments, with the samples in dimension 0. Relevance of a floating-point input has its
-        shape. That of integers is the relevance of the vectors that an embedding looks up for them, with the features in a
-        dimension behind. `target`: the entry of the output that is explained, without the dimension of samples: an int for
-        outputs of two dimensions, a tuple of ints for more, and None for one number per sample; a list, or a tensor of ints,
-        has one for each sample. `additional_forward_args`: one further argument of the model, or a tuple of them. They follow
-        the inputs, and their relevance is not returned. `return_convergence_delta`: return a pair of relevance and
-        `compute_convergence_delta`. `verbose`: print the rule of each node.
+        Parameters
+        ----------
+        inputs
+            The model's first arguments, with the samples in dimension 0. Relevance of a floating-point input has its shape.
+            That of integers is the relevance of the vectors that an embedding looks up for them, with the features in a
+            dimension behind.
+        target
+            The entry of the output that is explained, without the dimension of samples: an int for outputs of two dimensions, a
+            tuple of ints for more, and None for one number per sample; a list, or a tensor of ints, has one for each sample.
+        additional_forward_args
+            One further argument of the model, or a tuple of them. They follow the inputs, and their relevance is not returned.
+        return_convergence_delta
+            Whether to return a pair of relevance and `compute_convergence_delta`.
+        verbose
+            Whether to print the rule of each node.
 
-        Errors: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for targets that do not fit
-        the output, and for integers that no embedding or several embeddings read.
+        Raises
+        ------
+        InputError, InputTypeError
+            A target does not fit the output, or no embedding or several embeddings read an integer input. The errors of
+            `lrpfx.transform` and `lrpfx.attribute` are raised too.
         """
         arguments = _arguments(inputs, additional_forward_args)
         explain_model = self._explainable(arguments, verbose)
@@ -124,7 +159,14 @@ class LRP(_Compiled):
 class LayerLRP(_Compiled, LayerAttribution):
     """Relevance of what layers of a model return or read, as an attribution method of Captum.
 
-    `model`, `composite`: as for `LRP`. `layer`: a module of the model, or a list of them.
+    Parameters
+    ----------
+    model
+        As for `LRP`.
+    layer
+        A module of the model, or a list of them.
+    composite
+        As for `LRP`.
     """
 
     def __init__(self, model: nn.Module, layer: nn.Module | Sequence[nn.Module], composite: Composite | None = None) -> None:
@@ -145,11 +187,29 @@ class LayerLRP(_Compiled, LayerAttribution):
     ) -> Any:
         """Relevance of the value that the layer returns; a list for a list of layers.
 
-        `attribute_to_layer_input`: of the value that it reads instead, a tuple if there are several. A value's relevance comes
-        from all its readers, also those outside of the layer, such as the sum behind a skip connection. With
-        `return_convergence_delta`, the deltas are a list for a list of layers. Other arguments and errors are those of
-        `LRP.attribute`; `InputError` for layers without nodes of their own in the graph, such as a batch norm that was merged
-        into a convolution, and for layers that are called more than once.
+        A value's relevance comes from all its readers, also those outside of the layer, such as the sum behind a skip
+        connection.
+
+        Parameters
+        ----------
+        inputs
+            As for `LRP.attribute`.
+        target
+            As for `LRP.attribute`.
+        additional_forward_args
+            As for `LRP.attribute`.
+        return_convergence_delta
+            Whether to return a pair of relevance and the deltas, which are a list for a list of layers.
+        attribute_to_layer_input
+            Whether relevance is of the value that the layer reads, a tuple if there are several.
+        verbose
+            As for `LRP.attribute`.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            A layer has no node of its own in the graph, such as a batch norm that was merged into a convolution, or is called
+            more than once; and as for `LRP.attribute`.
         """
         arguments = _arguments(inputs, additional_forward_args)
         paths = self._layers()

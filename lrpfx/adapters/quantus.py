@@ -13,25 +13,33 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, first_lines
 
+__all__ = ["explain_func"]
+
 Array = npt.NDArray[Any]
 
 
 def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
     """A function for the argument `explain_func` of the metrics of Quantus.
 
-    It has the signature `(model, inputs, targets, *, device=None)`. `model`: a module in evaluation mode, or the result of
-    `lrpfx.transform`, which has its rules already. `inputs`: an array (samples, ...), which is cast to the model's dtype, as
-    Quantus does it for predictions. `targets`: an int for each sample, or one for all: the class that is explained. `device`:
-    where the model is; by default, this is asked of the model. The result is relevance, an array of the shape of the inputs, of
-    dtype float64 for models of this dtype and float32 for others.
+    The function has the signature `(model, inputs, targets, *, device=None)`. `model` is a module in evaluation mode, or the
+    result of `lrpfx.transform`, which has its rules already. `inputs` are an array (samples, ...), which is cast to the model's
+    dtype, as Quantus does it for predictions. `targets` are an int for each sample, or one for all: the class that is
+    explained. `device` is where the model is; by default, the model is asked. It returns relevance, an array of the shape of the
+    inputs, of dtype float64 for models of this dtype and float32 for others.
 
     A model is compiled at the first call. Later calls explain the model as it is then: a model that differs only in its
     parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one.
 
-    `composite`: the rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
+    Parameters
+    ----------
+    composite
+        The rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
 
-    Errors of that function: those of `lrpfx.transform` and `lrpfx.attribute`; `InputError` and `InputTypeError` for other
-    arguments.
+    Returns
+    -------
+    Callable[..., Array]
+        The function. It raises the errors of `lrpfx.transform` and `lrpfx.attribute`, and `InputError` and `InputTypeError` for
+        other arguments.
     """
     compilations = Compilations("explain_func", composite)
 
