@@ -114,6 +114,7 @@ SECTIONS = {
     "changed-weights": ("runtime.explain_module: loaded value", "explanation.running: the model has changed"),
     "derivative-of-relevance": ("runtime: relevance is not differentiable",),
     "attributors": ("attribution.attributors",),
+    "captum-and-quantus": ("adapters",),
     "mixtures-of-experts": ("attribution.experts", "attribution.mixtures", "attribution.conditions: expert"),
     # conditions and concepts
     "conditions": (

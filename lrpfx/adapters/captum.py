@@ -287,7 +287,7 @@ def _arguments(inputs: Inputs, additional: Any) -> tuple[Any, ...]:
         if not isinstance(value, torch.Tensor):
             raise InputTypeError(f"inputs are a tensor or a tuple of tensors, not {type(value).__name__}")
     if not explained:
-        raise InputError("there are no inputs")
+        raise InputError("inputs is an empty tuple")
     return explained if additional is None else (*explained, *_as_tuple(additional))
 
 
