@@ -17,6 +17,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError, first_lines
 from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
+from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import (
     Dimension,
     DynamicShapes,
@@ -86,7 +87,7 @@ def normal_form(
         return _of_exported(model, example_inputs, settings)
     refuse_scripts(model)
     check_evaluation_mode(model)
-    unquantized, replaced = dequantized(without_cache(model))
+    unquantized, replaced = dequantized(without_cache(onloaded(model)))
     program, verification = _captured(unquantized, example_inputs, settings, capture, dynamic_shapes)
     if replaced.matches:
         record(program, "normalize", DEQUANTIZED, replaced)
@@ -380,7 +381,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
     """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
     if isinstance(model, ExportedProgram):
         return None
-    model, _ = dequantized(without_cache(model))
+    model, _ = dequantized(without_cache(onloaded(model)))
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     for args in random_arguments(program):
         try:
