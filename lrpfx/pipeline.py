@@ -155,9 +155,7 @@ def _check_module(model: Model) -> None:
         raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
     for path, module in model.named_modules():
         if isinstance(module, ExplainModule):
-            raise InputTypeError(
-                f"the submodule {path!r} is an explainable module already; put the source model in its place"
-            )
+            raise InputTypeError(f"the submodule {path!r} is an explainable module already; put the source model in its place")
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
             raise InputError(
                 f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "

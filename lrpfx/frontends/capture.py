@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError, first_lines
+from lrpfx.errors import CaptureError, InputError, LrpfxError, LrpfxWarning, VerificationError, first_lines
 from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
 from lrpfx.frontends.offloaded import onloaded
@@ -350,7 +351,8 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    run_passes(program, passes_of(settings, "normalize"), verification)
+    for message in run_passes(program, passes_of(settings, "normalize"), verification):
+        warnings.warn(message, LrpfxWarning, stacklevel=6)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "

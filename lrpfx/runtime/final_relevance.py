@@ -19,6 +19,8 @@ class _Final(torch.autograd.Function):
     and the rules of other layers would act on the derivative.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(relevance: torch.Tensor) -> torch.Tensor:
         return relevance.view_as(relevance)
