@@ -482,7 +482,10 @@ def _runner(model: nn.Module) -> Callable[[Named], Any]:
                 return copied(**fresh(named))
         except Exception as error:
             name = type(model).__name__
-            raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error
+            remedy = ""
+            if len(model._forward_pre_hooks) > len(model._forward_pre_hooks_with_kwargs):
+                remedy = " Its forward pre-hooks get no arguments, since these are passed by name: register with_kwargs=True."
+            raise InputError(f"{name} itself fails on the example inputs: {first_lines(error)}.{remedy}") from error
 
     return run
 

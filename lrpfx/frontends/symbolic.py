@@ -49,6 +49,9 @@ def capture_copy(
     A function that was assigned to an instance's `forward`, or a hook, may still read the parameters of the source.
     """
     make_traceable(root)
+    for module in root.modules():  # no part of the forward; torch would set them up in vain, with a warning
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
     before = tensors_held(root)
     tracer = _Tracer(set(opaque), {} if given is None else dict(given), source)
     try:

@@ -49,8 +49,8 @@ class RuleModule(Scope):
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), values, {})
         if torch.compiler.is_exporting():
             raise LoweringError(
-                "torch.export keeps the forward of an explainable module and drops its rules: the gradient of the program would "
-                "not be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."
+                "torch.export keeps the forward of an explainable module and drops its rules: gradients of the program would not "
+                "be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."
             )
         return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)
 
@@ -288,15 +288,15 @@ class ExplainModule(TreeGraphModule):
         taken = [leaf for table, leaf in self._read if leaf not in table]
         if taken:
             raise InputError(
-                f"pruning or a parametrization replaced the parameter {taken[0]!r} of a layer of {self.title}, whose graph reads "
-                "it. Prune or parametrize the source model, and transform that."
+                f"pruning or a parametrization replaced the parameter {taken[0]!r} of a layer of {self.title}, which the graph "
+                "reads. Prune or parametrize the source model, and transform that."
             )
 
     def _refold_if_changed(self) -> None:
         pairs = list(zip(self._versions, self._current_versions(), strict=True))
         if any(new.is_meta and not old.is_meta for (old, _), (new, _) in pairs):
             raise InputError(
-                f"parameters of {self.title} were offloaded to the meta device, but merged and modified weights are derived from "
+                f"parameters of {self.title} were offloaded to the meta device, but merged and modified weights derive from "
                 "them. Offload the source model, and transform that."
             )
         if any(old is not new or version != current for (old, version), (new, current) in pairs):
@@ -400,6 +400,7 @@ class ExplainModule(TreeGraphModule):
         return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes, self.mask_names)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
+        self._check_tables()
         self._refold_if_changed()
         copied = ExplainModule(copy.deepcopy(self._tree(), memo), *self._state(copy_graph))
         copied._copy_hooks(self)
@@ -412,6 +413,7 @@ class ExplainModule(TreeGraphModule):
             getattr(self, name).update({key: hook for key, hook in hooks.items() if key not in own})
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._check_tables()
         self._refold_if_changed()
         return (_rebuild, (self._tree(), *self._state(graph_state)))
 

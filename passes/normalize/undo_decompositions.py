@@ -53,8 +53,8 @@ class UndoDecompositions(GraphPass):
         parts = sorted({str(node.target) for node in calls(program.graph) if node.target in _PARTS})
         if parts:
             result.warnings.append(
-                f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are parts of "
-                "an activation such as hardswish, they get rules of their own, and relevance differs from that of the model. "
+                f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are parts "
+                "of an activation such as hardswish, they get rules of their own, and relevance differs from that of the model. "
                 "Transform the model, or the exported program before run_decompositions()."
             )
         return result
