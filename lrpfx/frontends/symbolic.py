@@ -186,10 +186,12 @@ def private_copy(model: nn.Module, share_parameters: bool = False, shared: Itera
     try:
         root = copy.deepcopy(model, memo)
     except Exception as error:
-        remedy = ""
         if type(model).__name__ == UNFLATTENED:
-            remedy = " Transform the ExportedProgram itself, or its module(): its graph has the same names."
-        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {first_lines(error)}.{remedy}") from error
+            raise CaptureError(
+                "the model is an UnflattenedModule of torch.export, whose graphs hold tensors without values and cannot be "
+                "copied. Transform the ExportedProgram itself, or its module(): the names are the same."
+            ) from error
+        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {first_lines(error)}") from error
     return root
 
 

@@ -49,7 +49,7 @@ class RuleModule(Scope):
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), values, {})
         if torch.compiler.is_exporting():
             raise LoweringError(
-                "torch.export keeps the forward of an explainable module and drops its rules: gradients of the program would not "
+                "torch.export keeps the forward of an explainable module, but not its rules: the program's gradient would not "
                 "be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."
             )
         return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)

@@ -54,7 +54,7 @@ class UndoDecompositions(GraphPass):
         if parts:
             result.warnings.append(
                 f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are parts "
-                "of an activation such as hardswish, they get rules of their own, and relevance differs from that of the model. "
+                "of an activation such as hardswish, they get rules of their own, and relevance is not that of the model. "
                 "Transform the model, or the exported program before run_decompositions()."
             )
         return result

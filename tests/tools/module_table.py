@@ -5,6 +5,7 @@ Run as a program, it writes docs/modules.md.
 
 import itertools
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -30,9 +31,9 @@ HEADER = """# Modules in, modules out
 What lrpfx takes as a model, and what other tools may do with the module that it returns. A test runs every row: `make modules`
 writes this page.
 
-All rows use one small network with a batch norm, in float64, and `composites.EpsilonPlus`. "Difference" is the largest difference
-of relevance, relative to the largest entry: ≤ 1e-12 means equal to rounding. Errors are shown with their first sentence; those of
-other libraries only with their class.
+All rows use one small network with a batch norm, in float64 where the library can, and `composites.EpsilonPlus`. "Difference"
+is the largest difference of relevance, relative to the largest entry; up to 1e-12 is rounding. Errors are shown with their
+messages, those of torch with their class.
 
 ## Models
 
@@ -83,13 +84,13 @@ def _is_unchanged(before, after):
 def run_in(way):
     """The relative difference of relevance for a way in."""
     model, expected = way.run()
-    x = images()
-    dtypes = {tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point()} if expected else set()
-    if expected is not None and torch.float64 not in dtypes:
-        x = x.to(next(expected.parameters()).dtype)
-    before = _state(model) if expected is not None else None
-    found = explained(model, x)
-    assert _is_unchanged(before, _state(model)), f"{way.title}: the model was changed"
+    x = images() if expected is None else images().to(next(expected.parameters()).dtype)
+    before = _state(model)
+    try:
+        found = explained(model, x)
+    finally:
+        assert _is_unchanged(before, _state(model)), f"{way.title}: the model was changed"
+    assert expected is not None, f"{way.title} is explained, but there is nothing to compare the result with"
     return _difference(found, explained(expected, x))
 
 
@@ -106,14 +107,13 @@ def cells(way, run):
             warnings.simplefilter("ignore")
             difference = run(way)
     except LrpfxError as error:
-        sentence = str(error).split("\n")[0].partition(". ")
-        remark = sentence[0].rstrip(".") + ("" if not sentence[2] else ". " + sentence[2].rstrip("."))
-        return f"`{type(error).__name__}`", "", "; ".join(filter(None, [remark.replace("|", "\\|"), way.remark]))
+        message = re.sub(r" \(/[^)]*\)", "", str(error).partition("\n")[0])  # without places in files
+        return f"`{type(error).__name__}`", "", f"{message.replace('|', '&#124;').rstrip('.')}. {way.remark}".rstrip()
     except Exception as error:
-        if type(error).__module__.startswith(("lrpfx", "tools")) or isinstance(error, AssertionError):
+        if type(error).__name__ != way.foreign:
             raise
-        return f"{type(error).__name__} of torch", "", way.remark
-    return "works", "≤ 1e-12" if difference <= TOLERANCE else f"{difference:.0e}", way.remark
+        return f"`{way.foreign}` of torch", "", way.remark
+    return way.result, "≤ 1e-12" if difference <= TOLERANCE else f"{difference:.0e}", way.remark
 
 
 def table(ways, run):

@@ -21,6 +21,8 @@ class Way:
     title: str
     run: Callable[..., Any]
     remark: str
+    result: str  # what the table says if relevance is as expected
+    foreign: str  # the class of another library's error that is expected, or ""
 
 
 def network(seed=0):
@@ -67,9 +69,9 @@ def registry():
     """A list of ways, and a decorator that adds one."""
     ways = []
 
-    def way(group, title, remark=""):
+    def way(group, title, remark="", result="works", foreign=""):
         def add(function):
-            ways.append(Way(group, title, function, remark))
+            ways.append(Way(group, title, function, remark, result, foreign))
             return function
 
         return add

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
+from torchao.quantization.granularity import PerAxis
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
@@ -381,8 +382,6 @@ def int8_dynamic():
 
 @way(LIBRARIES, "torchao: `IntxWeightOnlyConfig(torch.int4)`", "explained by its dequantized weights")
 def int4_weights():
-    from torchao.quantization.granularity import PerAxis
-
     return quantized(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)))
 
 
@@ -409,7 +408,6 @@ def offloaded():
 def offloaded_to_disk():
     folder = tempfile.TemporaryDirectory()
     model = accelerate.disk_offload(network(), folder.name, execution_device=torch.device("cpu"))
-    vars(model)["folder_of_test"] = folder.name
     FOLDERS.append(folder)
     return model, network()
 

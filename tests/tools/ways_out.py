@@ -54,7 +54,12 @@ def split():
     return gradient(split_module(e, e, lambda node: int(node.name > "_4"))), explained(network())
 
 
-@way(GRAPHS, "`make_fx(e)(x)`", "**not relevance**: the graph of the forward, with its plain gradient; use `lrpfx.lower`")
+@way(
+    GRAPHS,
+    "`make_fx(e)(x)`",
+    "the graph of the forward alone; `lrpfx.lower` writes relevance as a graph",
+    result="plain gradient",
+)
 def proxied():
     x = images().requires_grad_()
     plain = torch.autograd.grad(network()(x), x, seed_of(network()(x)))[0]
@@ -71,7 +76,12 @@ def compiled():
     return gradient(torch.compile(explainable(), backend="aot_eager", fullgraph=True)), explained(network())
 
 
-@way(GRAPHS, "`torch.jit.script(e)`")
+@way(
+    GRAPHS,
+    "`torch.jit.script(e)`",
+    "its language has no functions with rules; `torch.jit.trace` works",
+    foreign="NotSupportedError",
+)
 def scripted():
     torch.jit.script(explainable())
 
@@ -99,7 +109,8 @@ def saved():
 @way(
     STATE,
     "`torch.load(..., weights_only=True)`",
-    "torch refuses modules; save the state_dict, or `lrpfx.save(lrpfx.lower(...))`",
+    "torch refuses modules; save `e.state_dict()`, or a lowered program",
+    foreign="UnpicklingError",
 )
 def saved_weights():
     file = io.BytesIO()
@@ -163,16 +174,16 @@ def jacobian():
     return jacrev(e)(x)[0, TARGET] * e(x)[0, TARGET].detach(), explained(network(), x)
 
 
-@way(FUNCTIONS, "`jvp(e, ...)`, `jacfwd`", "relevance flows backwards; torch has no forward-mode derivative of a rule")
+@way(FUNCTIONS, "`jvp(e, ...)`, `jacfwd`", "relevance only flows backwards", foreign="NotImplementedError")
 def pushed():
     torch.func.jvp(explainable(), (images(),), (images(),))
 
 
 @way(FUNCTIONS, "an ensemble: `vmap` over `stack_module_state`", "outputs; for relevance, call the members one by one")
 def ensemble():
-    e, members = explainable(), [network(0), network(3)]
+    e, members, x = explainable(), [network(0), network(3)], images()
     states = stack_module_state(members)
-    found = vmap(lambda parameters, buffers: functional_call(e, (parameters, buffers), (images(),)))(*states)
+    found = vmap(lambda parameters, buffers: functional_call(e, (parameters, buffers), (x,)))(*states)
     torch.testing.assert_close(gradient(e), explained(network()), rtol=1e-12, atol=1e-12)
     return found.detach(), torch.stack([member(images()) for member in members]).detach()
 
@@ -211,7 +222,8 @@ def offloaded():
 @way(
     LIBRARIES,
     "torchao: `quantize_(e, ...)`",
-    "changes nothing: layers with rules are no `nn.Linear`; quantize the source model",
+    "layers with rules are not an `nn.Linear`; quantize the source model",
+    result="changes nothing",
 )
 def quantized():
     e = explainable().float()
