@@ -88,7 +88,7 @@ def tied():
     return model, other
 
 
-@way(PLAIN, "a lazy module before its first call", "after it, it is an ordinary module")
+@way(PLAIN, "a lazy module before its first call", "Afterwards it is an ordinary module.")
 def lazy():
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), None
 

@@ -222,7 +222,7 @@ def offloaded():
 @way(
     LIBRARIES,
     "torchao: `quantize_(e, ...)`",
-    "layers with rules are not an `nn.Linear`; quantize the source model",
+    "a layer with a rule is no `nn.Linear`; quantize the source model",
     result="changes nothing",
 )
 def quantized():
