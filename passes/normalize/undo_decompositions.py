@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx.ir.node import calls, node_info, set_info
+from lrpfx.ir.node import ancestors_of, attribute_of, calls, node_info, output_node, set_info
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import NAMED
 from lrpfx.support.torch_internals import aten
@@ -30,13 +30,19 @@ class UndoDecompositions(GraphPass):
     requires = (NAMED,)
 
     def applies(self, program: Program) -> bool:
-        return any(node.op == "call_function" and node.target in _FORMS for node in program.graph.nodes)
+        return any(node.target in _FORMS or _dense_layer(node, program.root) for node in calls(program.graph))
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
+        live = ancestors_of(output_node(program.graph))
         for node in list(calls(program.graph)):
+            dense = _dense_layer(node, program.root)
+            if dense is not None:
+                node.target, node.args, node.kwargs = functional.linear, dense, {}
+                result.matches += 1
+                continue
             form, several = _FORMS.get(node.target, (None, False)) if node.op == "call_function" else (None, False)
-            read = [user for user in node.users if user.users] if several else []
+            read = [user for user in node.users if user in live] if several else []
             if form is None or not all(map(_takes_first, read)):
                 continue
             new = form(node)
@@ -46,8 +52,9 @@ class UndoDecompositions(GraphPass):
             for user in read:
                 set_info(node, node_info(user))  # the one that stands for the call of a module
                 user.replace_all_uses_with(node)
-            for user in list(node.users) if several else []:
-                if not user.users and user.target is operator.getitem:
+            if several:
+                unread = _readers(set(node.users) - live) | set(read)
+                for user in reversed([one for one in program.graph.nodes if one in unread]):
                     program.graph.erase_node(user)
             result.matches += 1
         parts = sorted({str(node.target) for node in calls(program.graph) if node.target in _PARTS})
@@ -58,6 +65,32 @@ class UndoDecompositions(GraphPass):
                 "Transform the model, or the exported program before run_decompositions()."
             )
         return result
+
+
+def _dense_layer(node: fx.Node, root: nn.Module) -> tuple[Any, ...] | None:
+    """The arguments of the dense layer that a product with a transposed weight is a form of: input, weight and bias."""
+    if node.target not in _PRODUCTS or node.kwargs:
+        return None
+    *bias, input, transposed = node.args
+    if not isinstance(transposed, fx.Node) or transposed.target not in _TRANSPOSITIONS:
+        return None
+    weight, *order = transposed.args
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or order not in ([], [[1, 0]]):
+        return None
+    for one in bias:
+        if not isinstance(one, fx.Node) or one.op != "get_attr" or attribute_of(one, root).ndim != 1:
+            return None
+    return (input, weight, *bias)
+
+
+def _readers(nodes: set[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that depend on them."""
+    found, pending = set(nodes), list(nodes)
+    while pending:
+        new = pending.pop().users.keys() - found
+        found |= new
+        pending += new
+    return found
 
 
 def _takes_first(user: fx.Node) -> bool:
@@ -120,6 +153,9 @@ def _attention(node: fx.Node) -> Form:
 def _view(node: fx.Node) -> Form:
     return torch.ops.aten.view.default, node.args, dict(node.kwargs)
 
+
+_PRODUCTS = frozenset(map(aten, ["addmm.default", "mm.default"]))
+_TRANSPOSITIONS = frozenset(map(aten, ["permute.default", "t.default"]))
 
 #: What activations are decomposed into.
 _PARTS = frozenset(
