@@ -94,7 +94,7 @@ def _readers(nodes: set[fx.Node]) -> set[fx.Node]:
 
 
 def _takes_first(user: fx.Node) -> bool:
-    return user.target is operator.getitem and user.args[1] == 0
+    return user.target is operator.getitem and isinstance(user.args[1], int) and user.args[1] == 0
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:
