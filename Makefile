@@ -9,7 +9,7 @@ SEED ?= 0
 MUTANTS ?= 300
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats bench fuzz mutants attacks scale architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -117,6 +117,10 @@ attacks: $(VENV)/linked
 # Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/linked
 	$(BIN)/python tests/tools/format_sweep.py
+
+# Run the ways in which modules come in and are used; writes docs/modules.md.
+modules: $(VENV)/linked
+	$(BIN)/python tests/tools/module_table.py
 
 # Test all classifiers of torchvision, in about two hours and up to 30 GB of memory; writes docs/torchvision.md.
 sweep: $(VENV)/linked

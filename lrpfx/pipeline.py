@@ -6,13 +6,16 @@ from collections.abc import Collection
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
+from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.symbolic import private_copy
+from lrpfx.frontends.traceable import COMPILED
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.driver import run_passes
@@ -91,6 +94,8 @@ def transform(
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
     _check_arguments(model, composite, unassigned, explain)
+    model = model if isinstance(model, ExportedProgram) else onloaded(model)
+    _check_module(model)
     canonizers = needed_in_graphs(composite.canonizers)
     if canonizers:
         if isinstance(model, ExportedProgram):
@@ -171,11 +176,33 @@ def _check_arguments(model: Model, composite: Composite, unassigned: str, explai
         raise InputTypeError(f"transform takes a composite, not its class; did you mean {composite.__name__}()?")
     if not isinstance(composite, Composite):
         raise InputTypeError(f"transform takes a composite, not {type(composite).__name__}")
-    if isinstance(model, nn.Module) and any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise InputError(f"{type(model).__name__} is on the meta device, where there are no values to explain")
-    if hasattr(model, "_orig_mod"):
-        raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
     if unassigned not in ("error", "gradient"):
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
     if explain not in (OUTPUT, LOGITS):
         raise InputError(f'explain is "output" or "logits", not {explain!r}')
+
+
+def _check_module(model: Model) -> None:
+    """Raise an error for wrappers whose names would be in the way, for parts that are explained already, and without values."""
+    if isinstance(model, ExportedProgram):
+        return
+    name = type(model).__name__
+    if hasattr(model, COMPILED):
+        raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
+    for path, module in model.named_modules():
+        if isinstance(module, ExplainModule):
+            raise InputTypeError(f"the submodule {path!r} is an explainable module already; put the source model in its place")
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise InputError(
+                f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "
+                "call the model once on an input first"
+            )
+    missing = [path for path, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    if missing:
+        raise InputError(
+            f"{name} is on the meta device, where there are no values to explain: {', '.join(missing[:3])}"
+            f"{' and others' if len(missing) > 3 else ''}. Load its weights first, as with "
+            "load_state_dict(..., assign=True)"
+        )

@@ -21,6 +21,7 @@ from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.normalize.undo_decompositions import UndoDecompositions
 from lrpfx.passes.program import GraphPass
 from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
@@ -55,6 +56,7 @@ class Settings:
 #: The passes of each stage, in execution order.
 STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "normalize": lambda settings: (
+        UndoDecompositions(),
         NormalizeOperators(settings.constants),
         RemoveInplace(),
         RemoveDropout(),

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lrpfx.errors import CaptureError, InputError, LrpfxError, VerificationError, first_lines
+from lrpfx.errors import CaptureError, InputError, LrpfxError, LrpfxWarning, VerificationError, first_lines
 from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
+from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import (
     Dimension,
     DynamicShapes,
@@ -86,7 +88,7 @@ def normal_form(
         return _of_exported(model, example_inputs, settings)
     refuse_scripts(model)
     check_evaluation_mode(model)
-    unquantized, replaced = dequantized(without_cache(model))
+    unquantized, replaced = dequantized(without_cache(onloaded(model)))
     program, verification = _captured(unquantized, example_inputs, settings, capture, dynamic_shapes)
     if replaced.matches:
         record(program, "normalize", DEQUANTIZED, replaced)
@@ -349,7 +351,8 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    run_passes(program, passes_of(settings, "normalize"), verification)
+    for message in run_passes(program, passes_of(settings, "normalize"), verification):
+        warnings.warn(message, LrpfxWarning, stacklevel=6)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
@@ -380,7 +383,7 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
     """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
     if isinstance(model, ExportedProgram):
         return None
-    model, _ = dequantized(without_cache(model))
+    model, _ = dequantized(without_cache(onloaded(model)))
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     for args in random_arguments(program):
         try:
@@ -479,7 +482,10 @@ def _runner(model: nn.Module) -> Callable[[Named], Any]:
                 return copied(**fresh(named))
         except Exception as error:
             name = type(model).__name__
-            raise InputError(f"{name} itself fails on the example inputs: {type(error).__name__}: {error}") from error
+            remedy = ""
+            if len(model._forward_pre_hooks) > len(model._forward_pre_hooks_with_kwargs):
+                remedy = " Its forward pre-hooks get no arguments, since these are passed by name: register with_kwargs=True."
+            raise InputError(f"{name} itself fails on the example inputs: {first_lines(error)}.{remedy}") from error
 
     return run
 

@@ -1,7 +1,8 @@
-"""Before CAPTURE: replace dynamically quantized layers by layers with dequantized weights.
+"""Before CAPTURE: replace quantized layers and weights by dequantized ones, and sparse weights by dense ones.
 
-Such a layer rounds its input in every call, with steps that depend on the batch, and computes in integers: it has no gradient,
-and samples cannot be explained separately. lrpfx explains the network with dequantized weights instead.
+A dynamically quantized layer rounds its input in every call, with steps that depend on the batch, and computes in integers: it
+has no gradient, and samples cannot be explained separately. lrpfx explains the network with dequantized weights instead.
+Weights that torchao quantized, and sparse weights, are tensors of other classes and layouts, which the rules cannot modify.
 """
 
 from collections import OrderedDict
@@ -15,15 +16,18 @@ from lrpfx.frontends.symbolic import private_copy
 from lrpfx.passes.program import PassResult
 
 THE_MODEL = "the model"
+_TORCHAO = "torchao."
 _QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
 
 
 def dequantized(model: nn.Module) -> tuple[nn.Module, PassResult]:
-    """`model`, or a copy without quantized layers, and a list of these. `CaptureError` for unsupported quantized modules."""
+    """`model`, or a copy without quantized layers and weights, and a list of these. `CaptureError` for unsupported ones."""
     result = PassResult()
-    if not any(_is_quantized(module) for module in model.modules()):
+    stored = [name for name, value in model.named_parameters(remove_duplicate=False) if _is_stored_otherwise(value)]
+    if not stored and not any(_is_quantized(module) for module in model.modules()):
         return model, result
     copied = private_copy(model, share_parameters=True)
+    _replace_weights(copied, stored, result)
     replacements: dict[nn.Module, nn.Module] = {}
     for name, module in list(copied.named_modules(remove_duplicate=False)):
         if not _is_quantized(module) or any(name.startswith(f"{outer}.") for outer, _ in result.details):
@@ -65,6 +69,41 @@ def _dequantized(name: str, module: Any) -> nn.Module:
         "quantized Linear and quantized Embedding are explained, by their dequantized weights; transform the model as it was "
         "before the others were quantized."
     )
+
+
+def _is_stored_otherwise(value: torch.Tensor) -> bool:
+    """Whether a parameter is sparse, or quantized by torchao."""
+    return value.layout is not torch.strided or type(value).__module__.startswith(_TORCHAO)
+
+
+def _replace_weights(model: nn.Module, names: list[str], result: PassResult) -> None:
+    """Replace these parameters of a private copy by dense ones; a shared parameter stays shared."""
+    replacements: dict[int, nn.Parameter] = {}
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        value = module._parameters[leaf]
+        assert value is not None
+        if id(value) not in replacements:
+            replacements[id(value)] = nn.Parameter(_dense(name, value), requires_grad=False)
+        module._parameters[leaf] = replacements[id(value)]
+        vars(module).pop("extra_repr", None)  # torchao's, which describes the quantized weight
+        how = "quantized" if value.layout is torch.strided else "sparse"
+        result.matches += 1
+        result.details.append((name, f"a {how} weight ({type(value).__name__}), explained by its values as a dense tensor"))
+
+
+def _dense(name: str, value: torch.Tensor) -> torch.Tensor:
+    """The values of a quantized or sparse parameter."""
+    with torch.no_grad():
+        if value.layout is not torch.strided:
+            return value.detach().to_dense()
+        if type(value).dequantize is torch.Tensor.dequantize:
+            raise CaptureError(
+                f"{name} is a {type(value).__name__} of torchao, which has no dequantize() that gives its values. "
+                "Transform the model as it was before it was quantized."
+            )
+        return value.dequantize().detach()
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import rnn
 
-from lrpfx.errors import CaptureError
+from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.known_values import KnownValues
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.traceable import make_traceable, traceable
@@ -24,6 +24,8 @@ from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
+
+UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
 
 # A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
 _TRACING = threading.Lock()
@@ -36,14 +38,22 @@ def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapp
     they have a default; flags and numbers among them are fixed, and so are all other arguments with a default. Raises
     `CaptureError` if the model cannot be traced.
     """
-    return capture_copy(private_copy(model), opaque, given)
+    return capture_copy(private_copy(model), opaque, given, model)
 
 
-def capture_copy(root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
-    """`capture_symbolic` for a private copy, which is consumed."""
+def capture_copy(
+    root: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None, source: nn.Module | None = None
+) -> Program:
+    """`capture_symbolic` for a private copy, which is consumed. `source`: the module that it was copied from.
+
+    A function that was assigned to an instance's `forward`, or a hook, may still read the parameters of the source.
+    """
     make_traceable(root)
+    for module in root.modules():  # no part of the forward; torch would set them up in vain, with a warning
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
     before = tensors_held(root)
-    tracer = _Tracer(set(opaque), {} if given is None else dict(given))
+    tracer = _Tracer(set(opaque), {} if given is None else dict(given), source)
     try:
         try:
             with undisturbed(), _TRACING, _unpatched(tracer), _RandomNumbers() as random:
@@ -160,12 +170,13 @@ def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) ->
     return written
 
 
-def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
-    """A deep copy of `model`, even if it holds computed tensors (old-style weight norm).
+def private_copy(model: nn.Module, share_parameters: bool = False, shared: Iterable[Any] = ()) -> nn.Module:
+    """A deep copy of `model`, even if it holds computed tensors (old-style weight norm, pruning).
 
-    With `share_parameters`, the copy uses the model's own parameters: for a copy that is never run.
+    With `share_parameters`, the copy uses the model's own parameters: for a copy that is never run. It also uses the objects in
+    `shared`.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(one): one for one in shared}
     if share_parameters:
         memo.update({id(parameter): parameter for parameter in model.parameters()})
     for module in model.modules():
@@ -175,7 +186,12 @@ def private_copy(model: nn.Module, share_parameters: bool = False) -> nn.Module:
     try:
         root = copy.deepcopy(model, memo)
     except Exception as error:
-        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {error}") from error
+        if type(model).__name__ == UNFLATTENED:
+            raise CaptureError(
+                "the model is an UnflattenedModule of torch.export, whose graphs hold tensors without values and cannot be "
+                "copied. Transform the ExportedProgram itself, or its module(): the names are the same."
+            ) from error
+        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {first_lines(error)}") from error
     return root
 
 
@@ -306,9 +322,10 @@ class _Tracer(fx.Tracer):
 
     known: KnownValues
 
-    def __init__(self, opaque: set[str], given: Mapping[str, Any]) -> None:
+    def __init__(self, opaque: set[str], given: Mapping[str, Any], source: nn.Module | None = None) -> None:
         super().__init__()
         self.opaque = opaque
+        self.source = source
         self.given = given
         self.open_calls: list[ModuleCall] = []
         self.failed: ModuleCall | None = None
@@ -324,8 +341,9 @@ class _Tracer(fx.Tracer):
         vars(self).clear()
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
-            self.names_of_tensors.setdefault(id(tensor), name)
+        for model in (root, self.source or root):
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                self.names_of_tensors.setdefault(id(tensor), name)
         return super().trace(root, concrete_args)
 
     def create_args_for_root(

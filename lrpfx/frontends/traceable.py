@@ -25,13 +25,19 @@ for _name in ("require_batch", "padding_bias", "head_bias"):
 
 
 def make_traceable(root: nn.Module) -> None:
-    """Replace the forwards of such modules in `root`, a private copy, unless a subclass overrides them."""
+    """Replace the forwards of such modules in `root`, a private copy, unless a subclass or the instance overrides them.
+
+    What torch.compile made of a module runs the module itself, whose code can be traced.
+    """
     for module in root.modules():
         for check in _CHECKS:
             if hasattr(module, check):
                 object.__setattr__(module, check, lambda input: None)
+        if COMPILED in module._modules:
+            object.__setattr__(module, "forward", module._modules[COMPILED])
+            continue
         for cls, forward in FORWARDS.items():
-            if isinstance(module, cls) and type(module).forward is cls.forward:
+            if isinstance(module, cls) and type(module).forward is cls.forward and "forward" not in vars(module):
                 object.__setattr__(module, "forward", functools.partial(forward, module))
 
 
@@ -43,6 +49,8 @@ def traceable(module: nn.Module) -> nn.Module:
     copied._modules = module._modules
     return copied
 
+
+COMPILED = "_orig_mod"  # the child that is the module itself, in the wrapper of torch.compile
 
 #: Normalization layers branch on numbers of dimensions and channels, which cannot be traced; the operator checks them.
 _CHECKS = ("_check_input_dim", "_check_non_zero_input_channels")

@@ -147,11 +147,21 @@ def is_data(argument: Any) -> bool:
 
 def role_from(arguments: Iterable[Any]) -> Role:
     """The role of a call, from the roles of its arguments."""
+    arguments = list(arguments)
     roles = {node_info(argument).role for argument in arguments if isinstance(argument, fx.Node)}
     for role in (Role.DATA, Role.DISCRETE, Role.CONSTANT):
         if role in roles:
             return role
-    return Role.PARAMETER if roles == {Role.PARAMETER} else Role.METADATA
+    if Role.PARAMETER in roles and all(_of_parameters(node) for node in arguments if isinstance(node, fx.Node)):
+        return Role.PARAMETER
+    return Role.METADATA
+
+
+def _of_parameters(node: fx.Node) -> bool:
+    """Whether a node is computed from parameters, as also `weight.dtype` is, without the shape or dtype of an input."""
+    if node_info(node).role is not Role.METADATA:
+        return node_info(node).role is Role.PARAMETER
+    return bool(node.all_input_nodes) and all(map(_of_parameters, node.all_input_nodes))
 
 
 def output_node(graph: fx.Graph) -> fx.Node:

@@ -86,7 +86,7 @@ def _adaptive_average_pool(dimensions: int, function: Function, module: type) ->
         function,
         "input output_size",
         modules=[module],
-        aten=f"adaptive_avg_pool{dimensions}d.default",
+        aten=f"adaptive_avg_pool{dimensions}d.default" + f" _adaptive_avg_pool{dimensions}d.default" * (dimensions > 1),
         sign=signs.of_input,
         adds_up=True,
         spatial=dimensions,

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from lrpfx.errors import CaptureError, InputError, InputTypeError
+from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.ir.written_names import check_names
@@ -43,6 +43,15 @@ class RuleModule(Scope):
         return self.ruled.rule
 
     def forward(self, *values: Any) -> Any:
+        for value in values:
+            if isinstance(value, fx.Proxy):  # a symbolic trace keeps the call, as it does with layers of torch.nn
+                tracer: Any = value.tracer
+                return tracer.create_proxy("call_module", tracer.path_of_module(self), values, {})
+        if torch.compiler.is_exporting():
+            raise LoweringError(
+                "torch.export keeps the forward of an explainable module, but not its rules: the program's gradient would not "
+                "be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."
+            )
         return propagate_relevance(self.ruled, *values, module=self if self.ruled.rule.has_code else None)
 
     def extra_repr(self) -> str:
@@ -215,6 +224,7 @@ class ExplainModule(TreeGraphModule):
         self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
         self._sources = self._folded_tensors()
         self._versions = self._current_versions()
+        self._read = self._parameters_read()
         self.register_forward_pre_hook(_admit, with_kwargs=True)
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
 
@@ -232,10 +242,12 @@ class ExplainModule(TreeGraphModule):
         self.graph, self.unfused_graph, self.mask_names = graph, unfused, dict(mask_names)
         graph.owning_module = None
         self._inputs = self._defaults()
+        self._read = self._parameters_read()
         self.lrpfx_cache = Cache()
 
     def refold(self) -> None:
         """Recompute the merged and modified weights from the parameters."""
+        self._check_tables()
         if self.fold_graph is None:
             return
         with undisturbed(), torch.inference_mode(False), torch.no_grad():
@@ -260,8 +272,33 @@ class ExplainModule(TreeGraphModule):
         tensors = [table[leaf] for table, leaf in self._sources]
         return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
+    def _parameters_read(self) -> list[tuple[dict[str, Any], str]]:
+        """The locations of the parameters that the graph and derived buffers read: tables, and keys in them."""
+        found = []
+        for graph in filter(None, (self.graph, self.fold_graph)):
+            for node in graph.find_nodes(op="get_attr"):
+                path, _, leaf = str(node.target).rpartition(".")
+                holder = self.get_submodule(path)
+                if leaf in holder._parameters:
+                    found.append((holder._parameters, leaf))
+        return found
+
+    def _check_tables(self) -> None:
+        """Raise `InputError` if another library has taken parameters out of their tables."""
+        taken = [leaf for table, leaf in self._read if leaf not in table]
+        if taken:
+            raise InputError(
+                f"pruning or a parametrization replaced the parameter {taken[0]!r} of a layer of {self.title}, which the graph "
+                "reads. Prune or parametrize the source model, and transform that."
+            )
+
     def _refold_if_changed(self) -> None:
-        pairs = zip(self._versions, self._current_versions(), strict=True)
+        pairs = list(zip(self._versions, self._current_versions(), strict=True))
+        if any(new.is_meta and not old.is_meta for (old, _), (new, _) in pairs):
+            raise InputError(
+                f"parameters of {self.title} were offloaded to the meta device, but merged and modified weights derive from "
+                "them. Offload the source model, and transform that."
+            )
         if any(old is not new or version != current for (old, version), (new, current) in pairs):
             self.refold()
 
@@ -285,6 +322,7 @@ class ExplainModule(TreeGraphModule):
         """
         if self._misfit is not None:
             raise InputError(self._misfit)
+        self._check_tables()
         if len(args) > len(self._inputs):
             fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
             remedy = " To fix another value, pass the argument in example_inputs." if fixed else ""
@@ -373,6 +411,7 @@ class ExplainModule(TreeGraphModule):
         return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes, self.mask_names)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
+        self._check_tables()
         self._refold_if_changed()
         copied = ExplainModule(copy.deepcopy(self._tree(), memo), *self._state(copy_graph))
         copied._copy_hooks(self)
@@ -385,6 +424,7 @@ class ExplainModule(TreeGraphModule):
             getattr(self, name).update({key: hook for key, hook in hooks.items() if key not in own})
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._check_tables()
         self._refold_if_changed()
         return (_rebuild, (self._tree(), *self._state(graph_state)))
 

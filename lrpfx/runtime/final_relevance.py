@@ -21,6 +21,8 @@ class _Final(torch.autograd.Function):
     layers would act on the derivative.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(relevance: torch.Tensor) -> torch.Tensor:
         return relevance.view_as(relevance)

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, node_info, set_info
+from lrpfx.ir.node import NodeInfo, Role, ancestors_of, calls, node_info, set_info
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.module_tree import free_name, set_derived_buffer
@@ -41,8 +41,9 @@ class Fold(GraphPass):
             set_info(buffer, NodeInfo(node_info(node).name, source=node_info(node).source, role=Role.PARAMETER))
             node.replace_all_uses_with(buffer, delete_user_cb=lambda user: user not in folded)
         program.derived = tuple(names)
+        read_only_there = _read_by(folded) - folded
         for node in reversed(list(graph.nodes)):
-            if node in folded:
+            if node in folded or (node in read_only_there and node.op != "get_attr" and not node.users):
                 graph.erase_node(node)
         for node in list(graph.nodes):
             if node.op == "get_attr" and not node.users:
@@ -54,9 +55,14 @@ def _subgraph(graph: fx.Graph, members: set[fx.Node], results: list[fx.Node]) ->
     """A graph without inputs that computes `results` from parameters."""
     copies: dict[fx.Node, fx.Node] = {}
     fold_graph = fx.Graph()
-    needed = {argument for node in members for argument in node.all_input_nodes} | members
+    needed = _read_by(members)
     for node in graph.nodes:
         if node in needed:
             copies[node] = fold_graph.node_copy(node, copies.__getitem__)
     fold_graph.output(tuple(copies[node] for node in results))
     return fold_graph
+
+
+def _read_by(members: set[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they depend on: parameters, and dtypes of parameters."""
+    return set().union(*map(ancestors_of, members))
