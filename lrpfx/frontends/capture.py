@@ -351,7 +351,9 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    for message in run_passes(program, passes_of(settings, "normalize"), verification):
+    messages = run_passes(program, passes_of(settings, "normalize"), verification)
+    own = front_end == TorchExport.name and program.title != ExportedProgram.__name__  # decomposed by lrpfx, if at all
+    for message in [] if own else messages:
         warnings.warn(message, LrpfxWarning, stacklevel=6)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
