@@ -74,8 +74,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = (Path(config.docs_dir) / page.file.src_uri).parent.joinpath(link[0]).resolve()
         if target.is_relative_to(config.docs_dir):
             return re.sub(r"\.ipynb$", ".md", link[0])
-        if not target.exists():
+        if not (target.is_relative_to(ROOT) and target.exists()):
             log.warning("%s links to %s, which does not exist", page.file.src_uri, link[0])
+            return link[0]
         return f"{address()}/blob/HEAD/{target.relative_to(ROOT)}"
 
     return _LINK.sub(moved, markdown)
