@@ -18,7 +18,8 @@ def executed(path: Path) -> Any:
     notebook = nbformat.read(path, 4)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": os.fspath(folder)}}
-        client = NotebookClient(notebook, timeout=LONGEST, kernel_name="python3", resources=resources)
+        settings = {"timeout": LONGEST, "kernel_name": "python3", "coalesce_streams": True}
+        client = NotebookClient(notebook, resources=resources, **settings)
         client.execute(env={**os.environ, "TQDM_DISABLE": "1"})
     return notebook
 
