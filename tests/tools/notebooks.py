@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-#: for all cells of a tutorial
+#: for a cell of a tutorial
 LONGEST = 300  # seconds
 
 
