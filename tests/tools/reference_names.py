@@ -23,7 +23,9 @@ class PublicNames(griffe.Extension):
             parent = parent.final_target if parent.is_alias else parent
             member = parent.members.get(path[-1])
             if member is None and parent.is_class:
-                parent.set_member(path[-1], parent.inherited_members[path[-1]])
+                of_base = parent.inherited_members[path[-1]]
+                of_base.inherited = False  # mkdocstrings leaves out inherited members
+                parent.set_member(path[-1], of_base)
             elif member is not None and member.is_module and callable(value):
                 hidden = member[path[-1]]
                 parent.set_member(path[-1], hidden)
