@@ -19,7 +19,6 @@ from lrpfx.attribution.conditions import Index
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
-from lrpfx.datasets.descriptions import fingerprint_of_function
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.preparing import on_device_of
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
@@ -28,6 +27,7 @@ from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.support.descriptions import fingerprint_of_function
 from lrpfx.support.optional_packages import progress_bar
 
 _TOGETHER = 256  # samples that are ranked together

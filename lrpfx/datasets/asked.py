@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-from lrpfx.datasets.descriptions import text_of
 from lrpfx.datasets.explaining import CONDITION, PREDICTED, PREDICTION, REACHED, TARGET, TRUE
 from lrpfx.datasets.layout import Array
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.support.descriptions import text_of
 
 
 def checked_view(value: Any, what: str) -> Attributions:

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from lrpfx.attribution.conditions import Condition, places_of
 from lrpfx.attribution.targets import OutputSelector
-from lrpfx.datasets.descriptions import described, difference
 from lrpfx.datasets.engines import Engine, Work
 from lrpfx.datasets.explaining import Explaining, Reduction, TargetOfSamples, as_copies, checked_reduction
 from lrpfx.datasets.layout import Array, default_block, layouts_of
@@ -30,6 +29,7 @@ from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.support.descriptions import described, difference
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.torch_internals import pytree
 from lrpfx.version import __version__
@@ -321,7 +321,7 @@ class _Run:
         writer = self._opened()
         before = done_of(self.place, writer.manifest, writer.arrays, looks_for_chunks=True)
         total, done = writer.manifest.samples, sum(before.counts)
-        plan = Plan(writer.manifest.block, self.batch_size, before)
+        plan = Plan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
         if total is not None and done == total and self.source.length is None:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)

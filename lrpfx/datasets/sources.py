@@ -24,15 +24,23 @@ from lrpfx.explanation.photographs import image_files
 
 @dataclass(frozen=True)
 class Plan:
-    """What remains to be done of a store. `block`: how many samples each of its blocks has."""
+    """What remains to be done of a store.
+
+    `block`: how many samples each of its blocks has. `samples`: those of a stream that was read to its end before.
+    """
 
     block: int
     batch_size: int
     done: Done
+    samples: int | None = None
 
     def has_another_label(self, sample: Sample) -> bool:
         """Whether a sample that is done has another label than in the store."""
         return sample.label is not None and sample.label != self.done.label(sample.number)
+
+    def size_of(self, block: int) -> int:
+        """The samples that a block has, at most as far as is known."""
+        return self.block if self.samples is None else max(0, min(self.block, self.samples - block * self.block))
 
     def pending(self, length: int) -> list[int]:
         """The blocks that are not done."""
@@ -235,20 +243,27 @@ class Streamed(Source):
     def batches(self, plan: Plan) -> Iterator[Batch]:
         """The batches; those of a stream that is done already up to its end are none."""
         rest, done = self._rest(), plan.done.counts
-        block = 0
+        block = count = 0
         while (first := next(rest, None)) is not None:
-            of_block = chain([first], islice(rest, plan.block - 1))
+            if not plan.size_of(block):
+                raise InputError(f"the data set has changed: it had {plan.samples} samples, and has more now")
+            of_block = chain([first], islice(rest, plan.size_of(block) - 1))
             if block < len(done) and done[block]:
-                self._skip(of_block, plan, block)
+                count += self._skip(of_block, plan, block)
             else:
                 for some in chunks_of(of_block, plan.batch_size):
-                    yield batched(block, [load() for load in some])
+                    samples = [load() for load in some]
+                    count += len(samples)
+                    yield batched(block, samples)
             block += 1
-        if any(done[block:]):
-            raise InputError(f"the data set has changed: it has fewer than {len(done) * plan.block} samples now")
+            if plan.samples is not None and count < min(block * plan.block, plan.samples):
+                break
+        if any(done[block:]) or count < (plan.samples or 0):
+            before = "more" if plan.samples is None else plan.samples
+            raise InputError(f"the data set has changed: it had {before} samples, and has {count} now")
 
-    def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> None:
-        """Pass the samples of a block that is done, if they are those that were explained."""
+    def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> int:
+        """Pass the samples of a block that is done, if they are those that were explained, and return their number."""
         known, expected = plan.done.digest(block), plan.done.counts[block]
         count, compared = 0, known == UNKNOWN
         for load in samples:
@@ -262,6 +277,7 @@ class Streamed(Source):
         if count != expected:
             first = block * plan.block
             raise InputError(f"the data set has changed: it has {count} samples from number {first} on, and had {expected}")
+        return count
 
 
 class _Prepared:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from lrpfx.datasets.asked import checked_view, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
-from lrpfx.datasets.descriptions import text_of
 from lrpfx.datasets.explaining import OUTPUT, PREDICTED, RELEVANCE, TRUE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.view import Attributions
@@ -23,6 +22,7 @@ from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
+from lrpfx.support.descriptions import text_of
 
 __all__ = [
     "Label",

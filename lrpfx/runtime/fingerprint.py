@@ -1,23 +1,39 @@
 """Fingerprints of explainable modules: texts that change if a module may compute something else."""
 
 import hashlib
+import json
+from typing import Any
 
-import torch
+from torch import nn
 
-from lrpfx.runtime.explain_module import ExplainModule, RuleModule
+from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule, restore_graph
+from lrpfx.support.descriptions import described
 from lrpfx.support.tensors import content_of
 
 
 def fingerprint_of_module(module: ExplainModule) -> str:
-    """A hash of the graph, the rules with their settings, and the source model's parameters and buffers.
+    """A hash of the graph with its constants, of the rules with their settings, and of parameters and buffers.
 
-    It does not depend on the machine.
+    What is derived from these, such as merged weights, is left out: it is rounded differently on other machines.
     """
-    rules = [f"{name}: {one.rule!r}" for name, one in module.named_modules() if isinstance(one, RuleModule)]
-    total = hashlib.sha256("\n".join([module.composite, str(module), module.code, *rules]).encode())
-    for name, value in module.state_dict().items():
-        total.update(name.encode())
-        if isinstance(value, torch.Tensor):
+    graphs = [module.graph, module.unfused_graph, module.fold_graph]
+    parts = [(name, _parts_of(one)) for name, one in module.named_modules(remove_duplicate=False)]
+    facts = [module.composite, str(module), module.guards, graphs, [part for part in parts if part[1] is not None]]
+    total = hashlib.sha256(json.dumps(described(facts)).encode())
+    tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    for name, value in sorted(tensors.items()):
+        if name not in module.derived:
+            total.update(name.encode())
             for part in content_of(value):
                 total.update(part)
     return total.hexdigest()
+
+
+def _parts_of(module: nn.Module) -> Any:
+    """What a module of the graph computes."""
+    if isinstance(module, RuleModule):
+        operation = module.ruled.operation
+        return module.rule, vars(module.rule), operation.function, operation.args, operation.kwargs
+    if isinstance(module, Recomputed):
+        return restore_graph(module.records)
+    return (module.modify, module.parameter) if isinstance(module, ParameterModifier) else None

@@ -494,6 +494,19 @@ def test_a_longer_stream_is_refused(explain_model, tmp_path):
     assert len(again) == 10 and again.is_complete
 
 
+@pytest.mark.parametrize("lost", ["relevance/c/2/0/0/0", "done/c/2"])
+@pytest.mark.parametrize(("length", "batch_size"), [(32, 8), (36, 8), (48, 8), (60, 16)])
+def test_a_lost_end_of_a_stream_is_explained_from_the_same_stream_alone(length, batch_size, lost, explain_model, tmp_path):
+    path, settings = tmp_path / "store", {"block_size": 16, "dtype": "float16"}
+    lrpfx.datasets.attribute(explain_model, Stream(Noise(40)), path, batch_size=8, **settings)
+    before = tree(path)
+    (path / lost).unlink()
+    with pytest.raises(lrpfx.InputError, match="the data set has changed: it had 40 samples"):
+        lrpfx.datasets.attribute(explain_model, Stream(Noise(length)), path, batch_size=batch_size, **settings)
+    lrpfx.datasets.attribute(explain_model, Stream(Noise(40)), path, batch_size=8, **settings)
+    assert tree(path) == before
+
+
 def test_functions_are_told_apart(explain_model, tmp_path):
     def target_of(weight):
         return lambda output: weight * output

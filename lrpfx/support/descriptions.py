@@ -1,0 +1,152 @@
+"""Settings as plain data, by which a changed one is noticed."""
+
+import functools
+import hashlib
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from lrpfx.support.dotted_paths import dotted_path
+from lrpfx.support.tensors import content_of
+
+#: How deep objects are nested at most.
+_DEPTH = 50
+_NAMED = (types.ModuleType, type)  # the name in the code says which
+#: Packages whose release says what their code is.
+_RELEASED = {"torch", "lrpfx", "numpy", "builtins", "collections", "functools", "abc", "typing", "enum", "dataclasses"}
+
+
+def described(value: Any) -> Any:
+    """A value as data for JSON, which differs if the value does, as far as that can be told.
+
+    Of functions and methods, the code counts and what it closes over or takes from its module, of tensors the content, of other
+    objects the attributes.
+    """
+    return _Description().of(value)
+
+
+class _Description:
+    """Describes a value and all that it refers to. An object that refers to itself is described once."""
+
+    def __init__(self) -> None:
+        self._around: list[int] = []
+
+    def of(self, value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            total = hashlib.sha256()
+            for part in content_of(torch.as_tensor(value)):
+                total.update(part)
+            return {"tensor": list(value.shape), "sha256": total.hexdigest()}
+        if id(value) in self._around or len(self._around) > _DEPTH:
+            return type(value).__qualname__
+        self._around.append(id(value))
+        try:
+            return self._of_object(value)
+        finally:
+            self._around.pop()
+
+    def _of_object(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {"dict": [[self.of(key), self.of(one)] for key, one in value.items()]}
+        if isinstance(value, (list, tuple)):
+            return [self.of(one) for one in value]
+        if isinstance(value, (set, frozenset)):  # in another order in each process
+            return {"set": sorted((self.of(one) for one in value), key=repr)}
+        if isinstance(value, functools.partial):
+            return {"partial": self.of([value.func, value.args, value.keywords])}
+        if isinstance(value, types.MethodType):
+            return {"method": self.of([value.__func__, value.__self__])}
+        if isinstance(value, types.FunctionType):
+            return self._of_function(value)
+        if isinstance(value, fx.Graph):
+            return {"graph": [self.of([one.op, one.name, _target(one), one.args, one.kwargs]) for one in value.nodes]}
+        if isinstance(value, fx.GraphModule):
+            return {"type": type(value).__qualname__, "attributes": self.of([value.graph, value.state_dict()])}
+        if not isinstance(value, _NAMED) and isinstance(getattr(value, "__dict__", None), dict):
+            methods = [one for base in type(value).__mro__ if not _is_released(base) for one in _functions_of(base)]
+            return {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+        return {"type": type(value).__qualname__, "text": text}
+
+    def _of_function(self, value: types.FunctionType) -> Any:
+        closed = [_content(cell) for cell in value.__closure__ or ()]
+        parts: list[Any] = [self.of([value.__defaults__, value.__kwdefaults__, closed])]
+        if not _is_released(value):
+            used = [name for name in value.__code__.co_names if name in value.__globals__]
+            others = {name: value.__globals__[name] for name in used if not isinstance(value.__globals__[name], _NAMED)}
+            parts += [_code(value.__code__), self.of(others)]
+        return {"function": value.__qualname__, "sha256": hashlib.sha256(repr(parts).encode()).hexdigest()}
+
+
+def _is_released(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _RELEASED
+
+
+def _functions_of(kind: type) -> list[Any]:
+    """The functions that a class defines."""
+    unwrapped = [getattr(one, "__func__", getattr(one, "fget", one)) for one in vars(kind).values()]
+    return [one for one in unwrapped if isinstance(one, types.FunctionType)]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none yet
+        return None
+
+
+def _target(node: fx.Node) -> Any:
+    return node.target if isinstance(node.target, str) else dotted_path(node.target) or node.target
+
+
+def fingerprint_of_function(function: Callable[..., Any]) -> str:
+    """The name of a function and a hash of what it computes, as far as that can be told."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{name} {hashlib.sha256(repr(described(function)).encode()).hexdigest()[:16]}"
+
+
+def _code(code: types.CodeType) -> list[Any]:
+    """What a function computes: its instructions, and the names and constants that they use."""
+    return [code.co_code.hex(), list(code.co_names), [_constant(one) for one in code.co_consts]]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, frozenset):  # in another order in each process
+        return sorted(map(repr, value))
+    return _code(value) if isinstance(value, types.CodeType) else repr(value)
+
+
+def text_of(description: Any) -> str:
+    """A short text for a value that was `described`: "predicted", "3", "first: [1, 2]", the name of a function."""
+    if isinstance(description, list):
+        return f"[{', '.join(map(text_of, description))}]"
+    if not isinstance(description, Mapping):
+        return str(description)
+    kind = next(iter(description), "")
+    content: Any = description.get(kind)
+    if kind == "dict":
+        return ", ".join(f"{text_of(key)}: {text_of(value)}" for key, value in content)
+    if kind in ("partial", "method"):
+        return text_of(content[0])
+    return f"tensor of shape {content}" if kind == "tensor" else str(description.get("text", content))
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions with the same keys, in words."""
+    found = []
+    for name in sorted({*ours, *theirs}):
+        one, other = ours.get(name), theirs.get(name)
+        if one == other:
+            continue
+        shown = [text if len(text) < 60 else f"{text[:57]}..." for text in (repr(other), repr(one))]
+        found.append(f"{name} (it was {shown[0]}, and is {shown[1]} now)" if shown[0] != shown[1] else name)
+    return found
