@@ -11,7 +11,7 @@ from typing import Any
 INTERRUPTED = 130
 
 #: The commands that keep what an interrupted run has written, and go on from there.
-_RESUMING = {"explain", "run"}
+_RESUMING = {"dataset", "explain", "run"}
 
 
 def main() -> None:

@@ -44,6 +44,13 @@ class Reduce(StrEnum):
     CHANNELS = "channels"
 
 
+class Engine(StrEnum):
+    """What explains."""
+
+    EMBEDDED = "embedded"
+    RAY = "ray"
+
+
 class Precision(StrEnum):
     """The numbers that relevance is stored in."""
 
@@ -55,7 +62,12 @@ class Precision(StrEnum):
 def dataset(
     model: MODEL,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with photographs in it, or in folders in it.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The store to write: a folder, in Zarr's format.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", help="The store to write: a folder, in Zarr's format, or a path such as s3://bucket/store."
+        ),
+    ],
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,6 +99,9 @@ def dataset(
         int | None, typer.Option(min=1, help="How many are written together; a killed run loses these.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open photographs.")] = 0,
+    engine: Annotated[
+        Engine, typer.Option(help="`ray` explains on the processes and machines of Ray, which the variable RAY_ADDRESS names.")
+    ] = Engine.EMBEDDED,
     table: Annotated[
         Path | None,
         typer.Option(help="Also write a table (.parquet) with the scores and the shares of relevance of each photograph."),
@@ -99,6 +114,9 @@ def dataset(
     """
     if table is not None:
         checked_table_path(table)
+    recorded = dict(found := [*map(_recorded, record or [])])
+    if len(recorded) < len(found):
+        raise InputError(f"--record names a layer twice: {', '.join(record or [])}")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         module = given.module("dataset")
@@ -120,12 +138,13 @@ def dataset(
             output,
             target=wanted[0] if len(wanted) == 1 else None,
             targets=wanted if len(wanted) > 1 else None,
-            record=dict(map(_recorded, record or [])),
+            record=recorded,
             reduce=None if reduce is Reduce.NONE else reduce.value,
             dtype=dtype.value,
             scores=scores,
             block_size=block_size,
             workers=workers,
+            engine=engine.value,
             progress=shown.report,
         )
     if table is not None:

@@ -107,6 +107,12 @@ def _photograph(inputs: Any) -> Image.Image:
 
 def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
     """The arguments of the model among the entries of a sample; what is neither an argument nor data is left out."""
+    if isinstance(inputs, (tuple, list)) and len(inputs) == 2 and len(arguments) == 1:
+        second = f"of shape {tuple(inputs[1].shape)}" if hasattr(inputs[1], "shape") else f"a {type(inputs[1]).__name__}"
+        raise InputError(
+            f"the sample is a pair, but the model takes one argument, {arguments[0]!r}, and the second entry, {second}, is not "
+            "a label: that is one integer. A sample has no dimension for batches"
+        )
     if isinstance(inputs, (torch.Tensor, tuple)):
         return inputs
     if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):

@@ -135,7 +135,7 @@ def attribute(
     zarr_package()
     asked = Settings(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
     place = place_of(output, storage_options)
-    batch = _count("batch_size", batch_size or _batch_size_of(explainer, data))
+    batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
     block = None if block_size is None else _count("block_size", block_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers is a number of processes, not {workers!r}")
@@ -176,7 +176,7 @@ class _Run:
         self.engine = engine
         self.batch_size = batch_size
         self.block_size = block_size
-        if asked.dtype not in _DTYPES:
+        if not isinstance(asked.dtype, str) or asked.dtype not in _DTYPES:
             raise InputError(f"dtype is {', '.join(map(repr, _DTYPES))}, not {asked.dtype!r}")
         if asked.scores is not None:
             _count("scores", asked.scores)

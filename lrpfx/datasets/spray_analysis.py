@@ -93,6 +93,8 @@ def spray(
         raise InputTypeError("labels are the class of each sample, such as the predicted one")
     maps = column(relevance, "relevance")
     wanted = chosen(samples, len(maps))
+    if not isinstance(clusters, Iterable):
+        raise InputTypeError(f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}")
     numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})
     if not numbers:
         raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]")

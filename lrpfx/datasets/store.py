@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lrpfx.datasets.layout import DONE, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
+from lrpfx.datasets.layout import DONE, ERROR, KEY, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
 from lrpfx.datasets.places import Place, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
 
@@ -56,7 +56,7 @@ class Manifest:
             raise ArtefactError("the store's manifest names no arrays")
         layouts = [Layout.from_json(name, one) for name, one in arrays.items()]
         names = {one.name for one in layouts}
-        if missing := {STATUS, DONE} - names:
+        if missing := {STATUS, LABEL, KEY, ERROR, DONE} - names:
             raise ArtefactError(f"the store has no array {sorted(missing)[0]!r}")
         return cls(facts, layouts, block, samples)
 

@@ -46,6 +46,19 @@ def test_reduced_and_narrow(folder):
     assert found.relevance.shape == (3, 8, 8) and found["top_classes"].shape == (3, 2)
 
 
+def test_a_store_on_a_path_of_fsspec(folder):
+    before = sorted(folder.iterdir())
+    status, _ = run("dataset", "small_model:make", "images", "--output", "memory://bucket/of-commands", *WITH)
+    assert status == 0 and len(lrpfx.datasets.open("memory://bucket/of-commands")) == 3
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_layer_is_recorded_once(folder):
+    arguments = ("dataset", "small_model:make", "images", "--output", "store", *WITH)
+    with pytest.raises(lrpfx.InputError, match="--record names a layer twice"):
+        run(*arguments, "--record", "0=sum", "--record", "0=channels")
+
+
 def test_photographs_that_cannot_be_explained(folder):
     (folder / "images" / "broken.png").write_bytes(b"no picture")
     status, printed = run_program("dataset", "small_model:make", "images", "--output", "store", *WITH, "--workers", "1")

@@ -352,7 +352,9 @@ def test_relevance_that_is_not_finite(factor, reason, tmp_path):
         (Noise(40), {"conditions": [{"third": [0]}]}, "third"),
         (Noise(40), {"dtype": "int8"}, "dtype is"),
         (Noise(40), {"scores": 0}, "scores is a positive number"),
+        (Noise(40), {"dtype": ["float16"]}, "dtype is"),
         (Noise(40), {"batch_size": -1}, "batch_size is a positive number"),
+        (Noise(40), {"batch_size": 0}, "batch_size is a positive number"),
         (Noise(40), {"block_size": 0}, "block_size is a positive number"),
         (Noise(40), {"workers": -1}, "workers is a number"),
         ([torch.rand(6)] * 40, {}, "."),
@@ -505,6 +507,14 @@ def test_a_lost_end_of_a_stream_is_explained_from_the_same_stream_alone(length, 
         lrpfx.datasets.attribute(explain_model, Stream(Noise(length)), path, batch_size=batch_size, **settings)
     lrpfx.datasets.attribute(explain_model, Stream(Noise(40)), path, batch_size=8, **settings)
     assert tree(path) == before
+
+
+@pytest.mark.parametrize(
+    "label", [torch.tensor([1]), np.eye(4)[1], torch.tensor(1.0)], ids=["one in a row", "one-hot", "float"]
+)
+def test_what_is_not_a_label(label, explain_model, tmp_path):
+    with pytest.raises(lrpfx.InputError, match="is not a label: that is one integer"):
+        lrpfx.datasets.attribute(explain_model, [(torch.rand(1, 6, 6), label)] * 4, tmp_path / "store")
 
 
 def test_functions_are_told_apart(explain_model, tmp_path):

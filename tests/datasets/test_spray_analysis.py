@@ -276,6 +276,7 @@ NAN[7, 2] = np.nan
         ({"labels": np.zeros(19, int)}, InputError, "labels has 19 samples"),
         ({"labels": np.zeros(20)}, InputTypeError, "labels are integers"),
         ({"clusters": ()}, InputError, "clusters are the numbers"),
+        ({"clusters": 0}, InputTypeError, "clusters are the numbers"),
         ({"clusters": (1,)}, InputError, "2 or more, not 1"),
         ({"neighbors": 0}, InputError, "neighbors is a number of samples, 1 or more"),
         ({"dimensions": 1}, InputError, "2 or more"),
