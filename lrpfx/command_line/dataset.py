@@ -114,8 +114,8 @@ def dataset(
     """
     if table is not None:
         checked_table_path(table)
-    recorded = dict(found := [*map(_recorded, record or [])])
-    if len(recorded) < len(found):
+    recorded = dict(map(_recorded, record or []))
+    if len(recorded) < len(record or []):
         raise InputError(f"--record names a layer twice: {', '.join(record or [])}")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
