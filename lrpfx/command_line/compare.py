@@ -1,4 +1,4 @@
-"""`lrpfx compare`: two composites on one photograph, node by node."""
+"""`lrpfx compare`: two composites, or two models, on one photograph, node by node."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,8 +33,13 @@ def compare(
     model: MODEL,
     photograph: Annotated[Path, typer.Argument(metavar="PHOTO", help="A photograph.")],
     composite: Annotated[
-        list[str] | None, typer.Option(help="Name of a composite; see `lrpfx composites`. It is there twice.")
+        list[str] | None,
+        typer.Option(help="Name of a composite; see `lrpfx composites`. It is there twice, or for two models at least once."),
     ] = None,
+    other: Annotated[
+        str | None, typer.Option(help="Another model, named like the first; both see the photograph as the first one does.")
+    ] = None,
+    other_weights: Annotated[str | None, typer.Option(help="Its weights, as for --weights.")] = None,
     target: Annotated[
         str | None, typer.Option(help="The class to explain, by name or index; by default the predicted one.")
     ] = None,
@@ -51,34 +56,45 @@ def compare(
     raw: RAW = False,
     categories: CATEGORIES = None,
 ) -> None:
-    """Compare two composites on a photograph: where their rules differ, and where their accounts of relevance part.
+    """Compare two composites, or two models, on a photograph: where rules differ, and where accounts of relevance part.
 
     `lrpfx report` with two composites shows their maps on the photograph, and their graphs.
     """
     names = composite or []
     if output is not None:
         format_of_picture(output)
+    if other is not None and len(names) == 1:
+        names *= 2
     if len(names) != 2:
         raise InputError(f"--composite is given {len(names)} times: pass it twice, for the two that are compared")
+    if other is None and other_weights is not None:
+        raise InputError("--other-weights are those of --other, which is missing")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
-        module = given.module("compare")
+        modules = [given.module("compare")]
+        if other is not None:
+            shown.begin(f"loading {other}")
+        modules.append(modules[0] if other is None else model_named(other, other_weights).module("compare"))
         try:
             image = opened(photograph).convert("RGB")
         except Exception as error:  # decoders raise errors of all kinds
             raise InputError(f"{photograph}: {reason(error)}") from error
         known = given.names_of_classes(categories)
         found = []
-        for name in names:
+        wanted: int | None = None
+        for module, name in zip(modules, names, strict=True):
             shown.begin(f"explaining {name}")
             chosen = composite_of(name, None, preprocess)
             explainer = Explainer(module, composite=chosen, preprocess=preprocess, categories=known)
-            explanation = explainer(image, None if target is None else class_of(target, explainer.categories))
+            if target is not None and wanted is None:
+                wanted = class_of(target, explainer.categories)
+            explanation = explainer(image, wanted)
+            wanted = explanation.target.index  # the class of the first model, for both
             found.append((explainer.explain_model, explanation))
         shown.begin("comparing")
-        (one, explanation), (other, _) = found
-        comparison = compared(one, other, explanation.input[None], explanation.target.index)
+        (one, explanation), (another, _) = found
+        comparison = compared(one, another, explanation.input[None], wanted)
     if output is not None:
         save_picture(comparison.picture(), output)
     say(f"relevance for {explanation.target}")

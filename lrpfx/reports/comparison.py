@@ -1,5 +1,6 @@
 """Two explanations of one output side by side: their rules, their maps, and where their accounts part."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -24,7 +25,7 @@ from lrpfx.support.optional_packages import data_frame
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: Amounts that differ by less than this share of the seed's absolute sum are the same: both sums are rounded.
+#: Shares of the seed that differ by less than this are the same: both are sums that are rounded.
 _SAME = 1e-6
 
 
@@ -36,7 +37,7 @@ class Compared:
     rules: tuple[str | None, str | None]
     relevance_in: tuple[float | None, float | None]  # of the node's output, summed over the batch
     relevance_out: tuple[float | None, float | None]  # that it passes on
-    parts: bool  # whether both get the same relevance, and do not pass on the same
+    parts: bool  # whether both get the same share of the seed, and do not pass on the same
 
     @property
     def differs(self) -> bool:
@@ -127,7 +128,7 @@ class Comparison(Sequence[Compared]):
         """
         maps = [pictures.smoothed(_chosen("sample", sample, _chosen("place", place, one)), sigma) for one in self.maps]
         shares = [one / (pictures.scale_of(one, sigma=0) or 1.0) for one in maps]
-        drawn = {**dict(zip(_numbered(self.titles), shares, strict=True)), "their difference": shares[0] - shares[1]}
+        drawn = {**dict(zip(self.titles, shares, strict=True)), "their difference": shares[0] - shares[1]}
         return pictures.sheet({title: pictures.heatmap(one, scale=1.0, sigma=0) for title, one in drawn.items()})
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,6 +167,9 @@ class Comparison(Sequence[Compared]):
     def summary(self) -> str:
         """What differs, in a line."""
         first = f"accounts part first at {self.parting[0].name}" if self.parting else "accounts part nowhere"
+        seeds = [one.seed for one in self.ledgers]
+        if not math.isclose(*seeds, rel_tol=_SAME):
+            first = f"relevance starts with {seeds[0]:.4g} and {seeds[1]:.4g}; as shares of it, {first}"
         alike = ", ".join(f"{one:.3f}" for one in self.similarities)
         rules = f"{len(self.changed)} of {len(self.rows)} nodes have other rules"
         return f"{self.titles[0]} and {self.titles[1]}: {rules}; {first}; similarity of the maps: {alike}"
@@ -176,7 +180,8 @@ def compare(
 ) -> Comparison:
     """Compare two explainable modules on the same inputs: see `Comparison`.
 
-    The modules may be one model under two composites, or two models; nodes of the same name are compared.
+    The modules may be one model under two composites, or two models. Nodes of the same name are compared, by their shares of
+    the relevance that the output starts with.
 
     Parameters
     ----------
@@ -187,26 +192,31 @@ def compare(
     inputs
         As for `lrpfx.attribute`.
     target
-        As for `lrpfx.attribute`.
+        As for `lrpfx.attribute`. By default the class that both give.
     output
         As for `lrpfx.attribute`.
 
     Raises
     ------
     InputError
-        The modules have other inputs that carry relevance. The errors of `lrpfx.attribute` and `lrpfx.ledger` are raised too.
+        The modules have other inputs that carry relevance, or give different classes and there is no target. The errors of
+        `lrpfx.attribute` and `lrpfx.ledger` are raised too.
     """
     modules = explainable(explain_model, "compare"), explainable(other, "compare")
     first, second = (ledger(module, inputs, target, output=output) for module in modules)
-    maps = [floating_tensors(attribute(module, inputs, target, output=output).relevance) for module in modules]
+    explained = [attribute(module, inputs, target, output=output) for module in modules]
+    if target is None:
+        _check_classes(explained[0].output, explained[1].output)
+    maps = [floating_tensors(one.relevance) for one in explained]
     if [one.shape for one in maps[0]] != [one.shape for one in maps[1]]:
         raise InputError("the modules do not have the same inputs with relevance, so their maps cannot be compared")
     rules = [{row.name: row.rule for row in assignment(module)} for module in modules]
     entries = [{entry.name: entry for entry in found} for found in (first, second)]
-    magnitude = max(first.seed_magnitude, second.seed_magnitude)
+    units = _unit(first), _unit(second)
+    least = _SAME * max(one.seed_magnitude / abs(unit) for one, unit in zip((first, second), units, strict=True))
 
     def same(one: float | None, another: float | None) -> bool:
-        return one is not None and another is not None and abs(one - another) <= _SAME * magnitude
+        return one is not None and another is not None and abs(one / units[0] - another / units[1]) <= least
 
     rows = []
     for name in _merged_order(list(rules[0]), list(rules[1])):
@@ -215,7 +225,7 @@ def compare(
         out = tuple(None if entry is None else entry.relevance_out for entry in known)
         parts = None not in known and same(*into) and not same(*out)
         rows.append(Compared(name, (rules[0].get(name), rules[1].get(name)), (into[0], into[1]), (out[0], out[1]), parts))
-    titles = modules[0].composite, modules[1].composite
+    titles = _distinct([(one.composite, f"{one.title} under {one.composite}") for one in modules])
     found = tuple(maps[0]), tuple(maps[1])
     return Comparison(rows, titles, (first, second), [_cosine(*pair) for pair in zip(*maps, strict=True)], found)
 
@@ -227,9 +237,29 @@ def _chosen(name: str, index: int, among: Any) -> Any:
     return among[index]
 
 
-def _numbered(titles: tuple[str, str]) -> tuple[str, str]:
-    """Titles that differ, as those of two models under one composite do not."""
-    return titles if titles[0] != titles[1] else (f"first: {titles[0]}", f"second: {titles[1]}")
+def _check_classes(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Raise `InputError` if the modules would explain different classes."""
+    if one.ndim != 2 or other.ndim != 2:
+        return
+    classes = one.argmax(1).tolist(), other.argmax(1).tolist()
+    for sample, (first, second) in enumerate(zip(*classes, strict=True)):
+        if first != second:
+            raise InputError(
+                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare"
+            )
+
+
+def _unit(found: Ledger) -> float:
+    """What amounts are divided by: the seed, or its magnitude if it cancels."""
+    return found.seed if abs(found.seed) > _SAME * found.seed_magnitude else found.seed_magnitude or 1.0
+
+
+def _distinct(names: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Titles that differ: the first names of both, or else their longer ones, or else numbered ones."""
+    for first, second in zip(*names, strict=True):
+        if first != second:
+            return first, second
+    return f"first {names[0][1]}", f"second {names[1][1]}"
 
 
 def _merged_order(names: list[str], others: list[str]) -> list[str]:

@@ -73,10 +73,24 @@ def test_two_composites_are_compared(folder):
     assert "ZPlus" in printed and "Flat" in printed
 
 
+def test_two_models_are_compared(folder):
+    """The class is that of the first one; with its weights, the other is the same model."""
+    arguments = ("compare", *MODEL, "images/1.png", "--weights", "weights.pt", "--composite", "epsilon_plus")
+    other = ("--other", "small_model:make")
+    assert "similarity of the maps: 1.000" in run(*arguments, *other, "--other-weights", "weights.pt")[1]
+    printed = run(*arguments, *other, "--target", "1")[1]
+    assert "0 of " in printed and "relevance for 1" in printed and "similarity of the maps: 1.000" not in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("images/1.png",), "--composite is given 0 times"),
+        (("images/1.png", "--other-weights", "weights.pt", "--composite", "epsilon_plus"), "--composite is given 1 times"),
+        (
+            ("images/1.png", *("--composite", "epsilon_plus") * 2, "--other-weights", "w.pt"),
+            "--other-weights are those of --other",
+        ),
         (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
         (("images/1.png", *("--composite", "epsilon_plus") * 2, "-o", "maps.txt"), "maps.txt: a picture is saved as"),
     ],

@@ -108,3 +108,25 @@ def test_a_picture_of_what_is_not_an_image():
     module = lrpfx.transform(model, EpsilonPlus())
     with pytest.raises(InputTypeError, match="not that of an image"):
         lrpfx.compare(module, module, torch.rand(2, 4)).picture()
+
+
+def test_two_models_are_compared_by_their_shares():
+    """The second one has twice the output, so all amounts differ, and no share does."""
+
+    def network(factor):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)).double().eval()
+        with torch.no_grad():
+            model[0].weight.mul_(100)  # stabilizers take next to nothing
+            model[2].weight.mul_(100 * factor)
+        return lrpfx.transform(model, EpsilonPlus())
+
+    x = torch.rand(2, 4, dtype=torch.float64)
+    found = lrpfx.compare(network(1.0), network(2.0), x, 1)
+    assert not found.parting and found.ledgers[1].seed == pytest.approx(2 * found.ledgers[0].seed)
+    assert "relevance starts with" in found.summary and found.similarities == pytest.approx([1.0])
+    assert found.titles == ("first Sequential under EpsilonPlus()", "second Sequential under EpsilonPlus()")
+    same = lrpfx.compare(network(1.0), network(2.0), x)  # both give the same classes
+    assert same.ledgers[0].seed == pytest.approx(float(network(1.0)(x).max(1).values.sum()))
+    with pytest.raises(InputError, match="sample 0 different classes"):
+        lrpfx.compare(network(1.0), network(-1.0), x)
