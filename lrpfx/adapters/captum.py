@@ -266,6 +266,17 @@ class LayerLRP(_Compiled, LayerAttribution):
                 "lrpfx.attribute(..., record=) takes the name of one of them"
             )
         if not reads:
+            inner = {nodes[name] for name in within}
+            results = [
+                name
+                for name in within
+                if node_info(nodes[name]).role is Role.DATA and any(user not in inner for user in nodes[name].users)
+            ]
+            if len(results) > 1:
+                raise InputError(
+                    f"the layer {paths[0]!r} returns several values ({', '.join(results)}): lrpfx.attribute(..., record=) "
+                    "takes their names"
+                )
             (node,) = resolve_names(graph, [next(path for path in paths if _holds(path, within))])
             return [node_info(node).name]
         values = [value for name in within for value in nodes[name].all_input_nodes]

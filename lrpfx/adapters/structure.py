@@ -4,14 +4,16 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from lrpfx.support.descriptions import described, is_released
 from lrpfx.support.tensors import not_dense
+from lrpfx.support.torch_internals import has_hooks_for_all_modules
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
 
@@ -25,10 +27,10 @@ _OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pr
 class Structure:
     """What a model consists of at this moment.
 
-    `layout`: classes, attributes, hooks, and the shapes, dtypes, devices and sharing of tensors, nested in tuples. Objects
-    whose state is not known, and tensors that are not dense, are equal to themselves alone. `parameters`: parameters and the
-    statistics of batch norms by name, which a graph only computes with. `constants`: the other tensors, which the compiler may
-    have read: buffers such as masks, and plain attributes. The tensors are the model's own.
+    `layout`: classes with their code, attributes, hooks, and the shapes, dtypes, devices and sharing of tensors, nested in
+    tuples. Objects whose state is not known, and tensors that are not dense, are equal to themselves alone. `parameters`:
+    parameters and the statistics of batch norms by name, which a graph only computes with. `constants`: the other tensors,
+    which the compiler may have read: buffers such as masks, and plain attributes. The tensors are the model's own.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +40,7 @@ class Structure:
                 parameters.update(module.named_buffers(prefix=path, recurse=False, remove_duplicate=False))
         self.parameters = {name: tensor for name, tensor in parameters.items() if not_dense(tensor) is None}
         walk = _Walk()
-        self.layout = walk.describe(model)
+        self.layout = walk.describe(model), _code_of(model), has_hooks_for_all_modules()
         replaceable = {id(tensor) for tensor in self.parameters.values()}
         self.constants = [tensor for tensor in walk.tensors if id(tensor) not in replaceable]
 
@@ -84,6 +86,8 @@ class _Walk:
             return self.describe(value(), depth + 1)
         if type(value) is MethodType:
             return _Same(value.__func__), self.describe(value.__self__, depth + 1)
+        if type(value) is FunctionType:
+            return _Same(value), repr(described(value))  # a hook may read what it closes over
         if type(value) is partial:
             return self._all((value.func, value.args, value.keywords), depth)
         state = _state_of(value)
@@ -94,6 +98,16 @@ class _Walk:
             return _Same(tensor), None if tensor.is_inference() else tensor._version
         self.tensors.append(tensor)
         return tensor.dtype, tuple(tensor.shape), tensor.device
+
+
+def _code_of(model: nn.Module) -> Any:
+    """What the classes of a model define themselves: attributes may be changed there, and `forward` may read global values."""
+    found = {}
+    for kind in {base for module in model.modules() for base in type(module).__mro__ if not is_released(base)}:
+        attributes = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
+        own = {name: (type(value), value) if type(value) in _PLAIN else _Same(value) for name, value in attributes}
+        found[kind] = own, repr(described(vars(kind).get("forward")))
+    return found
 
 
 class _Same:

@@ -97,8 +97,12 @@ def stands_for_call(module: nn.Module) -> bool:
 
 
 def describe_module(module: nn.Module) -> str:
-    lines = [line.strip() for line in repr(module).splitlines()]
-    return lines[0] if len(lines) == 1 else type(module).__name__
+    """The text of a layer of torch.nn, and the class of others: their text may need values, which a trace does not have."""
+    texts = [getattr(type(module), name).__module__ for name in ("__repr__", "extra_repr")]
+    is_own = "extra_repr" in vars(module) or not all(one.startswith("torch.nn.") for one in texts)
+    if is_own or next(module.children(), None) is not None:
+        return type(module).__name__
+    return " ".join(line.strip() for line in repr(module).splitlines())
 
 
 def operation_name(node: fx.Node) -> str:

@@ -72,7 +72,7 @@ class _Description:
         if isinstance(value, fx.GraphModule):
             return {"type": type(value).__qualname__, "attributes": self.of([value.graph, value.state_dict()])}
         if not isinstance(value, _NAMED) and isinstance(getattr(value, "__dict__", None), dict):
-            methods = [one for base in type(value).__mro__ if not _is_released(base) for one in _functions_of(base)]
+            methods = [one for base in type(value).__mro__ if not is_released(base) for one in _functions_of(base)]
             return {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}
         text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
         return {"type": type(value).__qualname__, "text": text}
@@ -80,14 +80,15 @@ class _Description:
     def _of_function(self, value: types.FunctionType) -> Any:
         closed = [_content(cell) for cell in value.__closure__ or ()]
         parts: list[Any] = [self.of([value.__defaults__, value.__kwdefaults__, closed])]
-        if not _is_released(value):
+        if not is_released(value):
             used = [name for name in value.__code__.co_names if name in value.__globals__]
             others = {name: value.__globals__[name] for name in used if not isinstance(value.__globals__[name], _NAMED)}
             parts += [_code(value.__code__), self.of(others)]
         return {"function": value.__qualname__, "sha256": hashlib.sha256(repr(parts).encode()).hexdigest()}
 
 
-def _is_released(value: Any) -> bool:
+def is_released(value: Any) -> bool:
+    """Whether a function or class is of a package whose release says what it is."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in _RELEASED
 
 

@@ -61,7 +61,8 @@ class UndoDecompositions(GraphPass):
         if parts:
             result.warnings.append(
                 f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are parts "
-                "of an activation such as hardswish, they get rules of their own, and relevance is not that of the model. "
+                "of an activation such as hardswish, of attention or of a recurrent layer, they get rules of their own, and "
+                "relevance is not that of the model. "
                 "Transform the model, or the exported program before run_decompositions()."
             )
         return result
@@ -143,6 +144,12 @@ def _softmax(function: Any) -> Callable[[fx.Node], Form | None]:
     return form
 
 
+def _selu(node: fx.Node) -> Form | None:
+    given = _bound(node)
+    factors = given["alpha"], given["scale"], given["input_scale"]
+    return (functional.selu, (given["self"],), {}) if factors == _OF_SELU else None
+
+
 def _attention(node: fx.Node) -> Form:
     given = _bound(node)
     tensors = (given["query"], given["key"], given["value"], given["attn_mask"])
@@ -154,12 +161,20 @@ def _view(node: fx.Node) -> Form:
     return torch.ops.aten.view.default, node.args, dict(node.kwargs)
 
 
+#: alpha, scale and the scale of the input of SELU as a form of ELU.
+_OF_SELU = (1.6732632423543772, 1.0507009873554805, 1)
 _PRODUCTS = frozenset(map(aten, ["addmm.default", "mm.default"]))
 _TRANSPOSITIONS = frozenset(map(aten, ["permute.default", "t.default"]))
 
-#: What activations are decomposed into.
-_PARTS = frozenset(
-    map(aten, ["mul.Tensor", "div.Tensor", "clamp.default", "clamp_min.default", "exp.default", "pow.Tensor_Scalar"])
+#: What activations, and layers of several products, are decomposed into.
+_PARTS = _PRODUCTS | frozenset(
+    map(
+        aten,
+        [
+            *("mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "clamp.default", "clamp_min.default", "exp.default"),
+            *("pow.Tensor_Scalar", "bmm.default", "baddbmm.default"),
+        ],
+    )
 )
 
 #: Operator -> its form, and whether the operator returns several results.
@@ -169,6 +184,7 @@ _FORMS: dict[Any, tuple[Callable[[fx.Node], Form | None], bool]] = {
     aten("_native_batch_norm_legit_no_training.default"): (_batch_norm, True),
     aten("native_layer_norm.default"): (_layer_norm, True),
     aten("native_group_norm.default"): (_group_norm, True),
+    aten("elu.default"): (_selu, False),
     aten("_softmax.default"): (_softmax(torch.softmax), False),
     aten("_log_softmax.default"): (_softmax(torch.log_softmax), False),
     aten("_scaled_dot_product_flash_attention_for_cpu.default"): (_attention, True),

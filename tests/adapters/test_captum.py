@@ -465,3 +465,82 @@ except lrpfx.InputError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "lrpfx.adapters.captum needs captum.attr: pip install 'lrpfx[captum]'\n"
+
+
+FACTORS = {"one": 1.0}
+
+
+def of_hook(factors):
+    return lambda module, inputs, output: output * factors["one"]
+
+
+class Code(nn.Module):
+    """A model whose class, or what its code reads, may change."""
+
+    factor = 1.0
+
+    def __init__(self, factors):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.layer.register_forward_hook(of_hook(factors))
+
+    def forward(self, x):
+        return self.layer(x * FACTORS["one"] * self.factor) + x[:, :3]
+
+
+def flipped(self, x):
+    return self.layer(x.flip(-1))
+
+
+@pytest.mark.parametrize(
+    "change", ["attribute of the class", "method of the class", "global", "closure of a hook", "all modules"]
+)
+def test_a_change_outside_of_the_model_is_seen(change, monkeypatch):
+    factors = {"one": 1.0}
+    model, x = Code(factors).double().eval(), torch.randn(2, 4, dtype=torch.float64)
+    method = LRP(model, EpsilonPlus())
+    before = method.attribute(x, target=1)
+    handle = None
+    if change == "attribute of the class":
+        monkeypatch.setattr(Code, "factor", -2.0)
+    elif change == "method of the class":
+        monkeypatch.setattr(Code, "forward", flipped)
+    elif change == "global":
+        monkeypatch.setitem(FACTORS, "one", -2.0)
+    elif change == "closure of a hook":
+        factors["one"] = -2.0
+    else:
+        handle = nn.modules.module.register_module_forward_hook(
+            lambda module, inputs, output: output * -2.0 if isinstance(module, nn.Linear) else None
+        )
+    try:
+        found = method.attribute(x, target=1)
+        assert_close(found, lrpfx.attribute(lrpfx.transform(model, EpsilonPlus()), x, 1).relevance, 1e-12)
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert not torch.allclose(found, before)
+
+
+def test_a_layer_that_returns_several_values_is_refused():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return {"one": self.one(x).relu(), "other": self.other(x).relu()}
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pair, self.head = Pair(), nn.Linear(3, 2)
+
+        def forward(self, x):
+            found = self.pair(x)
+            return self.head(found["one"] - found["other"])
+
+    model, x = Both().double().eval(), torch.randn(2, 4, dtype=torch.float64)
+    with pytest.raises(InputError, match=r"the layer 'pair' returns several values \(pair.relu, pair.relu_1\)"):
+        LayerLRP(model, model.pair, EpsilonPlus()).attribute(x, target=1)
+    assert LayerLRP(model, model.pair.one, EpsilonPlus()).attribute(x, target=1).shape == (2, 3)

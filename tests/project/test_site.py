@@ -38,6 +38,12 @@ def test_tutorials_are_stored_without_results(path):
     assert set(notebook.metadata) == {"kernelspec", "language_info"}, "jupyter nbconvert --clear-output"
 
 
+def test_references_of_docstrings_become_markdown():
+    in_markdown = importlib.import_module("tools.reference_names").in_markdown
+    text = "As in [1]_.\n\n    .. [1] Bach et al. 2015, eq. 60, https://doi.org/10.1371/x\n    .. [2] Others"
+    assert in_markdown(text) == "As in [1].\n\n    1. Bach et al. 2015, eq. 60, <https://doi.org/10.1371/x>\n    2. Others"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The built site; what would be fetched while it is built is an error."""

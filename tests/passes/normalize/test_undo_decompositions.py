@@ -43,6 +43,12 @@ CASES = {
         ),
         (2, 3, 7, 8),
     ),
+    "activations": (
+        lambda: nn.Sequential(
+            nn.Linear(5, 7), nn.SELU(), nn.Linear(7, 7), nn.ELU(0.5), nn.Linear(7, 6), nn.GELU(), nn.Linear(6, 4)
+        ),
+        (3, 5),
+    ),
     "three dimensions": (
         lambda: nn.Sequential(
             *(nn.Conv3d(2, 6, 3), nn.BatchNorm3d(6), nn.ReLU(), nn.ConvTranspose3d(6, 4, 2, stride=2)),
@@ -87,6 +93,23 @@ def test_parts_of_activations_are_a_warning():
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Hardswish(), nn.Linear(3, 2)).eval(), torch.randn(2, 4)
     program = torch.export.export(model, (x,)).run_decompositions()
     with pytest.warns(lrpfx.LrpfxWarning, match=r"decomposed into core ATen operators, among them aten\.clamp"):
+        lrpfx.transform(program, EpsilonPlus())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda: nn.LSTM(8, 8, batch_first=True)]
+)
+def test_parts_of_layers_are_a_warning(make):
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = make(), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.layer(*[x] * (3 if isinstance(self.layer, nn.MultiheadAttention) else 1))[0].mean(1))
+
+    program = torch.export.export(Sequences().eval(), (torch.randn(2, 5, 8),)).run_decompositions()
+    with pytest.warns(lrpfx.LrpfxWarning, match="of attention or of a recurrent layer"):
         lrpfx.transform(program, EpsilonPlus())
 
 
