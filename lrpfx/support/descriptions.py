@@ -73,9 +73,9 @@ class _Description:
             return {"type": type(value).__qualname__, "attributes": self.of([value.graph, value.state_dict()])}
         if not isinstance(value, _NAMED) and isinstance(getattr(value, "__dict__", None), dict):
             methods = [one for base in type(value).__mro__ if not is_released(base) for one in _functions_of(base)]
-            return {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}
-        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-        return {"type": type(value).__qualname__, "text": text}
+            found = {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}
+            return found if type(value).__repr__ is object.__repr__ else {**found, "text": _text(value)}
+        return {"type": type(value).__qualname__, "text": _text(value)}
 
     def _of_function(self, value: types.FunctionType) -> Any:
         closed = [_content(cell) for cell in value.__closure__ or ()]
@@ -85,6 +85,11 @@ class _Description:
             others = {name: value.__globals__[name] for name in used if not isinstance(value.__globals__[name], _NAMED)}
             parts += [_code(value.__code__), self.of(others)]
         return {"function": value.__qualname__, "sha256": hashlib.sha256(repr(parts).encode()).hexdigest()}
+
+
+def _text(value: Any) -> str:
+    """The text of an object, without its address."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def is_released(value: Any) -> bool:
