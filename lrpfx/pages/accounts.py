@@ -40,7 +40,7 @@ def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
             by_word = np.array([relevance[list(group)].sum() for group in view.groups])
             path.append({"node": places[name], "words": packed(by_word)})
     return {
-        "ledger": _ledger_data(found, places),
+        "ledger": _ledger_data(found, graph, places),
         "flows": [figure(found.flows.get((graph.names[source], graph.names[target]), 0.0)) for source, target in graph.edges],
         "pictures": pictures,
         "path": path,
@@ -48,8 +48,11 @@ def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
     }
 
 
-def _ledger_data(found: Ledger, places: dict[str, int]) -> dict[str, Any]:
-    """Accounts as rows [node, in, out, parts..., unexplained]; the node is its place in the graph, or a name outside of it."""
+def _ledger_data(found: Ledger, graph: GraphData, places: dict[str, int]) -> dict[str, Any]:
+    """Accounts as rows [node, in, out, parts..., unexplained]; the node is its place in the graph, or a name outside of it.
+
+    Inputs are [name, relevance, place in the graph]; an embedding, which is not an input of the graph, has no place.
+    """
     rows = [
         [
             places.get(entry.name, entry.name),
@@ -62,7 +65,7 @@ def _ledger_data(found: Ledger, places: dict[str, int]) -> dict[str, Any]:
     return {
         "seed": figure(found.seed),
         "magnitude": figure(found.seed_magnitude),
-        "inputs": [[name, figure(value)] for name, value in found.inputs.items()],
+        "inputs": [[name, figure(value), graph.inputs.get(name)] for name, value in found.inputs.items()],
         "totals": [figure(found.total(part)) for part in PARTS],
         "balance": figure(found.balance),
         "rows": rows,

@@ -4,7 +4,7 @@ import type { Graph, Report } from "./document";
 import { h, styled } from "./dom";
 import type { Flows } from "./flows";
 import { cut, percent, plural, shapeOf, shortRule, shown } from "./format";
-import type { Item } from "./tree";
+import { type Item, isEnd } from "./tree";
 
 const MEANINGS: Record<string, string> = {
   bias: "biases of the layer",
@@ -56,10 +56,12 @@ function ofNode(
   const node = graph.nodes[place];
   if (!node) return h("div", { class: "details" });
   const picture = flows?.view.pictures?.[place];
-  const left = graph.history.flatMap((stage) =>
+  const end = isEnd(graph, place); // it may have the name of a module
+  const stages = end ? [] : graph.history;
+  const left = stages.flatMap((stage) =>
     stage.reasons.filter(([name]) => name === node.name).map(([, reason]) => `${stage.name}: ${reason}`),
   );
-  const norms = graph.history.flatMap((stage) =>
+  const norms = stages.flatMap((stage) =>
     stage.details
       .filter(([name]) => node.merged.includes(name) || name === node.name)
       .map(([name, detail]) => `${name}: ${detail}`),

@@ -79,7 +79,8 @@ export interface InputEntries {
 export interface LedgerData {
   seed: Figure;
   magnitude: Figure;
-  inputs: [string, Figure][];
+  /** Name, relevance, and the node of the graph; null for an embedding, whose relevance is that of its input. */
+  inputs: [string, Figure, number | null][];
   totals: Figure[];
   balance: Figure;
   /** Node, relevance in, relevance out, the parts, and what is unexplained. */

@@ -14,7 +14,7 @@ export class Flows {
   readonly magnitude: number;
   readonly edges: number[];
   readonly accounts = new Map<number, Account>();
-  private readonly inputs = new Map<string, number>();
+  private readonly inputs = new Map<number, number>();
 
   constructor(
     readonly graph: Graph,
@@ -30,7 +30,7 @@ export class Flows {
       const unexplained = figures.pop() ?? 0;
       this.accounts.set(node, { in: Number(into), out: Number(out), parts: figures, unexplained });
     }
-    for (const [name, value] of ledger.inputs) this.inputs.set(name, Number(value));
+    for (const [, value, node] of ledger.inputs) if (node !== null) this.inputs.set(node, Number(value));
   }
 
   /** The relevance of a node's value; null if nothing is known of it. */
@@ -39,7 +39,7 @@ export class Flows {
     if (account) return account.in;
     const known = this.graph.nodes[node];
     if (known?.kind === "output") return this.seed;
-    return known?.kind === "input" ? (this.inputs.get(known.name) ?? null) : null;
+    return known?.kind === "input" ? (this.inputs.get(node) ?? null) : null;
   }
 
   /** What the nodes of an item do not pass on, as a share of the seed. */

@@ -13,6 +13,7 @@ import torch
 from explanation.test_sentences import Tokenizer, classifier
 from helpers import small_net
 from pages.test_encoding import unpacked
+from reports.test_drawing import clashing
 from torch import nn
 
 import lrpfx
@@ -85,6 +86,21 @@ def test_accounts_and_edges_are_those_of_the_ledger(asked):
     }
     assert set(accounts.flows) <= set(edges) == set(lrpfx.to_networkx(asked[0]).edges())
     assert edges == pytest.approx({edge: accounts.flows.get(edge, 0.0) for edge in edges}, rel=1e-6)
+
+
+@pytest.mark.parametrize(("module_name", "argument"), [("output", "x"), ("features", "features"), ("output", "output")])
+def test_ends_and_modules_of_one_name_are_several_nodes(module_name, argument):
+    explain_model, x = clashing(module_name, argument, lambda: nn.Linear(4, 4))
+    found = document((explain_model, x, 0))
+    (graph,), (view,), accounts = found["graphs"], found["views"], lrpfx.ledger(explain_model, x, 0)
+    shown = [(node["name"], node["kind"]) for node in graph["nodes"]]
+    between = [("relu", "Activation"), ("add", "Sum"), ("head", "Linear")]
+    assert shown == [(argument, "input"), (module_name, "Linear"), *between, ("output", "output")]
+    assert sorted(edge[:2] for edge in graph["edges"]) == [[0, 1], [0, 3], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert view["ledger"]["inputs"] == [[argument, pytest.approx(accounts.inputs[argument], rel=1e-6), 0]]
+    assert [row[0] for row in view["ledger"]["rows"]] == [1, 2, 3, 4]
+    assert graph["nodes"][0]["formula"].startswith("An input")
+    assert graph["nodes"][0]["formula"] != graph["nodes"][1]["formula"] != graph["nodes"][5]["formula"]
 
 
 def test_pictures_of_nodes_are_sums_over_channels(asked):

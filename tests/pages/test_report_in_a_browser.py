@@ -10,6 +10,7 @@ import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
+from reports.test_drawing import clashing
 from tools import report_pictures
 
 import lrpfx
@@ -363,6 +364,27 @@ def test_names_are_not_run(browser, folder):
     for panel in ("Ledger", "Compilation", "Graph"):
         button(browser, panel).click()
     assert not all_of(browser, "img[src=x]")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("module_name", "argument"), [("output", "x"), ("features", "features"), ("output", "output")])
+def test_ends_and_modules_of_one_name_are_several_boxes(browser, folder, module_name, argument):
+    explain_model, x = clashing(module_name, argument, lambda: torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2))))
+    opened(browser, lrpfx.report((explain_model, x, 0), folder / f"{module_name}{argument}.html"))
+    button(browser, "Fold all").click()
+    found = [label.split(", relevance ") for label in boxes(browser)]
+    assert sorted(label for label, _ in found) == sorted(
+        [
+            f"{argument}, input, rule input",
+            "output, output, rule output",
+            f"{module_name}, module of 2 nodes, folded",
+            *("relu, Activation, rule Pass", "add, Sum, rule Norm", "head, Linear, rule Epsilon"),
+        ]
+    )
+    seed = lrpfx.ledger(explain_model, x, 0).seed
+    (told,) = [float(value.replace("−", "-")) for label, value in found if label.startswith("output, output")]
+    assert told == pytest.approx(seed, rel=1e-3)
+    assert len(all_of(browser, ".band .line")) - len(all_of(browser, ".legend .line")) == 6
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
