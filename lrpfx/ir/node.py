@@ -230,7 +230,7 @@ def ancestors_of(node: fx.Node) -> set[fx.Node]:
 
 
 def identities(graph: fx.Graph) -> dict[fx.Node, str]:
-    """A name for each input, the output, and each call that relevance flows through, which no other and no module around one has.
+    """A name for each input, the output, and each call that relevance flows through: none is that of another, or of a module.
 
     A call has its qualified name, and an end that of its argument, or "output". Where a call or a module has this name as well,
     the end is told apart by its kind: "features (input)".

@@ -64,7 +64,7 @@ class Questions:
 
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
-        if isinstance(what, Several):
+        if isinstance(what, (Several, list)):
             if not len(what):
                 raise InputError("there are no explanations to report on")
             for one in what:
@@ -77,9 +77,20 @@ class Questions:
             self._add_call(composite, what)
         else:
             raise InputTypeError(
-                "a report is on an explanation, on several of them, on a tuple (explain_model, inputs, target), or on a dict "
-                f"with these under the names of composites, not on {type(what).__name__}"
+                "a report is on an explanation, on a tuple (explain_model, inputs, target), on several or a list of these, or on a "
+                f"dict with these under the names of composites, not on {type(what).__name__}"
             )
+
+    def number(self) -> None:
+        """Tell samples of one name apart, and targets of one sample under one composite."""
+        for sample, name in zip(self.samples, numbered([sample["name"] for sample in self.samples]), strict=True):
+            sample["name"] = name
+        together: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        for view in self.views:
+            together.setdefault((view.sample, view.composite), []).append(view.data["target"])
+        for targets in together.values():
+            for target, name in zip(targets, numbered([target["name"] for target in targets]), strict=True):
+                target["name"] = name
 
     def _sample(self, key: Any, data: dict[str, Any]) -> int:
         """The number of a sample. Two composites may explain the same one, which then is one sample."""
@@ -154,6 +165,19 @@ class Questions:
             sample = self._sample(key, {"kind": "values", "name": name})
             data["inputs"] = [_entries(*value) for value in values]
         self.views.append(View(composite, sample, str(module.composite), data, Asked(module, inputs, target, None)))
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind each that an earlier one has: "crane", "crane (2)"."""
+    found: list[str] = []
+    taken = set(names)
+    for name in names:
+        shown, number = name, 1
+        while shown in found or (number > 1 and shown in taken):
+            number += 1
+            shown = f"{name} ({number})"
+        found.append(shown)
+    return found
 
 
 def _digest(content: bytes) -> bytes:

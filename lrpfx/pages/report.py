@@ -17,7 +17,7 @@ from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
 from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import NO_MODEL, Questions
+from lrpfx.pages.questions import NO_MODEL, Questions, numbered
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
@@ -72,8 +72,9 @@ def document(what: Any, title: str | None = None) -> dict[str, Any]:
     if not given:
         raise InputError("the dict of composites is empty")
     questions = Questions()
-    for name, one in given.items():
-        questions.add(str(name), one)
+    for name, one in zip(numbered([str(name) for name in given]), given.values(), strict=True):
+        questions.add(name, one)
+    questions.number()
     graphs: dict[int, GraphData] = {}
     views = []
     for view in questions.views:
@@ -86,7 +87,7 @@ def document(what: Any, title: str | None = None) -> dict[str, Any]:
                 graphs[key] = GraphData(view.asked.module)
             data |= {"graph": list(graphs).index(key), "note": "", **accounts(view, view.asked, graphs[key])}
         views.append(data)
-    names = list(dict.fromkeys(sample["name"] for sample in questions.samples))
+    names = [sample["name"] for sample in questions.samples]
     return {
         "title": title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
         "version": __version__,

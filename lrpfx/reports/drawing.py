@@ -50,9 +50,9 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
     Returns
     -------
     nx.MultiDiGraph[str]
-        Its nodes are qualified names, each with this `name` and the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`,
-        `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are those of
-        the value. An end, which is an input or "output", whose name a module has too is called "features (input)" or
+        Its nodes are qualified names, each with the attributes `name`, `kind`, `rule`, `chosen_by`, `operator`, `description`,
+        `merged`, `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are
+        those of the value. An end, which is an input or "output", whose name a module has too is called "features (input)" or
         "output (output)"; its `name` stays.
     """
     module = explainable(explain_model, "to_networkx")

@@ -13,7 +13,6 @@ import type { Item } from "./tree";
 
 const report: Report = JSON.parse(document.getElementById("document")?.textContent ?? "");
 const colors = new Colors(report.colors);
-const composites = [...new Set(report.views.map((view) => view.composite))];
 const graphViews = new Map<number, GraphView>();
 const compilations = new Map<number, HTMLElement>();
 const PANELS = ["graph", "ledger", "compilation"] as const;
@@ -42,55 +41,58 @@ const panelTabs = tabs(
 
 // --- choosing a view -------------------------------------------------------------------------------------------------------------
 
-/** The view with these properties, or the one most like it. */
-function closest(sample: number, composite: string, target: string): View {
+/** The view of this sample under this composite, if there is one, with the target that is shown, or else with the first. */
+function closest(sample: number, composite: string): View {
   const likeness = (view: View) =>
-    4 * +(view.sample === sample) + 2 * +(view.composite === composite) + +(view.target.name === target);
-  return report.views.reduce((best, view) => (likeness(view) > likeness(best) ? view : best), now);
+    4 * +(view.sample === sample) + 2 * +(view.composite === composite) + +(view.target.name === now.target.name);
+  return report.views.reduce((best, view) => (likeness(view) > likeness(best) ? view : best));
 }
 
-function targetsOf(sample: number, composite: string): string[] {
-  return report.views
-    .filter((view) => view.sample === sample && view.composite === composite)
-    .map((view) => view.target.name);
+/** The views with a target each. */
+function targetsOf(sample: number, composite: string): View[] {
+  return report.views.filter((view) => view.sample === sample && view.composite === composite);
+}
+
+/** The composites that explain a sample. */
+function compositesOf(sample: number): string[] {
+  return [...new Set(report.views.filter((view) => view.sample === sample).map((view) => view.composite))];
 }
 
 function drawChoices(): void {
-  const rows: [string, string[], number, (place: number) => View][] = [
-    [
-      "Sample",
-      report.samples.map((sample) => sample.name),
-      now.sample,
-      (place) => closest(place, now.composite, now.target.name),
-    ],
+  const composites = compositesOf(now.sample);
+  const views = targetsOf(now.sample, now.composite);
+  const rows: [string, string[], number, (place: number) => View | undefined][] = [
+    ["Sample", report.samples.map((sample) => sample.name), now.sample, (place) => closest(place, now.composite)],
     [
       "Composite",
       composites,
       composites.indexOf(now.composite),
-      (place) => closest(now.sample, composites[place] ?? "", now.target.name),
+      (place) => closest(now.sample, compositesOf(now.sample)[place] ?? ""),
+    ],
+    [
+      "Explained",
+      views.map((view) => view.target.name),
+      views.indexOf(now),
+      (place) => targetsOf(now.sample, now.composite)[place],
     ],
   ];
-  const targets = targetsOf(now.sample, now.composite);
-  rows.push([
-    "Explained",
-    targets,
-    targets.indexOf(now.target.name),
-    (place) => closest(now.sample, now.composite, targets[place] ?? ""),
-  ]);
   const shownRows = rows.filter(([, names]) => names.length > 1);
   const key = JSON.stringify(shownRows.map(([label, names]) => [label, names]));
   if (choices.dataset.key === key) return;
   choices.dataset.key = key;
+  const focused = document.activeElement?.closest(".choice")?.getAttribute("data-label");
   choices.replaceChildren(
     ...shownRows.map(([label, names, place, view]) =>
       h(
         "div",
-        { class: "choice" },
+        { class: "choice", "data-label": label },
         h("span", { class: "label", "aria-hidden": "true" }, label),
-        tabs(label, names, place, (next) => show(view(next))),
+        tabs(label, names, place, (next) => show(view(next) ?? now)),
       ),
     ),
   );
+  for (const choice of choices.children)
+    if (choice.getAttribute("data-label") === focused) choice.querySelector<HTMLElement>("[tabindex='0']")?.focus();
 }
 
 function show(view: View): void {

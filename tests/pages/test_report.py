@@ -19,7 +19,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.pages.questions import NO_MODEL
+from lrpfx.pages.questions import NO_MODEL, numbered
 from lrpfx.pages.report import document, page, report
 from lrpfx.reports.ledger import PARTS
 
@@ -215,6 +215,40 @@ def test_crops_and_mirrors_are_told(tmp_path):
     assert view["map"]["box"] == pytest.approx([4, 2, 12, 10], abs=0.02) and view["map"]["mirrored"] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["crane", "ox", "crane"], ["crane", "ox", "crane (2)"]),
+        (["crane", "crane (2)", "crane", "crane"], ["crane", "crane (2)", "crane (3)", "crane (4)"]),
+        ([], []),
+    ],
+)
+def test_equal_names_are_numbered(names, expected):
+    assert numbered(names) == expected
+
+
+def of_equal_names():
+    """A report's argument with samples, composites and targets of equal names."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    explainers = [
+        lrpfx.Explainer(model, composite=one, categories=["crane", "ox", "crane"]) for one in (EpsilonPlus(), EpsilonPlusFlat())
+    ]
+    images = [torch.rand(3, 8, 8) for _ in range(2)]
+    return {
+        key: [explainer(image, targets=[0, 1, 2]) for image in images]
+        for key, explainer in zip((1, "1"), explainers, strict=True)
+    }
+
+
+def test_samples_composites_and_targets_of_equal_names():
+    found = document(of_equal_names())
+    shown = [(found["samples"][view["sample"]]["name"], view["composite"], view["target"]["name"]) for view in found["views"]]
+    samples = [sample["name"] for sample in found["samples"]]
+    assert len(set(samples)) == len(samples) == 2 and {view["composite"] for view in found["views"]} == {"1", "1 (2)"}
+    assert len(set(shown)) == len(shown) == 12
+    assert [name for _, _, name in shown] == ["crane", "ox", "crane (2)"] * 4
+
+
 def test_a_pickled_explanation_has_no_graph(tmp_path):
     data = document(pickle.loads(pickle.dumps(explained()[0])))
     (view,) = data["views"]
@@ -331,6 +365,8 @@ def test_warnings_of_the_ledger_are_given():
     [
         (nn.Linear(2, 2), "a report is on an explanation"),
         ((1, 2), "a tuple is"),
+        ([], "no explanations"),
+        ([3], "a report is on an explanation.*not on int"),
         ((nn.Linear(2, 2), torch.zeros(1, 2)), "takes the module that lrpfx.transform"),
         ({}, "empty"),
         ({"a": 3}, "a report is on an explanation"),

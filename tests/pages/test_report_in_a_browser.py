@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -10,6 +11,7 @@ import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
+from pages.test_report import of_equal_names
 from reports.test_drawing import clashing
 from tools import report_pictures
 
@@ -172,6 +174,27 @@ def test_targets_samples_and_composites(browser, two_composites):
     assert "china.jpg" in told and "EpsilonPlusFlat(" in told and f"{view['target']['score']:.4g}" in told
     label = all_of(browser, '[aria-label^="output, output"]')[0].get_attribute("aria-label")
     assert label.endswith(f"relevance {view['ledger']['seed']:.4g}")
+
+
+@needs_chromium
+def test_each_tab_shows_what_it_names(browser, folder):
+    """Also where samples, composites and targets have equal names."""
+    found = of_equal_names()
+    data = document(found)
+    opened(browser, lrpfx.report(found, folder / "equal.html"))
+    for view in data["views"]:
+        sample = data["samples"][view["sample"]]["name"]
+        for row, text in (("Sample", sample), ("Composite", view["composite"]), ("Explained", view["target"]["name"])):
+            (tab,) = [each for each in all_of(browser, f'[aria-label="{row}"] [role=tab]') if each.text == text]
+            tab.click()
+        assert sorted(each.text for each in all_of(browser, ".choice [aria-selected=true]")) == sorted(
+            [sample, view["composite"], view["target"]["name"]]
+        )
+        assert one(browser, ".side h2").text == view["target"]["name"]
+        told = [float(text.replace("−", "-")) for text in re.findall(r"output ([−\d.e]+) ·", one(browser, ".side .note").text)]
+        assert told == [pytest.approx(view["target"]["score"], rel=1e-3)] and view["rules"] in one(browser, ".side").text
+        drawn = browser.execute_script("return document.querySelector('.graph [aria-label^=\"output, \"]').ariaLabel")
+        assert float(drawn.rpartition(" ")[2].replace("−", "-")) == pytest.approx(view["ledger"]["seed"], rel=1e-3)
 
 
 @needs_chromium
