@@ -119,13 +119,14 @@ def _without_channels(node: fx.Node, relevance: torch.Tensor) -> Array | None:
 
 
 def _picture(relevance: Array) -> Packed | None:
-    """A thumbnail of a map or a row, with a scale of its own; None where there is nothing to see."""
+    """A thumbnail of a map or a row of the shape `of`, with a scale of its own; None where there is nothing to see."""
     if relevance.size < 2 or (relevance.ndim == 2 and max(relevance.shape) > _NARROWEST * min(relevance.shape)):
         return None
-    small = reduced(np.atleast_2d(relevance), THUMBNAIL)
-    if not np.isfinite(small).all():
+    if not np.isfinite(relevance).all():
         return None
-    return packed(small, float(np.percentile(np.abs(small), 99)) or None, bits=8)
+    whole = np.atleast_2d(relevance)
+    small = reduced(whole, THUMBNAIL)
+    return {**packed(small, float(np.percentile(np.abs(small), 99)) or None, bits=8), "of": list(whole.shape)}
 
 
 def _layers_of_words(asked: Asked) -> Sequence[str]:

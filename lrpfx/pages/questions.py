@@ -77,8 +77,8 @@ class Questions:
             self._add_call(composite, what)
         else:
             raise InputTypeError(
-                "a report is on an explanation, on a tuple (explain_model, inputs, target), on several or a list of these, or on a "
-                f"dict with these under the names of composites, not on {type(what).__name__}"
+                "a report is on an explanation, on several of them or a list, on a tuple (explain_model, inputs, target), or on "
+                f"a dict with these under the names of composites, not on {type(what).__name__}"
             )
 
     def number(self) -> None:

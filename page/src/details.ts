@@ -1,6 +1,6 @@
 // What is known of the node or module that is chosen.
 import type { Colors } from "./colors";
-import type { Graph, Report } from "./document";
+import type { Graph, Report, Thumbnail } from "./document";
 import { h, styled } from "./dom";
 import type { Flows } from "./flows";
 import { cut, percent, plural, shapeOf, shortRule, shown } from "./format";
@@ -97,7 +97,7 @@ function ofNode(
         h(
           "figcaption",
           {},
-          `relevance of its value, summed over channels; full colour is ${shown(picture.scale, 0, 3)}`,
+          `relevance of its value, summed over channels${meansOf(picture)}; full colour is ${shown(picture.scale, 0, 3)}`,
         ),
       ),
     h("h3", {}, "Layer"),
@@ -114,6 +114,12 @@ function ofNode(
     ...[...new Set(norms)].slice(0, 8).map((text) => h("p", { class: "note" }, text)),
     ...[...new Set(left)].slice(0, 8).map((text) => h("p", { class: "note" }, `left alone by ${text}`)),
   );
+}
+
+/** What each pixel of a reduced map stands for. */
+function meansOf({ shape, of }: Thumbnail): string {
+  const sizes = of.map((length, side) => shown(length / (shape[side] ?? 1), 0, 3));
+  return sizes.every((size) => size === "1") ? "" : `, as means over areas of ${sizes.join(" × ")}`;
 }
 
 function account(report: Report, graph: Graph, flows: Flows, place: number, go: (node: number) => void): HTMLElement[] {

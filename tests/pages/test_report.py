@@ -149,6 +149,25 @@ def test_a_photograph_has_its_map(asked):
     np.testing.assert_allclose(unpacked(view["map"]["drawn"]), drawn.clip(-scale, scale), atol=0.51 * scale / 127)
 
 
+@pytest.mark.parametrize("size", [(500, 40), (40, 500), (512, 512)])
+def test_large_maps_and_thumbnails_of_equal_relevance_look_equal(size):
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+    for weight in model.parameters():
+        nn.init.constant_(weight, 0.25)
+    x = torch.full((1, 3, *size), 0.5)
+    module = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    (view,) = document((module, x, 1))["views"]
+    expected = lrpfx.attribute(module, x, 1).relevance[0].sum(0)
+    for name in ("exact", "drawn"):
+        np.testing.assert_allclose(unpacked(view["map"][name]), float(expected.mean()), rtol=0.01)
+    assert view["map"]["pixels"] == [size[1], size[0]]
+    assert view["map"]["exact"]["shape"] == [min(448, length) for length in size]
+    for picture in view["pictures"].values():
+        values = unpacked(picture)
+        np.testing.assert_allclose(values, values.mean(), rtol=0.01)
+    assert [picture["of"] for picture in view["pictures"].values()][:1] == ([list(size)] if max(size) < 8 * min(size) else [])
+
+
 def test_a_batch_is_several_samples_and_a_list_several_targets(asked):
     model, x = asked[0], torch.randn(2, 3, 8, 8)
     found = document((model, x, [0, 2]))

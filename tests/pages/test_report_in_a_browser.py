@@ -1,6 +1,7 @@
 """A report in Chromium, with the network off: `make test-examples`."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
+from pages.test_encoding import mean_over
 from pages.test_report import of_equal_names
 from reports.test_drawing import clashing
 from tools import report_pictures
@@ -215,6 +217,37 @@ def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
     opacity = one(browser, "input[type=range]")
     browser.execute_script("arguments[0].value = 20; arguments[0].dispatchEvent(new Event('input'))", opacity)
     assert frame.value_of_css_property("opacity") == "0.2"
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [(900, 300), (300, 900), (600, 1000), (400, 300)])
+def test_a_pointer_reads_rows_and_columns_of_the_input(browser, folder, size):
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2)).eval()
+    x = torch.rand(1, 3, *size)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    expected = lrpfx.attribute(module, x, 1).relevance[0].sum(0)
+    opened(browser, lrpfx.report((module, x, 1), folder / "large.html"))
+    point = """
+        const [down, right] = arguments, edge = document.querySelector('.over').getBoundingClientRect();
+        const at = {clientX: edge.left + edge.width * right, clientY: edge.top + edge.height * down, bubbles: true};
+        document.querySelector('.photograph').dispatchEvent(new PointerEvent('pointermove', at));
+        return document.querySelector('.readout').textContent;
+    """
+    for down, right in ((0.001, 0.001), (0.5004, 0.7503), (0.999, 0.999)):
+        text = browser.execute_script(point, down, right)
+        assert text.startswith("Mean relevance" if max(size) > 448 else "Relevance of this pixel")
+        edges = []
+        for name, length, share in (("row", size[0], down), ("column", size[1], right)):
+            first, last = re.search(rf"{name}s? (\d+)(?: to (\d+))?", text).groups()
+            assert int(first) <= share * length <= int(last or first) + 1
+            area = int(share * min(length, 448))
+            edges += [area * length / min(length, 448), (area + 1) * length / min(length, 448)]
+            assert (int(first), int(last or first)) == (math.floor(edges[-2]), math.ceil(edges[-1]) - 1)
+        top, left = math.floor(edges[0]), math.floor(edges[2])
+        part = expected[top : math.ceil(edges[1]), left : math.ceil(edges[3])]
+        mean = mean_over(part.numpy(), edges[0] - top, edges[1] - top, edges[2] - left, edges[3] - left)
+        told = float(text.partition(": ")[2].partition(" ")[0].replace("−", "-"))
+        assert told == pytest.approx(mean, rel=6e-3, abs=float(expected.abs().max()) / 30_000)
 
 
 @needs_chromium
