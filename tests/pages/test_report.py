@@ -196,6 +196,118 @@ def test_a_target_of_the_whole_batch(asked, target):
     assert view["inputs"][0]["shape"] == [2, 3, 8, 8] and "map" not in view
 
 
+class Recurrent(nn.Module):
+    """Time is the first dimension of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x)[0][-1])
+
+
+class Centred(nn.Module):
+    """Each sample depends on the mean of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x - x.mean(0, keepdim=True))
+
+
+class Paired(nn.Module):
+    """It takes batches of two alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x.reshape(2, 4))
+
+
+COUPLED = [(Recurrent, (6, 1, 4)), (Recurrent, (2, 2, 4)), (Recurrent, (3, 3, 4)), (Centred, (3, 4)), (Paired, (2, 4))]
+
+
+@pytest.mark.parametrize(("model", "shape"), COUPLED)
+@pytest.mark.parametrize("target", [1, torch.tensor(1), None, [0, 2]], ids=str)
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
+def test_figures_are_those_of_the_whole_batch(model, shape, target):
+    x = torch.randn(shape)
+    module = lrpfx.transform(model().eval(), EpsilonPlus(), example_inputs=x)
+    found = document((module, x, target))
+    targets = target if isinstance(target, list) else [target]
+    assert len(found["samples"]) == 1 and len(found["views"]) == len(targets)
+    for view, one in zip(found["views"], targets, strict=True):
+        expected = lrpfx.attribute(module, x, one).relevance
+        assert view["inputs"][0]["total"] == pytest.approx(float(expected.sum()), rel=1e-4, abs=1e-6)
+        assert view["ledger"]["seed"] == pytest.approx(lrpfx.ledger(module, x, one).seed, rel=1e-4, abs=1e-6)
+        for index, _, relevance in view["inputs"][0]["entries"]:
+            assert relevance == pytest.approx(float(expected[tuple(index)]), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.tensor([0, 1, 2]), torch.ones(5, 3), np.array([0]), torch.tensor(99), torch.tensor([True, False])],
+    ids=str,
+)
+def test_targets_are_checked_for_the_whole_batch(asked, target):
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(InputError) as expected:
+        lrpfx.attribute(asked[0], x, target)
+    with pytest.raises(InputError, match=f"^{re.escape(str(expected.value))}$"):
+        document((asked[0], x, target))
+
+
+@pytest.mark.parametrize("target", [torch.tensor(2), np.array(2), np.int64(2), torch.tensor([2]), 2], ids=repr)
+def test_a_number_is_told_as_a_class(asked, target):
+    (view,) = document((*asked[:2], target))["views"]
+    score = float(lrpfx.attribute(*asked[:2], 2).output[0, 2])
+    assert view["target"] == {"name": "class 2", "score": pytest.approx(score, rel=1e-6), "probability": None}
+
+
+def test_relevance_of_the_output_is_split_with_the_batch(asked):
+    x = torch.randn(2, 3, 8, 8)
+    relevance = torch.rand_like(asked[0](x))
+    views = document((asked[0], x, relevance))["views"]
+    assert [view["ledger"]["seed"] for view in views] == pytest.approx(relevance.sum(1).tolist(), rel=1e-6)
+    assert {view["target"]["name"] for view in views} == {"relevance given as a tensor"}
+
+
+def test_an_output_among_several_is_chosen():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.one(x), self.other(x)
+
+    x = torch.randn(2, 4)
+    module = lrpfx.transform(Two().eval(), EpsilonPlus(), example_inputs=x)
+    with pytest.raises(InputTypeError, match="choose one with output="):
+        document((module, x, 1))
+    for output in (0, 1, lambda found: found[1]):
+        views = document((module, x, 1), output=output)["views"]
+        expected = lrpfx.attribute(module, x, 1, output=output)
+        assert [view["target"]["score"] for view in views] == pytest.approx(expected.output[:, 1].tolist(), rel=1e-6)
+        assert [view["ledger"]["seed"] for view in views] == pytest.approx(expected.output[:, 1].tolist(), rel=1e-6)
+        totals = [view["inputs"][0]["total"] for view in views]
+        assert totals == pytest.approx(expected.relevance.sum(1).tolist(), rel=1e-5)
+    with pytest.raises(InputError, match="an explanation has chosen its output"):
+        document(explained(), output=0)
+
+
+def test_a_list_has_the_samples_of_its_parts(asked):
+    whole = explained()
+    assert document(list(whole)) == document(whole)
+    found = document([asked, (asked[0], torch.randn(1, 3, 8, 8), 0)])
+    assert [view["sample"] for view in found["views"]] == [0, 1] and len(found["graphs"]) == 1
+
+
 def test_composites_are_compared_on_one_sample(asked):
     other = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=asked[1])
     found = document({"flat": asked, "plus": (other, *asked[1:])})
