@@ -4,7 +4,7 @@ import type { Graph, Report, Thumbnail } from "./document";
 import { h, styled } from "./dom";
 import type { Flows } from "./flows";
 import { cut, percent, plural, shapeOf, shortRule, shown } from "./format";
-import { type Item, isEnd } from "./tree";
+import { type Group, type Item, isEnd, isReentered } from "./tree";
 
 const MEANINGS: Record<string, string> = {
   bias: "biases of the layer",
@@ -137,11 +137,16 @@ function account(report: Report, graph: Graph, flows: Flows, place: number, go: 
       rows.push(["unexplained", found.unexplained, MEANINGS.unexplained ?? ""]);
     rows.push(["out", found.out, "passed on to its inputs"]);
   } else if (relevance !== null) rows.push(["relevance", relevance, "of its value"]);
-  return [h("h3", {}, "Relevance"), bars(rows, whole), ...neighbours(graph, flows, place, go)];
+  return [
+    h("h3", {}, "Relevance"),
+    bars(`Account of ${graph.nodes[place]?.name}`, rows, whole),
+    ...neighbours(graph, flows, place, go),
+  ];
 }
 
-/** A table of amounts with bars, positive to the right and negative to the left. */
+/** A table of amounts with bars. `label`: what assistive technology calls it. */
 export function bars(
+  label: string,
   rows: [string, number, string][],
   whole: number,
   told: (value: number) => string = (value) => shown(value, whole),
@@ -149,7 +154,7 @@ export function bars(
   const longest = Math.max(...rows.map(([, value]) => (Number.isFinite(value) ? Math.abs(value) : 0)), 1e-300);
   return h(
     "table",
-    { class: "bars" },
+    { class: "bars", "aria-label": label },
     ...rows.map(([name, value, meaning]) => {
       const share = Number.isFinite(value) ? Math.abs(value) / longest : 0;
       return h(
@@ -178,7 +183,7 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
     h(
       "div",
       { class: "neighbours" },
-      h("h4", {}, title),
+      h("h4", {}, title, h("span", { class: "note" }, ` (shares of the ${flows.whole})`)),
       ...entries
         .sort((one, other) => Math.abs(other[1]) - Math.abs(one[1]))
         .slice(0, 12)
@@ -187,7 +192,7 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
             "button",
             { type: "button", class: "link", click: () => go(node) },
             h("span", {}, graph.nodes[node]?.name ?? ""),
-            h("span", { class: "number" }, `${shown(value, flows.magnitude)}  (${percent(value / flows.magnitude)})`),
+            h("span", { class: "number" }, `${shown(value, flows.magnitude)}  (${percent(flows.share(value))})`),
           ),
         ),
       entries.length > 12 && h("p", { class: "note" }, `and ${entries.length - 12} more`),
@@ -196,6 +201,21 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
   if (comes.length) found.push(list("comes from", comes));
   if (goes.length) found.push(list("goes to", goes));
   return found;
+}
+
+function entering(graph: Graph, flows: Flows, group: Group): HTMLElement {
+  const again = isReentered(graph, group);
+  return h(
+    "div",
+    {},
+    bars(
+      `Relevance of ${group.path || group.label}`,
+      [[again ? "enters in all" : "enters", flows.entering(group) ?? 0, "from outside of the module"]],
+      flows.magnitude,
+    ),
+    again &&
+      h("p", { class: "note" }, "Relevance that leaves this module enters it again further on, and counts each time."),
+  );
 }
 
 function ofGroup(
@@ -234,7 +254,7 @@ function ofGroup(
       ),
     ),
     flows !== null && h("h3", {}, "Relevance"),
-    flows !== null && bars([["enters", flows.entering(item) ?? 0, "from outside of the module"]], flows.magnitude),
+    flows !== null && entering(graph, flows, item),
     losses.length > 0 &&
       h(
         "div",

@@ -15,6 +15,8 @@ const report: Report = JSON.parse(document.getElementById("document")?.textConte
 const colors = new Colors(report.colors);
 const graphViews = new Map<number, GraphView>();
 const compilations = new Map<number, HTMLElement>();
+const ledgers = new Map<View, HTMLElement>();
+const BALANCE = "Where the relevance went";
 const PANELS = ["graph", "ledger", "compilation"] as const;
 type Panel = (typeof PANELS)[number];
 
@@ -123,7 +125,7 @@ function drawSide(): void {
       h("p", { class: "note" }, [probability, score, sample.name].filter(Boolean).join(" · ")),
       sampleOf(sample, now, colors, names),
     ),
-    h("div", { class: "card" }, h("h3", {}, "Where the relevance went"), balance()),
+    h("div", { class: "card" }, h("h3", {}, BALANCE), balance()),
     ...(now.top.length > 1 ? [h("div", { class: "card" }, h("h3", {}, "What the model says"), predictions())] : []),
     h("div", { class: "card" }, h("h3", {}, "Rules"), h("p", {}, h("code", { class: "rules" }, now.rules))),
   );
@@ -142,6 +144,7 @@ function balance(): HTMLElement {
       {},
       known
         ? bars(
+            BALANCE,
             [
               ["output", Number(known.output), ""],
               ["inputs", Number(known.inputs), ""],
@@ -162,7 +165,7 @@ function balance(): HTMLElement {
   return h(
     "div",
     {},
-    bars(rows, magnitude),
+    bars(BALANCE, rows, magnitude),
     now.objection ? h("p", { class: "warning", role: "note" }, now.objection) : "",
   );
 }
@@ -174,7 +177,7 @@ function predictions(): HTMLElement {
     Number(best ? probability : score),
     `output ${shown(score)}`,
   ]);
-  return bars(rows, 0, best ? percent : undefined);
+  return bars("What the model says", rows, 0, best ? percent : undefined);
 }
 
 // --- the panels --------------------------------------------------------------------------------------------------------------------
@@ -225,7 +228,11 @@ function fill(name: Panel): void {
     if (isNew) view.fit(false);
     inspect();
   } else if (name === "ledger") {
-    panels.ledger.replaceChildren(flows ? ledgerTable(report, graph, flows, go) : h("p", { class: "empty" }, now.note));
+    // It keeps its order and its filter while another panel is shown, and in print.
+    const known =
+      ledgers.get(now) ?? (flows ? ledgerTable(report, graph, flows, go) : h("p", { class: "empty" }, now.note));
+    ledgers.set(now, known);
+    if (known.parentElement !== panels.ledger) panels.ledger.replaceChildren(known);
   } else {
     const known = compilations.get(now.graph) ?? compilation(graph);
     compilations.set(now.graph, known);

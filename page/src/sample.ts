@@ -183,7 +183,7 @@ function text(words: Word[], view: View, colors: Colors, names: readonly string[
       h("span", {}, shown(largest, 0, 2)),
     ),
     others.length > 0 && h("h3", {}, "Relevance of other inputs"),
-    others.length > 0 && bars(others, 0),
+    others.length > 0 && bars("Relevance of other inputs", others, 0),
     path,
   );
 }
@@ -200,7 +200,7 @@ function grid(
   const largest = Math.max(...rows.map((row) => Math.abs(row.words[chosen] ?? 0)), 1e-300);
   return h(
     "table",
-    { class: "grid" },
+    { class: "grid", "aria-label": "Path through the layers" },
     h(
       "thead",
       {},
@@ -257,7 +257,7 @@ function values(input: InputEntries): HTMLElement {
       `${input.name} `,
       h("span", { class: "note" }, `${input.shape.join(" × ")}, total ${shown(input.total)}`),
     ),
-    rows.length > 0 ? bars(rows, 0) : h("p", { class: "note" }, "It takes no relevance."),
+    rows.length > 0 ? bars(`Relevance of ${input.name}`, rows, 0) : h("p", { class: "note" }, "It takes no relevance."),
     count > rows.length &&
       rows.length > 0 &&
       h("p", { class: "note" }, `the ${rows.length} entries with the largest relevance of ${count}`),

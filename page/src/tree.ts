@@ -107,6 +107,24 @@ function leaf(node: number, label: string): Leaf {
   return { kind: "leaf", id: `n:${node}`, label: label || "?", node };
 }
 
+const entered = new WeakMap<Group, boolean>();
+
+/** Whether relevance that left a module enters it again, so that what enters in all counts some of it more than once. */
+export function isReentered(graph: Graph, group: Group): boolean {
+  const known = entered.get(group);
+  if (known !== undefined) return known;
+  const inside = new Set(group.nodes);
+  const read = graph.nodes.map((): number[] => []);
+  for (const [source, target] of graph.edges) read[target]?.push(source);
+  const outside = (nodes: readonly number[]) =>
+    nodes.flatMap((node) => read[node] ?? []).filter((node) => !inside.has(node));
+  const reached = new Set(outside(group.nodes));
+  for (const node of reached) for (const next of outside([node])) reached.add(next); // a set is read on as it grows
+  const found = [...reached].some((node) => (read[node] ?? []).some((source) => inside.has(source)));
+  entered.set(group, found);
+  return found;
+}
+
 /** Whether a node is an input or the output of the model. */
 export function isEnd(graph: Graph, node: number): boolean {
   return ["input", "output"].includes(graph.nodes[node]?.kind ?? "");

@@ -178,6 +178,116 @@ def test_targets_samples_and_composites(browser, two_composites):
     assert label.endswith(f"relevance {view['ledger']['seed']:.4g}")
 
 
+class Layers(torch.nn.Module):
+    """Activations stand outside of the module with the layers; `between` is one through which values do not come back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.between = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        for weight in self.parameters():
+            torch.nn.init.uniform_(weight, 0.1, 0.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.between(x)
+
+
+@needs_chromium
+def test_a_module_that_values_enter_again_says_so(browser, folder):
+    x = torch.rand(1, 4)
+    module = lrpfx.transform(Layers().eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    target = int(module(x).argmax())
+    accounts = lrpfx.ledger(module, x, target)
+    opened(browser, lrpfx.report((module, x, target), folder / "layers.html"))
+    button(browser, "Fold all").click()
+    told = {label.partition(",")[0]: label.rpartition("relevance ")[2] for label in boxes(browser)}
+    entering = sum(entry.relevance_in for entry in accounts if entry.name in ("layers.0", "layers.1", "layers.2"))
+    amount, _, words = told["layers"].partition(" ")
+    assert float(amount.replace("−", "-")) == pytest.approx(entering, rel=1e-3)
+    assert words == "in all" and " in all" not in told["between"]
+    assert float(told["between"].replace("−", "-")) == pytest.approx(accounts.seed, rel=1e-3)
+    for name, row in (("layers", "enters in all"), ("between", "enters")):
+        button_of = all_of(browser, f'[data-id="g:{name}"]')[0]
+        browser.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", button_of)
+        assert one(browser, ".inspector .bars th").text == row
+        assert ("enters it again" in one(browser, ".inspector").text) == (name == "layers")
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("weights", "target", "share", "whole"),
+    [
+        ((1.0, 0.0), 0, 100, "the seed"),
+        ((-1.0, 0.0), 0, 100, "the seed"),
+        ((1.0, 0.75), {0: 1.0, 1: -1.0}, 100, "the seed"),
+        ((1.0, 0.99), {0: 1.0, 1: -1.0}, 0.5, "the magnitude of the seed"),
+    ],
+)
+def test_shares_have_the_sign_of_the_seed(browser, folder, weights, target, share, whole):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 2, bias=False)).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[1].weight.copy_(torch.tensor(weights)[:, None].expand(2, 2))
+    x = torch.rand(1, 3)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(epsilon=1e-9), example_inputs=x)
+    accounts = lrpfx.ledger(module, x, target)
+    opened(browser, lrpfx.report((module, x, target), folder / "shares.html"))
+    hints = browser.execute_script(
+        "return [...document.querySelectorAll('.graph .band')].map(band => {"
+        "band.dispatchEvent(new PointerEvent('pointerenter')); return document.querySelector('.hint').textContent })"
+    )
+    assert len(hints) == 3
+    for hint in hints:
+        told = float(re.search(r", (−?[\d.]+) % of ", hint)[1].replace("−", "-"))
+        assert told == share and hint.endswith(f" of {whole}")
+    assert (abs(accounts.seed) < 0.01 * accounts.seed_magnitude) == (whole != "the seed")
+    label = "[aria-label^='1, Linear']"
+    browser.execute_script(
+        "document.querySelector(arguments[0]).dispatchEvent(new MouseEvent('click', {bubbles: true}))", label
+    )
+    near = [each.text for each in all_of(browser, ".inspector .neighbours")]
+    assert len(near) == 2 and all(f"shares of {whole}" in text and f"({share} %)" in text for text in near)
+
+
+@needs_chromium
+def test_the_whole_of_a_tall_graph_fits(browser, folder):
+    x = torch.rand(1, 4)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(300))).eval()
+    for layer in model:
+        torch.nn.init.eye_(layer.weight)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    opened(browser, lrpfx.report((module, x, 0), folder / "tall.html"))
+    button(browser, "Unfold all").click()
+    button(browser, "Fit").click()
+    inside = (
+        "const c = document.querySelector('.graph').getBoundingClientRect();"
+        "return [...document.querySelectorAll('.graph [data-id]')].every(e => { const b = e.getBoundingClientRect();"
+        "return b.top >= c.top && b.bottom <= c.bottom && b.left >= c.left && b.right <= c.right && b.height > 0 })"
+    )
+    assert browser.execute_script(inside)
+    button(browser, "−").click()
+    assert browser.execute_script(inside)
+
+
+@needs_chromium
+def test_printing_keeps_the_order_and_the_filter_of_the_ledger(browser, two_composites):
+    opened(browser, two_composites[0])
+    button(browser, "Ledger").click()
+    all_of(browser, ".accounts thead button")[3].click()
+    one(browser, ".ledger input").send_keys("blocks.3.")
+    rows = one(browser, ".accounts tbody").text
+    for event in ("beforeprint", "afterprint"):
+        browser.execute_script("dispatchEvent(new Event(arguments[0]))", event)
+        assert (
+            one(browser, ".accounts tbody").text == rows and one(browser, ".ledger input").get_property("value") == "blocks.3."
+        )
+        assert len(all_of(browser, "[aria-sort=descending]")) == 1
+    button(browser, "palace").click()
+    assert one(browser, ".accounts tbody").text != rows
+
+
 @needs_chromium
 def test_each_tab_shows_what_it_names(browser, folder):
     """Also where samples, composites and targets have equal names."""
@@ -317,13 +427,16 @@ def test_dark_light_and_print(browser, two_composites):
 
 
 @needs_chromium
-def test_everything_that_acts_has_a_name(browser, two_composites):
+def test_everything_that_acts_and_each_table_has_a_name(browser, two_composites):
     opened(browser, two_composites[0])
+    all_of(browser, '[aria-label^="output, output"]')[0].click()
     for panel in ("Graph", "Ledger", "Compilation"):
         button(browser, panel).click()
         unnamed = browser.execute_script(
-            "return [...document.querySelectorAll('button, input, img, [role=button], [role=tab], [role=img], svg.graph')]"
-            ".filter(e => !(e.getAttribute('aria-label') || e.alt || e.innerText || e.textContent || e.closest('label')))"
+            "return [...document.querySelectorAll("
+            "'button, input, img, [role=button], [role=tab], [role=img], svg.graph, table')]"
+            ".filter(e => !(e.getAttribute('aria-label') || (e.caption ? e.caption.textContent : e.tagName != 'TABLE' &&"
+            " (e.alt || e.innerText || e.textContent || e.closest('label')))))"
             ".map(e => e.outerHTML)"
         )
         assert not unnamed, unnamed
