@@ -78,7 +78,8 @@ function drawChoices(): void {
       (place) => targetsOf(now.sample, now.composite)[place],
     ],
   ];
-  const shownRows = rows.filter(([, names]) => names.length > 1);
+  const compared = report.views.some((view) => view.composite !== now.composite);
+  const shownRows = rows.filter(([label, names]) => names.length > 1 || (label === "Composite" && compared));
   const key = JSON.stringify(shownRows.map(([label, names]) => [label, names]));
   if (choices.dataset.key === key) return;
   choices.dataset.key = key;

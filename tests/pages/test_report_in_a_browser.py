@@ -310,6 +310,29 @@ def test_each_tab_shows_what_it_names(browser, folder):
 
 
 @needs_chromium
+def test_samples_of_different_composites(browser, folder):
+    """The tabs that are chosen are those of what is shown."""
+    model = torch.nn.Linear(4, 3)
+    composites = {"one": lrpfx.composites.EpsilonPlus(), "other": lrpfx.composites.EpsilonPlusFlat()}
+    found = {}
+    for name, composite in composites.items():
+        x = torch.rand(1, 4)
+        found[name] = (lrpfx.transform(model, composite, example_inputs=x), x, [0, 1] if name == "one" else [2, 1])
+    opened(browser, lrpfx.report(found, folder / "different.html"))
+    for sample, composite, target in (
+        ("inputs (2)", "other", "class 2"),
+        ("inputs", "one", "class 0"),
+        ("inputs (2)", "other", "class 2"),
+    ):
+        (tab,) = [each for each in all_of(browser, '[aria-label="Sample"] [role=tab]') if each.text == sample]
+        tab.click()
+        assert browser.switch_to.active_element.text == sample
+        assert [each.text for each in all_of(browser, ".choice [aria-selected=true]")] == [sample, composite, target]
+        assert one(browser, ".side h2").text == target and repr(composites[composite]) in one(browser, ".side").text
+        assert [each.text for each in all_of(browser, '[aria-label="Composite"] [role=tab]')] == [composite]
+
+
+@needs_chromium
 def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
     from pages.test_encoding import unpacked
     from selenium.webdriver.common.action_chains import ActionChains
