@@ -85,7 +85,7 @@ class Ledger(Sequence[Entry]):
         The sum of its absolute values.
     inputs
         The relevance of the model's inputs by name. Relevance of an embedding's output counts as that of its input, under the
-        name of the embedding.
+        name of the embedding; another input of this name is then called "words (input)".
     flows
         The relevance that flows back along each edge, by (node, its reader), under the names of `lrpfx.to_networkx`.
     """

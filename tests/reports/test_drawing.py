@@ -97,6 +97,25 @@ def test_ends_are_told_apart_from_modules_of_their_name(module_name, argument, i
         assert len(set(pairs)) == len(pairs) and not any(one == other for one, other in pairs)
 
 
+def test_an_embedding_and_an_input_of_its_name_have_accounts_of_their_own():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.out = nn.Embedding(5, 4), nn.Linear(4, 3)
+
+        def forward(self, ids, words):
+            return self.out((self.words(ids) + words).mean(1))
+
+    inputs = {"ids": torch.tensor([[1, 2]]), "words": torch.rand(1, 2, 4)}
+    explain_model = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=inputs)
+    accounts, relevance = lrpfx.ledger(explain_model, inputs, 0), lrpfx.attribute(explain_model, inputs, 0).relevance
+    assert accounts.inputs == pytest.approx(
+        {"words": float(relevance["ids"].sum()), "words (input)": float(relevance["words"].sum())}, abs=1e-6
+    )
+    assert accounts.flows["words (input)", "add"] == pytest.approx(float(relevance["words"].sum()), abs=1e-6)
+    assert abs(accounts.balance) < 1e-6
+
+
 def test_names_with_colons_have_nodes_of_their_own():
     model = nn.Sequential()
     for name in ("a:b", "a_b", "a%3Ab"):
