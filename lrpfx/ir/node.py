@@ -41,7 +41,7 @@ class Facts:
 class NodeInfo:
     """The compiler's knowledge about one node. It is immutable, so copies of a graph can share it."""
 
-    name: str  # qualified name, unique in the graph
+    name: str  # qualified name, unique among calls; of an input, the name of its argument
     module_path: str | None = None  # the module that the node calls, if it represents a module call
     source: str = ""  # file:line of the user's code that created the node
     operator: Operator | None = None  # row of the operator table
@@ -226,6 +226,26 @@ def ancestors_of(node: fx.Node) -> set[fx.Node]:
             if read not in found:
                 found.add(read)
                 pending.append(read)
+    return found
+
+
+def identities(graph: fx.Graph) -> dict[fx.Node, str]:
+    """A name for each input, the output, and each call that relevance flows through: none is that of another, or of a module.
+
+    A call has its qualified name, and an end that of its argument, or "output". Where a call or a module has this name as well,
+    the end is told apart by its kind: "features (input)".
+    """
+    found = {node: node_info(node).name for node in data_calls(graph)}
+    paths = [name.split(".") for name in found.values()]
+    taken = {".".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            kind = "output" if node.op == "output" else "input"
+            name = kind if node.op == "output" else node_info(node).name
+            while name in taken:
+                name = f"{name} ({kind})"
+            taken.add(name)
+            found[node] = name
     return found
 
 

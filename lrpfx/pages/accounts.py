@@ -40,7 +40,7 @@ def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
             by_word = np.array([relevance[list(group)].sum() for group in view.groups])
             path.append({"node": places[name], "words": packed(by_word)})
     return {
-        "ledger": _ledger_data(found, places),
+        "ledger": _ledger_data(found, graph, places),
         "flows": [figure(found.flows.get((graph.names[source], graph.names[target]), 0.0)) for source, target in graph.edges],
         "pictures": pictures,
         "path": path,
@@ -48,8 +48,11 @@ def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
     }
 
 
-def _ledger_data(found: Ledger, places: dict[str, int]) -> dict[str, Any]:
-    """Accounts as rows [node, in, out, parts..., unexplained]; the node is its place in the graph, or a name outside of it."""
+def _ledger_data(found: Ledger, graph: GraphData, places: dict[str, int]) -> dict[str, Any]:
+    """Accounts as rows [node, in, out, parts..., unexplained]; the node is its place in the graph, or a name outside of it.
+
+    Inputs are [name, relevance, place in the graph]; an embedding, which is not an input of the graph, has no place.
+    """
     rows = [
         [
             places.get(entry.name, entry.name),
@@ -62,7 +65,7 @@ def _ledger_data(found: Ledger, places: dict[str, int]) -> dict[str, Any]:
     return {
         "seed": figure(found.seed),
         "magnitude": figure(found.seed_magnitude),
-        "inputs": [[name, figure(value)] for name, value in found.inputs.items()],
+        "inputs": [[name, figure(value), graph.inputs.get(name)] for name, value in found.inputs.items()],
         "totals": [figure(found.total(part)) for part in PARTS],
         "balance": figure(found.balance),
         "rows": rows,
@@ -116,13 +119,14 @@ def _without_channels(node: fx.Node, relevance: torch.Tensor) -> Array | None:
 
 
 def _picture(relevance: Array) -> Packed | None:
-    """A thumbnail of a map or a row, with a scale of its own; None where there is nothing to see."""
+    """A thumbnail of a map or a row of the shape `of`, with a scale of its own; None where there is nothing to see."""
     if relevance.size < 2 or (relevance.ndim == 2 and max(relevance.shape) > _NARROWEST * min(relevance.shape)):
         return None
-    small = reduced(np.atleast_2d(relevance), THUMBNAIL)
-    if not np.isfinite(small).all():
+    if not np.isfinite(relevance).all():
         return None
-    return packed(small, float(np.percentile(np.abs(small), 99)) or None, bits=8)
+    whole = np.atleast_2d(relevance)
+    small = reduced(whole, THUMBNAIL)
+    return {**packed(small, float(np.percentile(np.abs(small), 99)) or None, bits=8), "of": list(whole.shape)}
 
 
 def _layers_of_words(asked: Asked) -> Sequence[str]:

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lrpfx.ir.node import Role, named_nodes, node_info
+from lrpfx.ir.node import Role, identities, node_info
 from lrpfx.reports.drawing import colors_of_rules, to_networkx
 from lrpfx.reports.history import history
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
 from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, form_label
+from lrpfx.types import Embedding
 
 _MEANINGS = {
     INPUT: "An input of the model: relevance ends here.",
@@ -22,7 +23,10 @@ _LONGEST = 400  # characters of a text that a library wrote
 
 
 class GraphData:
-    """The data of one explainable module. `names`: of its nodes, in the order of the data."""
+    """The data of one explainable module.
+
+    `names`: what tells its nodes apart, in the order of the data. `inputs`: the place of each input by its name in a ledger.
+    """
 
     def __init__(self, module: ExplainModule) -> None:
         self.module = module
@@ -33,6 +37,9 @@ class GraphData:
         for source, target in graph.edges():
             pairs[places[source], places[target]] += 1
         self.edges = list(pairs)
+        embeddings = {known["name"] for _, known in graph.nodes(data=True) if known["kind"] == Embedding.__name__}
+        ends = [(name, known["name"]) for name, known in graph.nodes(data=True) if known["kind"] == INPUT]
+        self.inputs = {name if shown in embeddings else shown: places[name] for name, shown in ends}
         formulas, forms = _formulas(module)
         colors = colors_of_rules(graph)
         nodes = []
@@ -42,7 +49,7 @@ class GraphData:
             path, line = _source(str(known.get("source") or ""))
             nodes.append(
                 {
-                    "name": str(name),
+                    "name": str(known["name"]),
                     "kind": known["kind"],
                     "rule": rule,
                     "color": colors[short],
@@ -71,7 +78,9 @@ class GraphData:
 def _formulas(module: ExplainModule) -> tuple[dict[str, str], dict[str, str]]:
     """What the rule of each node says of its formula, and what the backward pass carries to each value."""
     formulas, forms = {}, {}
-    for name, node in named_nodes(module.unfused_graph):
+    for node, name in identities(module.unfused_graph).items():
+        if node.op == "output":
+            continue
         info = node_info(node)
         found = rule_module_of(node, module)
         if found is not None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.arguments import Inputs
-from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import OutputSelector, Target
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.attribution.compute import Attribution, attribute
+from lrpfx.attribution.targets import OutputSelector, Target, without_arrays
+from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.explanation import Answer, Explanation, Several
 from lrpfx.explanation.photographs import as_photographs
 from lrpfx.explanation.running import CompiledModel, placed_for
@@ -39,6 +39,10 @@ class Asked:
     target: Target
     output: OutputSelector
 
+    def answered(self) -> Attribution[Any]:
+        """The relevance of the inputs."""
+        return attribute(self.module, self.inputs, self.target, output=self.output)
+
 
 @dataclass(frozen=True)
 class View:
@@ -56,15 +60,21 @@ class View:
 
 @dataclass
 class Questions:
-    """All samples, as data, and all views of them."""
+    """All samples, as data, and all views of them.
 
+    `output`: which output of a model is explained, for calls; explanations have made their choice.
+    """
+
+    output: OutputSelector = None
     samples: list[dict[str, Any]] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
 
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
-        if isinstance(what, Several):
+        if self.output is not None and isinstance(what, (Explanation, TextExplanation)):
+            raise InputError("output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output")
+        if isinstance(what, (Several, list)):
             if not len(what):
                 raise InputError("there are no explanations to report on")
             for one in what:
@@ -77,9 +87,20 @@ class Questions:
             self._add_call(composite, what)
         else:
             raise InputTypeError(
-                "a report is on an explanation, on several of them, on a tuple (explain_model, inputs, target), or on a dict "
+                "a report is on an explanation, several of them, a list, a tuple (explain_model, inputs, target), or a dict "
                 f"with these under the names of composites, not on {type(what).__name__}"
             )
+
+    def number(self) -> None:
+        """Tell samples of one name apart, and targets of one sample under one composite."""
+        for sample, name in zip(self.samples, numbered([sample["name"] for sample in self.samples]), strict=True):
+            sample["name"] = name
+        together: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        for view in self.views:
+            together.setdefault((view.sample, view.composite), []).append(view.data["target"])
+        for targets in together.values():
+            for target, name in zip(targets, numbered([target["name"] for target in targets]), strict=True):
+                target["name"] = name
 
     def _sample(self, key: Any, data: dict[str, Any]) -> int:
         """The number of a sample. Two composites may explain the same one, which then is one sample."""
@@ -132,15 +153,21 @@ class Questions:
         targets = target if isinstance(target, list) else [target]
         if not targets:
             raise InputError("the list of targets is empty")
-        for name, number, one in _samples_of(inputs, targets):
-            for each in targets:
-                self._add_answer(composite, module, name, one, each if number is None else _of_sample(each, number))
+        asked = [Asked(module, inputs, one, self.output) for one in targets]
+        found = [one.answered() for one in asked]
+        split = _samples_of(asked, found)
+        if split is None:
+            for question, answer in zip(asked, found, strict=True):
+                self._add_answer(composite, "inputs", question, answer)
+        else:
+            for number, sample in enumerate(split):
+                for question, answer in sample:
+                    self._add_answer(composite, f"sample {number + 1}", question, answer)
 
-    def _add_answer(self, composite: str, module: ExplainModule, name: str, inputs: Inputs, target: Target) -> None:
-        found = attribute(module, inputs, target)
-        values = list(_leaves("", inputs, found.relevance))
+    def _add_answer(self, composite: str, name: str, asked: Asked, found: Attribution[Any]) -> None:
+        values = list(_leaves("", asked.inputs, found.relevance))
         key = ("call", name, *((path, tuple(value.shape), _digest(value.numpy().tobytes())) for path, value, _ in values))
-        data: dict[str, Any] = {"target": _name_of_target(target, found.output), "top": []}
+        data: dict[str, Any] = {"target": _name_of_target(asked.target, found.output), "top": []}
         only = values[0] if len(values) == 1 else None
         if only is not None and _is_picture(only[1]):
             relevance = only[2]
@@ -153,7 +180,20 @@ class Questions:
         else:
             sample = self._sample(key, {"kind": "values", "name": name})
             data["inputs"] = [_entries(*value) for value in values]
-        self.views.append(View(composite, sample, str(module.composite), data, Asked(module, inputs, target, None)))
+        self.views.append(View(composite, sample, str(asked.module.composite), data, asked))
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind each that an earlier one has: "crane", "crane (2)"."""
+    found: list[str] = []
+    taken = set(names)
+    for name in names:
+        shown, number = name, 1
+        while shown in found or (number > 1 and shown in taken):
+            number += 1
+            shown = f"{name} ({number})"
+        found.append(shown)
+    return found
 
 
 def _digest(content: bytes) -> bytes:
@@ -207,17 +247,49 @@ def _map(relevance: Array, one: Explanation | None) -> dict[str, Packed]:
     return {"map": found}
 
 
-def _samples_of(inputs: Any, targets: Sequence[Any]) -> Iterator[tuple[str, int | None, Any]]:
-    """The samples of a call, with their numbers: each image or row of a single tensor, or all inputs together.
+def _samples_of(asked: Sequence[Asked], found: Sequence[Attribution[Any]]) -> list[list[tuple[Asked, Attribution[Any]]]] | None:
+    """The questions to each image or row of a single tensor, with their answers; None where the batch belongs together.
 
-    A function of the output, or a target of several parts, belongs to the whole batch.
+    It does with a function of the output or a target of several parts, and if its samples by themselves have another relevance:
+    their first dimension may be time, or the model may compute one sample from others. `found`: the answers for the batch.
     """
-    each = isinstance(inputs, torch.Tensor) and inputs.ndim > 1 and len(inputs) > 1
-    if each and all(target is None or isinstance(target, (int, np.integer, torch.Tensor, np.ndarray)) for target in targets):
-        for number, _ in enumerate(inputs):
-            yield f"sample {number + 1}", number, inputs[number : number + 1]
-    else:
-        yield "inputs", None, inputs
+    inputs = asked[0].inputs
+    of_each = (type(None), int, np.integer, torch.Tensor, np.ndarray)
+    if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2 or len(inputs) < 2:
+        return None
+    if not all(isinstance(one.target, of_each) for one in asked):
+        return None
+    samples = []
+    for number in range(len(inputs)):
+        sample = []
+        for question, whole in zip(asked, found, strict=True):
+            one = Asked(question.module, inputs[number : number + 1], _of_sample(question.target, number), question.output)
+            try:
+                answer = one.answered()
+            except LrpfxError:  # of a batch of one
+                return None
+            pairs = [(whole.output, answer.output)]
+            pairs += [
+                (theirs, own)
+                for (_, _, theirs), (_, _, own) in zip(
+                    _leaves("", inputs, whole.relevance), _leaves("", one.inputs, answer.relevance), strict=True
+                )
+                if theirs is not None and own is not None
+            ]
+            if not all(_agree(theirs[number : number + 1], own) for theirs, own in pairs):
+                return None
+            sample.append((one, answer))
+        samples.append(sample)
+    return samples
+
+
+def _agree(part: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether a part of what was computed of a batch is what was computed of its sample alone, up to rounding."""
+    if part.shape != own.shape:
+        return False
+    finite = part[part.isfinite()].abs().double()
+    tolerance = torch.finfo(part.dtype).eps ** 0.5 * (float(finite.max()) if finite.numel() else 0.0)
+    return torch.allclose(part.double(), own.double(), rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def _of_sample(target: Any, number: int) -> Any:
@@ -269,18 +341,21 @@ def _entries(path: str, value: torch.Tensor, relevance: torch.Tensor | None) -> 
 def _name_of_target(target: Target, output: torch.Tensor) -> dict[str, Any]:
     """What is known of a target of `lrpfx.attribute`."""
     score: Any = None
+    target = without_arrays(target)
+    if isinstance(target, torch.Tensor) and target.numel() == 1 and not target.is_floating_point():
+        target = int(target)
     if target is None:
         best = output.argmax(-1).flatten().tolist() if isinstance(output, torch.Tensor) and output.ndim else []
         name = f"class {best[0]}, the largest" if len(best) == 1 else "the largest output"
         score = figure(float(output.max())) if len(best) == 1 else None
-    elif isinstance(target, (int, np.integer)):
+    elif isinstance(target, int):
         name = f"class {target}"
-        if isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == 1:
+        if output.ndim == 2 and len(output) == 1:
             score = figure(float(output[0, target]))
-    elif isinstance(target, (dict, tuple)):
+    elif isinstance(target, (dict, tuple, list)):
         name = str(target)
-    elif isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim == 1 and len(target) == 1:
-        name = f"class {int(target[0])}"
+    elif isinstance(target, torch.Tensor):
+        name = "relevance given as a tensor" if target.is_floating_point() else "a class for each sample"
     else:
-        name = "relevance given as a function" if callable(target) else f"target of type {type(target).__name__}"
+        name = "relevance given as a function"
     return {"name": name, "score": score, "probability": None}

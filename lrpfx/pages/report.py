@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from lrpfx.attribution.targets import OutputSelector
 from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
 from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import NO_MODEL, Questions
+from lrpfx.pages.questions import NO_MODEL, Questions, numbered
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
@@ -27,7 +28,7 @@ SUFFIXES = (".html", ".htm")
 _COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
 
 
-def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None, output: OutputSelector = None) -> Path:
     """Write an interactive report: one HTML file, which opens in a browser without a network.
 
     The page shows the photograph with its map, or the text in colours; the graph of the model, with relevance flowing along its
@@ -38,12 +39,14 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
     ----------
     what
         The result of `lrpfx.explain` or an `Explainer`, of one photograph or text or of several; a tuple `(explain_model,
-        inputs, target)` as for `lrpfx.attribute`, where a list has several targets; or a dict with these under the names of
-        composites, which are then compared.
+        inputs, target)` as for `lrpfx.attribute`, where a list has several targets; a list of these; or a dict with these under
+        the names of composites, which are then compared.
     path
         The file, which is written whole or not at all.
     title
         Of the page.
+    output
+        The output to explain if the model of a tuple has several, as for `lrpfx.attribute`.
 
     Returns
     -------
@@ -63,17 +66,18 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
         raise InputError(f"{target}: a report is written as .html")
     if title is not None and not isinstance(title, str):
         raise InputTypeError(f"title is a text, not {type(title).__name__}")
-    return written(target, page(document(what, title)).encode("utf-8", "replace"))
+    return written(target, page(document(what, title, output)).encode("utf-8", "replace"))
 
 
-def document(what: Any, title: str | None = None) -> dict[str, Any]:
+def document(what: Any, title: str | None = None, output: OutputSelector = None) -> dict[str, Any]:
     """All that the page shows, as plain data for JSON."""
     given = what if isinstance(what, Mapping) else {"": what}
     if not given:
         raise InputError("the dict of composites is empty")
-    questions = Questions()
-    for name, one in given.items():
-        questions.add(str(name), one)
+    questions = Questions(output)
+    for name, one in zip(numbered([str(name) for name in given]), given.values(), strict=True):
+        questions.add(name, one)
+    questions.number()
     graphs: dict[int, GraphData] = {}
     views = []
     for view in questions.views:
@@ -86,7 +90,7 @@ def document(what: Any, title: str | None = None) -> dict[str, Any]:
                 graphs[key] = GraphData(view.asked.module)
             data |= {"graph": list(graphs).index(key), "note": "", **accounts(view, view.asked, graphs[key])}
         views.append(data)
-    names = list(dict.fromkeys(sample["name"] for sample in questions.samples))
+    names = [sample["name"] for sample in questions.samples]
     return {
         "title": title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
         "version": __version__,

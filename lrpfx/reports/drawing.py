@@ -1,7 +1,7 @@
 """Drawings of the rule graph."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import networkx as nx
 from torch import fx, nn
 
 from lrpfx.errors import InputError, LrpfxError
-from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, support_label
+from lrpfx.ir.node import NodeInfo, Role, identities, node_info, nodes_in, support_label
 from lrpfx.reports.ledger import PARTS, Ledger
 from lrpfx.runtime.explain_module import explainable, rule_module_of
 from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_label
@@ -50,22 +50,22 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
     Returns
     -------
     nx.MultiDiGraph[str]
-        Its nodes are qualified names with the attributes `kind`, `rule`, `chosen_by`, `operator`, `description`, `merged`,
-        `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are those of
-        the value.
+        Its nodes are qualified names, each with the attributes `name`, `kind`, `rule`, `chosen_by`, `operator`, `description`,
+        `merged`, `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are
+        those of the value. An end, which is an input or "output", whose name a module has too is called "features (input)" or
+        "output (output)"; its `name` stays.
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
+    names = identities(module.unfused_graph)
     for node in module.unfused_graph.nodes:
         if node.op == "output":
-            graph.add_node(OUTPUT, kind=OUTPUT, rule=OUTPUT, shape=None)
-            for argument in nodes_in((node.args, node.kwargs)):
-                _add_edge(graph, argument, OUTPUT)
+            graph.add_node(names[node], name=OUTPUT, kind=OUTPUT, rule=OUTPUT, shape=None)
+            _add_edges(graph, names, nodes_in((node.args, node.kwargs)), node)
         elif node.op == "placeholder" or (node.op != "get_attr" and node_info(node).role is Role.DATA):
             info = node_info(node)
-            graph.add_node(info.name, **_attributes(node, info))
-            for argument in nodes_in((_operands(node, module), node.kwargs)):
-                _add_edge(graph, argument, info.name)
+            graph.add_node(names[node], **_attributes(node, info))
+            _add_edges(graph, names, nodes_in((_operands(node, module), node.kwargs)), node)
     return graph
 
 
@@ -80,6 +80,7 @@ def _operands(node: fx.Node, root: nn.Module) -> tuple[Any, ...]:
 def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:
     is_input = node.op == "placeholder"
     return {
+        "name": info.name,
         "kind": INPUT if is_input else info.kind_name,
         "rule": INPUT if is_input else rule_label(info),
         "chosen_by": info.chosen_by,
@@ -93,10 +94,12 @@ def _attributes(node: fx.Node, info: NodeInfo) -> dict[str, Any]:
     }
 
 
-def _add_edge(graph: "nx.MultiDiGraph[str]", argument: fx.Node, target: str) -> None:
-    info = node_info(argument)
-    if info.name in graph:
-        graph.add_edge(info.name, target, shape=info.shape, sign=info.sign.value, support=support_label(info))
+def _add_edges(graph: "nx.MultiDiGraph[str]", names: dict[fx.Node, str], arguments: Iterable[fx.Node], reader: fx.Node) -> None:
+    """An edge for each argument that is in the graph."""
+    for argument in arguments:
+        if argument in names and names[argument] in graph:
+            info = node_info(argument)
+            graph.add_edge(names[argument], names[reader], shape=info.shape, sign=info.sign.value, support=support_label(info))
 
 
 def draw(
@@ -205,7 +208,7 @@ def _collapsed(full: "nx.MultiDiGraph[str]", depth: int) -> "nx.MultiDiGraph[str
             graph.add_node(name, **full.nodes[name])
         else:
             rules = sorted({_short(full.nodes[member]["rule"]) for member in inside} - {NEUTRAL})
-            graph.add_node(name, rule=", ".join(rules), kind=MODULE, description=f"{len(inside)} nodes", merged=())
+            graph.add_node(name, name=name, rule=", ".join(rules), kind=MODULE, description=f"{len(inside)} nodes", merged=())
             leaks = [full.nodes[member]["leak"] for member in inside if "leak" in full.nodes[member]]
             if leaks:
                 graph.nodes[name]["leak"] = sum(leaks)
@@ -244,7 +247,8 @@ def colors_of_rules(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
 def _draw_clusters(picture: graphviz.Digraph, graph: "nx.MultiDiGraph[str]", prefix: str, colors: dict[str, str]) -> None:
     """Draw the nodes directly under `prefix`, and a cluster for each module under it."""
     for name in _directly_under(graph, prefix):
-        _draw_node(picture, name, name.removeprefix(prefix), graph.nodes[name], colors)
+        data = graph.nodes[name]
+        _draw_node(picture, name, str(data["name"]).removeprefix(prefix), data, colors)
     for child in _clusters_under(graph, prefix):
         with picture.subgraph(name=f"cluster_{prefix}{child}") as cluster:
             cluster.attr(label=prefix + child, color="#bbbbbb", style="rounded", fontcolor="#666666", labeljust="l")
@@ -303,8 +307,8 @@ def _draw_legend(picture: graphviz.Digraph, graph: "nx.MultiDiGraph[str]", color
 
 
 def _id(name: str) -> str:
-    """A Graphviz node identifier for a name; a colon would be read as a port."""
-    return f"node_{name}".replace(":", "_")
+    """A Graphviz node identifier for a name, of its own for each; a colon would be read as a port."""
+    return f"node_{name}".replace("%", "%25").replace(":", "%3A")
 
 
 class RulePicture(graphviz.Digraph):

@@ -18,7 +18,17 @@ from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output, select_output
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
-from lrpfx.ir.node import NodeInfo, Role, attribute_of, floating_tensors, is_floating, map_arguments, node_info
+from lrpfx.ir.node import (
+    NodeInfo,
+    Role,
+    attribute_of,
+    floating_tensors,
+    identities,
+    is_floating,
+    map_arguments,
+    node_info,
+    output_node,
+)
 from lrpfx.operators.functions import detached
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.masked_relevance import MaskedRelevance
@@ -75,9 +85,9 @@ class Ledger(Sequence[Entry]):
         The sum of its absolute values.
     inputs
         The relevance of the model's inputs by name. Relevance of an embedding's output counts as that of its input, under the
-        name of the embedding.
+        name of the embedding; another input of this name is then called "words (input)".
     flows
-        The relevance that flows back along each edge, by (node, its reader).
+        The relevance that flows back along each edge, by (node, its reader), under the names of `lrpfx.to_networkx`.
     """
 
     columns = ("name", "kind", "rule", "in", "out", *PARTS, "unexplained")
@@ -322,6 +332,8 @@ class _Sweep:
 
     def __init__(self, module: ExplainModule) -> None:
         self.module = module
+        self.names = identities(module.unfused_graph)
+        self.end = self.names[output_node(module.unfused_graph)]
         self.values: dict[fx.Node, Any] = {}
         self.calls: list[_Call] = []
         self.relevance: dict[tuple[fx.Node, int], torch.Tensor] = {}
@@ -405,13 +417,13 @@ class _Sweep:
         if key in self.origins:
             node, number = self.origins[key]
             self._add(node, number, gradient)
-            self._flow(node, OUTPUT, _total(gradient))
+            self._flow(node, self.end, _total(gradient))
         else:  # an output that no signal reaches
             total = _total(gradient)
-            self.constant_outputs.append(Entry(OUTPUT, OUTPUT, "constant", total, 0.0, constants=total))
+            self.constant_outputs.append(Entry(self.end, OUTPUT, "constant", total, 0.0, constants=total))
 
     def _flow(self, source: fx.Node, target: str, relevance: float) -> None:
-        edge = (node_info(source).name, target)
+        edge = (self.names[source], target)
         self.flows[edge] = self.flows.get(edge, 0.0) + relevance
 
     def _add(self, node: fx.Node, number: int, relevance: torch.Tensor) -> None:
@@ -429,7 +441,9 @@ class _Sweep:
                 tensors = floating_tensors(self.values[node])
                 if tensors:
                     found = [self.relevance.get((node, number)) for number in range(len(tensors))]
-                    self.inputs[node_info(node).name] = sum(_total(value) for value in found if value is not None)
+                    name = node_info(node).name
+                    name = self.names[node] if name in self.inputs else name  # an embedding may have the name of an input
+                    self.inputs[name] = sum(_total(value) for value in found if value is not None)
         entries.reverse()
         return [*entries, *self.constant_outputs]
 

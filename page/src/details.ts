@@ -1,10 +1,10 @@
 // What is known of the node or module that is chosen.
 import type { Colors } from "./colors";
-import type { Graph, Report } from "./document";
+import type { Graph, Report, Thumbnail } from "./document";
 import { h, styled } from "./dom";
 import type { Flows } from "./flows";
 import { cut, percent, plural, shapeOf, shortRule, shown } from "./format";
-import type { Item } from "./tree";
+import { type Group, type Item, isEnd, isReentered } from "./tree";
 
 const MEANINGS: Record<string, string> = {
   bias: "biases of the layer",
@@ -56,10 +56,12 @@ function ofNode(
   const node = graph.nodes[place];
   if (!node) return h("div", { class: "details" });
   const picture = flows?.view.pictures?.[place];
-  const left = graph.history.flatMap((stage) =>
+  const end = isEnd(graph, place); // it may have the name of a module
+  const stages = end ? [] : graph.history;
+  const left = stages.flatMap((stage) =>
     stage.reasons.filter(([name]) => name === node.name).map(([, reason]) => `${stage.name}: ${reason}`),
   );
-  const norms = graph.history.flatMap((stage) =>
+  const norms = stages.flatMap((stage) =>
     stage.details
       .filter(([name]) => node.merged.includes(name) || name === node.name)
       .map(([name, detail]) => `${name}: ${detail}`),
@@ -95,7 +97,7 @@ function ofNode(
         h(
           "figcaption",
           {},
-          `relevance of its value, summed over channels; full colour is ${shown(picture.scale, 0, 3)}`,
+          `relevance of its value, summed over channels${meansOf(picture)}; full colour is ${shown(picture.scale, 0, 3)}`,
         ),
       ),
     h("h3", {}, "Layer"),
@@ -114,6 +116,12 @@ function ofNode(
   );
 }
 
+/** What each pixel of a reduced map stands for. */
+function meansOf({ shape, of }: Thumbnail): string {
+  const sizes = of.map((length, side) => shown(length / (shape[side] ?? 1), 0, 3));
+  return sizes.every((size) => size === "1") ? "" : `, as means over areas of ${sizes.join(" × ")}`;
+}
+
 function account(report: Report, graph: Graph, flows: Flows, place: number, go: (node: number) => void): HTMLElement[] {
   const found = flows.accounts.get(place);
   const relevance = flows.relevance(place);
@@ -129,11 +137,16 @@ function account(report: Report, graph: Graph, flows: Flows, place: number, go: 
       rows.push(["unexplained", found.unexplained, MEANINGS.unexplained ?? ""]);
     rows.push(["out", found.out, "passed on to its inputs"]);
   } else if (relevance !== null) rows.push(["relevance", relevance, "of its value"]);
-  return [h("h3", {}, "Relevance"), bars(rows, whole), ...neighbours(graph, flows, place, go)];
+  return [
+    h("h3", {}, "Relevance"),
+    bars(`Account of ${graph.nodes[place]?.name}`, rows, whole),
+    ...neighbours(graph, flows, place, go),
+  ];
 }
 
-/** A table of amounts with bars, positive to the right and negative to the left. */
+/** A table of amounts with bars. `label`: what assistive technology calls it. */
 export function bars(
+  label: string,
   rows: [string, number, string][],
   whole: number,
   told: (value: number) => string = (value) => shown(value, whole),
@@ -141,7 +154,7 @@ export function bars(
   const longest = Math.max(...rows.map(([, value]) => (Number.isFinite(value) ? Math.abs(value) : 0)), 1e-300);
   return h(
     "table",
-    { class: "bars" },
+    { class: "bars", "aria-label": label },
     ...rows.map(([name, value, meaning]) => {
       const share = Number.isFinite(value) ? Math.abs(value) / longest : 0;
       return h(
@@ -170,7 +183,7 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
     h(
       "div",
       { class: "neighbours" },
-      h("h4", {}, title),
+      h("h4", {}, title, h("span", { class: "note" }, ` (shares of the ${flows.whole})`)),
       ...entries
         .sort((one, other) => Math.abs(other[1]) - Math.abs(one[1]))
         .slice(0, 12)
@@ -179,7 +192,7 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
             "button",
             { type: "button", class: "link", click: () => go(node) },
             h("span", {}, graph.nodes[node]?.name ?? ""),
-            h("span", { class: "number" }, `${shown(value, flows.magnitude)}  (${percent(value / flows.magnitude)})`),
+            h("span", { class: "number" }, `${shown(value, flows.magnitude)}  (${percent(flows.share(value))})`),
           ),
         ),
       entries.length > 12 && h("p", { class: "note" }, `and ${entries.length - 12} more`),
@@ -188,6 +201,21 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
   if (comes.length) found.push(list("comes from", comes));
   if (goes.length) found.push(list("goes to", goes));
   return found;
+}
+
+function entering(graph: Graph, flows: Flows, group: Group): HTMLElement {
+  const again = isReentered(graph, group);
+  return h(
+    "div",
+    {},
+    bars(
+      `Relevance of ${group.path || group.label}`,
+      [[again ? "enters in all" : "enters", flows.entering(group) ?? 0, "from outside of the module"]],
+      flows.magnitude,
+    ),
+    again &&
+      h("p", { class: "note" }, "Relevance that leaves this module enters it again further on, and counts each time."),
+  );
 }
 
 function ofGroup(
@@ -226,7 +254,7 @@ function ofGroup(
       ),
     ),
     flows !== null && h("h3", {}, "Relevance"),
-    flows !== null && bars([["enters", flows.entering(item) ?? 0, "from outside of the module"]], flows.magnitude),
+    flows !== null && entering(graph, flows, item),
     losses.length > 0 &&
       h(
         "div",

@@ -11,6 +11,11 @@ export interface Packed {
   data: string;
 }
 
+/** A map of `of` rows and columns, reduced to means over areas of equal size. */
+export interface Thumbnail extends Packed {
+  of: [number, number];
+}
+
 export interface GraphNode {
   name: string;
   kind: string;
@@ -64,7 +69,9 @@ export interface PhotographMap {
   box: [number, number, number, number];
   mirrored: [boolean, boolean];
   padding: Figure;
+  /** Columns and rows of the model's input. */
   pixels: [number, number];
+  /** The relevance of its pixels; of a large one, means over areas of equal size. */
   exact: Packed;
   drawn: Packed;
 }
@@ -79,7 +86,8 @@ export interface InputEntries {
 export interface LedgerData {
   seed: Figure;
   magnitude: Figure;
-  inputs: [string, Figure][];
+  /** Name, relevance, and the node of the graph; null for an embedding, whose relevance is that of its input. */
+  inputs: [string, Figure, number | null][];
   totals: Figure[];
   balance: Figure;
   /** Node, relevance in, relevance out, the parts, and what is unexplained. */
@@ -101,7 +109,7 @@ export interface View {
   balance?: { output: Figure; inputs: Figure };
   ledger?: LedgerData;
   flows?: Figure[];
-  pictures?: Record<string, Packed>;
+  pictures?: Record<string, Thumbnail>;
   path?: { node: number; words: Packed }[];
   objection?: string;
 }

@@ -9,12 +9,17 @@ export interface Account {
   unexplained: number;
 }
 
+/** The least share of its magnitude that a seed is, for shares of it to tell anything. */
+const LEAST = 0.01;
+
 export class Flows {
   readonly seed: number;
   readonly magnitude: number;
   readonly edges: number[];
   readonly accounts = new Map<number, Account>();
-  private readonly inputs = new Map<string, number>();
+  /** What shares are of: the seed, or its magnitude where positive and negative parts of the seed nearly cancel. */
+  readonly whole: string;
+  private readonly inputs = new Map<number, number>();
 
   constructor(
     readonly graph: Graph,
@@ -23,6 +28,7 @@ export class Flows {
   ) {
     this.seed = Number(ledger.seed);
     this.magnitude = Number(ledger.magnitude) || 1;
+    this.whole = Math.abs(this.seed) >= LEAST * this.magnitude ? "seed" : "magnitude of the seed";
     this.edges = (view.flows ?? []).map(Number);
     for (const [node, into, out, ...rest] of ledger.rows) {
       if (typeof node !== "number") continue;
@@ -30,7 +36,7 @@ export class Flows {
       const unexplained = figures.pop() ?? 0;
       this.accounts.set(node, { in: Number(into), out: Number(out), parts: figures, unexplained });
     }
-    for (const [name, value] of ledger.inputs) this.inputs.set(name, Number(value));
+    for (const [, value, node] of ledger.inputs) if (node !== null) this.inputs.set(node, Number(value));
   }
 
   /** The relevance of a node's value; null if nothing is known of it. */
@@ -39,10 +45,15 @@ export class Flows {
     if (account) return account.in;
     const known = this.graph.nodes[node];
     if (known?.kind === "output") return this.seed;
-    return known?.kind === "input" ? (this.inputs.get(known.name) ?? null) : null;
+    return known?.kind === "input" ? (this.inputs.get(node) ?? null) : null;
   }
 
-  /** What the nodes of an item do not pass on, as a share of the seed. */
+  /** An amount as a share of the whole; that of what has the sign of the seed is positive. */
+  share(amount: number): number {
+    return amount / (this.whole === "seed" ? this.seed : this.magnitude);
+  }
+
+  /** What the nodes of an item do not pass on, as a share of the magnitude of the seed. */
   lost(item: Item): number {
     const nodes = item.kind === "leaf" ? [item.node] : item.nodes;
     let sum = 0;
@@ -53,7 +64,7 @@ export class Flows {
     return sum / this.magnitude;
   }
 
-  /** The relevance that enters an item from outside. */
+  /** The relevance that enters an item from outside, in all: see `isReentered`. */
   entering(item: Item): number | null {
     if (item.kind === "leaf") return this.relevance(item.node);
     const inside = new Set(item.nodes);

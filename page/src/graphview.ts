@@ -5,7 +5,7 @@ import { h, s, styled } from "./dom";
 import type { Flows } from "./flows";
 import { cutTo, percent, plural, shortRule, shown, widthOf } from "./format";
 import { type Band, type Box, layOut, lineThrough, type Placed } from "./layout";
-import { type Group, type Item, openedAtFirst, Tree } from "./tree";
+import { type Group, type Item, isReentered, openedAtFirst, Tree } from "./tree";
 
 const [FEW, MANY] = [14, 26]; // boxes that are seen at first
 const WIDEST = 15;
@@ -62,7 +62,7 @@ export class GraphView {
       {
         class: "graph",
         role: "group",
-        "aria-label": `Graph of ${graph.title}. Arrow keys move along the flow of relevance, Enter opens and folds modules. The ledger has the same as a table.`,
+        "aria-label": `Graph of ${graph.title}. Arrow keys go to the nearest box above, below, to the left and to the right, Enter opens and folds modules. The ledger has the same as a table.`,
         keydown: (event: KeyboardEvent) => this.keyed(event),
         wheel: (event: WheelEvent) => this.wheeled(event),
         pointerdown: (event: PointerEvent) => this.dragged(event),
@@ -198,7 +198,7 @@ export class GraphView {
   private sizeOf(item: Item): [number, number] {
     const node = item.kind === "leaf" ? this.graph.nodes[item.node] : undefined;
     if (node?.rule === "neutral") return [Math.min(190, Math.max(64, 26 + widthOf(item.label, SMALL))), 26];
-    const width = BESIDE + widthOf(item.label, SIZE, true);
+    const width = BESIDE + widthOf(item.label, SIZE, true) + widthOf(this.inAll(item), SMALL);
     return [Math.min(240, Math.max(150, width)), item.kind === "group" ? 46 : 42];
   }
 
@@ -216,11 +216,16 @@ export class GraphView {
   private described(item: Item): string {
     const flows = this.flows;
     const relevance = flows ? flows.entering(item) : null;
-    const told = relevance === null ? "" : `, relevance ${shown(relevance, flows?.magnitude)}`;
+    const told = relevance === null ? "" : `, relevance ${shown(relevance, flows?.magnitude)}${this.inAll(item)}`;
     if (item.kind === "group")
       return `${item.path || item.label}, module of ${plural(item.nodes.length, "node")}, ${this.open.has(item.id) ? "open" : "folded"}${told}`;
     const node = this.graph.nodes[item.node];
     return `${node?.name}, ${node?.kind || node?.operator}, rule ${shortRule(node?.rule ?? "")}${told}`;
+  }
+
+  /** What is told behind the relevance of a module that relevance enters more than once. */
+  private inAll(item: Item): string {
+    return item.kind === "group" && isReentered(this.graph, item) ? " in all" : "";
   }
 
   private attributesOf(box: Box): Record<string, string | number | ((event: never) => void)> {
@@ -262,7 +267,7 @@ export class GraphView {
     const picture = small ? null : this.thumbnailOf(item);
     const left = picture ? THUMBNAIL + 18 : 14;
     const relevance = flows && !small ? flows.entering(item) : null;
-    const value = relevance === null ? "" : shown(relevance, flows?.magnitude, 3);
+    const value = relevance === null ? "" : `${shown(relevance, flows?.magnitude, 3)}${this.inAll(item)}`;
     const room = width - left - 10 - (value ? widthOf(value, SMALL) + 8 : 0);
     const under = node ? shortRule(node.rule) : plural(item.kind === "group" ? item.nodes.length : 1, "node");
     const ends = node?.kind === "input" || node?.kind === "output";
@@ -384,10 +389,13 @@ export class GraphView {
       if (item) return item.path || item.label;
       return id.startsWith("n:") ? (this.graph.nodes[Number(id.slice(2))]?.name ?? "") : "outside";
     };
-    const edges = band.edges.length > 1 ? ` (${band.edges.length} edges)` : "";
+    const several = band.edges.length > 1;
+    const edges = several ? ` (${band.edges.length} edges)` : "";
     const ends = `${nameOf(band.from)} → ${nameOf(band.to)}${edges}`;
     if (!this.flows) return ends;
-    return `${ends}: relevance ${shown(total, this.flows.magnitude)}, ${percent(total / this.flows.magnitude)} of the seed`;
+    const { magnitude, whole } = this.flows;
+    const amount = `${shown(total, magnitude)}${several ? " in all" : ""}`;
+    return `${ends}: relevance ${amount}, ${percent(this.flows.share(total))} of the ${whole}`;
   }
 
   private drawLegend(widest: number): void {
@@ -572,7 +580,7 @@ export class GraphView {
   private move(): void {
     this.stage.setAttribute(
       "transform",
-      `translate(${this.x.toFixed(2)} ${this.y.toFixed(2)}) scale(${this.scale.toFixed(4)})`,
+      `translate(${this.x.toFixed(2)} ${this.y.toFixed(2)}) scale(${this.scale.toPrecision(5)})`,
     );
   }
 
@@ -581,12 +589,8 @@ export class GraphView {
     const { clientWidth: width, clientHeight: height } = this.picture;
     if (!width || !height) return;
     const bottom = this.legend.offsetHeight + 14;
-    const byWidth = (width - 40) / (this.placed.width || 1);
-    const byHeight = (height - 24 - bottom) / (this.placed.height || 1);
-    this.scale = Math.max(
-      FARTHEST,
-      whole ? Math.min(byWidth, byHeight, 1.15) : Math.min(1.1, Math.max(Math.min(byWidth, byHeight), 0.72)),
-    );
+    const fitting = this.fitting();
+    this.scale = whole ? Math.min(fitting, 1.15) : Math.min(1.1, Math.max(fitting, 0.72));
     this.x = (width - this.placed.width * this.scale) / 2;
     this.y = Math.max(16, (height - bottom - this.placed.height * this.scale) / 2);
     if (!whole && this.placed.width * this.scale > width) {
@@ -598,9 +602,17 @@ export class GraphView {
     this.move();
   }
 
+  /** The scale at which the whole graph is seen. */
+  private fitting(): number {
+    const bottom = this.legend.offsetHeight + 14;
+    const byWidth = (this.picture.clientWidth - 40) / (this.placed.width || 1);
+    const byHeight = (this.picture.clientHeight - 24 - bottom) / (this.placed.height || 1);
+    return Math.max(1e-6, Math.min(byWidth, byHeight));
+  }
+
   private zoom(factor: number, at?: [number, number]): void {
     const [x, y] = at ?? [this.picture.clientWidth / 2, this.picture.clientHeight / 2];
-    const next = Math.max(FARTHEST, Math.min(CLOSEST, this.scale * factor));
+    const next = Math.max(Math.min(FARTHEST, this.fitting()), Math.min(CLOSEST, this.scale * factor));
     this.x = x - ((x - this.x) * next) / this.scale;
     this.y = y - ((y - this.y) * next) / this.scale;
     this.scale = next;

@@ -120,7 +120,7 @@ function bandsOf(
     const [reader, read] = [childOf(target), childOf(source)];
     if (reader === read) return;
     const [from, to] = [reader ?? TOP, read ?? BOTTOM];
-    const key = `${from}>${to}`;
+    const key = JSON.stringify([from, to]);
     const band = bands.get(key);
     if (band) band.edges.push(edge);
     else bands.set(key, { from, to, edges: [edge] });

@@ -13,9 +13,10 @@ import type { Item } from "./tree";
 
 const report: Report = JSON.parse(document.getElementById("document")?.textContent ?? "");
 const colors = new Colors(report.colors);
-const composites = [...new Set(report.views.map((view) => view.composite))];
 const graphViews = new Map<number, GraphView>();
 const compilations = new Map<number, HTMLElement>();
+const ledgers = new Map<View, HTMLElement>();
+const BALANCE = "Where the relevance went";
 const PANELS = ["graph", "ledger", "compilation"] as const;
 type Panel = (typeof PANELS)[number];
 
@@ -42,55 +43,59 @@ const panelTabs = tabs(
 
 // --- choosing a view -------------------------------------------------------------------------------------------------------------
 
-/** The view with these properties, or the one most like it. */
-function closest(sample: number, composite: string, target: string): View {
+/** The view of this sample under this composite, if there is one, with the target that is shown, or else with the first. */
+function closest(sample: number, composite: string): View {
   const likeness = (view: View) =>
-    4 * +(view.sample === sample) + 2 * +(view.composite === composite) + +(view.target.name === target);
-  return report.views.reduce((best, view) => (likeness(view) > likeness(best) ? view : best), now);
+    4 * +(view.sample === sample) + 2 * +(view.composite === composite) + +(view.target.name === now.target.name);
+  return report.views.reduce((best, view) => (likeness(view) > likeness(best) ? view : best));
 }
 
-function targetsOf(sample: number, composite: string): string[] {
-  return report.views
-    .filter((view) => view.sample === sample && view.composite === composite)
-    .map((view) => view.target.name);
+/** The views with a target each. */
+function targetsOf(sample: number, composite: string): View[] {
+  return report.views.filter((view) => view.sample === sample && view.composite === composite);
+}
+
+/** The composites that explain a sample. */
+function compositesOf(sample: number): string[] {
+  return [...new Set(report.views.filter((view) => view.sample === sample).map((view) => view.composite))];
 }
 
 function drawChoices(): void {
-  const rows: [string, string[], number, (place: number) => View][] = [
-    [
-      "Sample",
-      report.samples.map((sample) => sample.name),
-      now.sample,
-      (place) => closest(place, now.composite, now.target.name),
-    ],
+  const composites = compositesOf(now.sample);
+  const views = targetsOf(now.sample, now.composite);
+  const rows: [string, string[], number, (place: number) => View | undefined][] = [
+    ["Sample", report.samples.map((sample) => sample.name), now.sample, (place) => closest(place, now.composite)],
     [
       "Composite",
       composites,
       composites.indexOf(now.composite),
-      (place) => closest(now.sample, composites[place] ?? "", now.target.name),
+      (place) => closest(now.sample, compositesOf(now.sample)[place] ?? ""),
+    ],
+    [
+      "Explained",
+      views.map((view) => view.target.name),
+      views.indexOf(now),
+      (place) => targetsOf(now.sample, now.composite)[place],
     ],
   ];
-  const targets = targetsOf(now.sample, now.composite);
-  rows.push([
-    "Explained",
-    targets,
-    targets.indexOf(now.target.name),
-    (place) => closest(now.sample, now.composite, targets[place] ?? ""),
-  ]);
-  const shownRows = rows.filter(([, names]) => names.length > 1);
+  const compared = report.views.some((view) => view.composite !== now.composite);
+  const shownRows = rows.filter(([label, names]) => names.length > 1 || (label === "Composite" && compared));
   const key = JSON.stringify(shownRows.map(([label, names]) => [label, names]));
   if (choices.dataset.key === key) return;
   choices.dataset.key = key;
+  const focused = document.activeElement?.closest(".choice")?.getAttribute("data-label");
   choices.replaceChildren(
     ...shownRows.map(([label, names, place, view]) =>
       h(
         "div",
-        { class: "choice" },
+        { class: "choice", "data-label": label },
         h("span", { class: "label", "aria-hidden": "true" }, label),
-        tabs(label, names, place, (next) => show(view(next))),
+        tabs(label, names, place, (next) => show(view(next) ?? now)),
       ),
     ),
   );
+  for (const choice of choices.children)
+    if (choice.getAttribute("data-label") === focused) choice.querySelector<HTMLElement>("[tabindex='0']")?.focus();
 }
 
 function show(view: View): void {
@@ -121,7 +126,7 @@ function drawSide(): void {
       h("p", { class: "note" }, [probability, score, sample.name].filter(Boolean).join(" · ")),
       sampleOf(sample, now, colors, names),
     ),
-    h("div", { class: "card" }, h("h3", {}, "Where the relevance went"), balance()),
+    h("div", { class: "card" }, h("h3", {}, BALANCE), balance()),
     ...(now.top.length > 1 ? [h("div", { class: "card" }, h("h3", {}, "What the model says"), predictions())] : []),
     h("div", { class: "card" }, h("h3", {}, "Rules"), h("p", {}, h("code", { class: "rules" }, now.rules))),
   );
@@ -140,6 +145,7 @@ function balance(): HTMLElement {
       {},
       known
         ? bars(
+            BALANCE,
             [
               ["output", Number(known.output), ""],
               ["inputs", Number(known.inputs), ""],
@@ -160,7 +166,7 @@ function balance(): HTMLElement {
   return h(
     "div",
     {},
-    bars(rows, magnitude),
+    bars(BALANCE, rows, magnitude),
     now.objection ? h("p", { class: "warning", role: "note" }, now.objection) : "",
   );
 }
@@ -172,7 +178,7 @@ function predictions(): HTMLElement {
     Number(best ? probability : score),
     `output ${shown(score)}`,
   ]);
-  return bars(rows, 0, best ? percent : undefined);
+  return bars("What the model says", rows, 0, best ? percent : undefined);
 }
 
 // --- the panels --------------------------------------------------------------------------------------------------------------------
@@ -223,7 +229,11 @@ function fill(name: Panel): void {
     if (isNew) view.fit(false);
     inspect();
   } else if (name === "ledger") {
-    panels.ledger.replaceChildren(flows ? ledgerTable(report, graph, flows, go) : h("p", { class: "empty" }, now.note));
+    // It keeps its order and its filter while another panel is shown, and in print.
+    const known =
+      ledgers.get(now) ?? (flows ? ledgerTable(report, graph, flows, go) : h("p", { class: "empty" }, now.note));
+    ledgers.set(now, known);
+    if (known.parentElement !== panels.ledger) panels.ledger.replaceChildren(known);
   } else {
     const known = compilations.get(now.graph) ?? compilation(graph);
     compilations.set(now.graph, known);

@@ -56,20 +56,23 @@ function photograph(
   const frame = h("div", { class: sample.width < COARSE ? "photograph grey coarse" : "photograph grey" }, image, drawn);
   const pixel = (event: PointerEvent): [number, number] | null => {
     const edge = drawn.getBoundingClientRect();
-    let across = (event.clientX - edge.left) / edge.width;
+    let right = (event.clientX - edge.left) / edge.width;
     let down = (event.clientY - edge.top) / edge.height;
-    if (map.mirrored[0]) across = 1 - across;
+    if (map.mirrored[0]) right = 1 - right;
     if (map.mirrored[1]) down = 1 - down;
-    const inside = across >= 0 && across < 1 && down >= 0 && down < 1;
-    return inside ? [Math.floor(down * rows), Math.floor(across * columns)] : null;
+    const inside = right >= 0 && right < 1 && down >= 0 && down < 1;
+    return inside ? [Math.floor(down * rows), Math.floor(right * columns)] : null;
   };
   frame.addEventListener("pointermove", (event) => {
     const found = pixel(event);
     if (!found) readout.textContent = "The model does not see this part.";
     else {
-      const value = exact[found[0] * columns + found[1]] ?? 0;
-      const area = map.pixels[0] > columns ? "these pixels" : "this pixel";
-      readout.textContent = `Relevance of ${area}: ${shown(value, 0, 3)}  (row ${found[0]}, column ${found[1]} of the model's input)`;
+      const [row, column] = found;
+      const value = exact[row * columns + column] ?? 0;
+      const [wide = columns, high = rows] = map.pixels;
+      const whole = wide === columns && high === rows;
+      const place = `${across("row", row, rows, high)}, ${across("column", column, columns, wide)} of the model's input`;
+      readout.textContent = `${whole ? "Relevance of this pixel" : "Mean relevance of these pixels"}: ${shown(value, 0, 3)}  (${place})`;
     }
   });
   const opacity = h("input", {
@@ -101,6 +104,13 @@ function photograph(
     readout,
     h("div", { class: "controls" }, h("label", {}, "map ", opacity), h("label", {}, grey, " photograph in grey")),
   );
+}
+
+/** The rows or columns of the model's input, of which there are `pixels`, in an area of a map with `areas` of them. */
+function across(name: string, area: number, areas: number, pixels: number): string {
+  const first = Math.floor((area * pixels) / areas);
+  const last = Math.ceil(((area + 1) * pixels) / areas) - 1;
+  return first === last ? `${name} ${first}` : `${name}s ${first} to ${last}`;
 }
 
 // --- texts ---------------------------------------------------------------------------------------------------------------------
@@ -173,7 +183,7 @@ function text(words: Word[], view: View, colors: Colors, names: readonly string[
       h("span", {}, shown(largest, 0, 2)),
     ),
     others.length > 0 && h("h3", {}, "Relevance of other inputs"),
-    others.length > 0 && bars(others, 0),
+    others.length > 0 && bars("Relevance of other inputs", others, 0),
     path,
   );
 }
@@ -190,7 +200,7 @@ function grid(
   const largest = Math.max(...rows.map((row) => Math.abs(row.words[chosen] ?? 0)), 1e-300);
   return h(
     "table",
-    { class: "grid" },
+    { class: "grid", "aria-label": "Path through the layers" },
     h(
       "thead",
       {},
@@ -247,7 +257,7 @@ function values(input: InputEntries): HTMLElement {
       `${input.name} `,
       h("span", { class: "note" }, `${input.shape.join(" × ")}, total ${shown(input.total)}`),
     ),
-    rows.length > 0 ? bars(rows, 0) : h("p", { class: "note" }, "It takes no relevance."),
+    rows.length > 0 ? bars(`Relevance of ${input.name}`, rows, 0) : h("p", { class: "note" }, "It takes no relevance."),
     count > rows.length &&
       rows.length > 0 &&
       h("p", { class: "note" }, `the ${rows.length} entries with the largest relevance of ${count}`),

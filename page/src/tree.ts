@@ -33,8 +33,16 @@ export class Tree {
   constructor(graph: Graph) {
     const names = graph.nodes.map((node) => node.name);
     const all = names.map((_, place) => place);
+    // An end may have the name of a module, and is not in it.
+    const ends = all.filter((node) => isEnd(graph, node));
+    const others = all.filter((node) => !isEnd(graph, node));
+    const children = [...ends.map((node) => leaf(node, names[node] ?? "")), ...childrenOf(names, others, 0, "")];
     this.root = { kind: "group", id: "g:", label: graph.title, path: "", children: [], nodes: all };
-    this.root.children = gathered(this.root, childrenOf(names, all, 0, ""), (item) => isEnd(graph, item));
+    this.root.children = gathered(
+      this.root,
+      children.sort((one, other) => first(one) - first(other)),
+      (item) => item.kind === "leaf" && isEnd(graph, item.node),
+    );
     this.place(this.root, []);
   }
 
@@ -68,7 +76,7 @@ function childrenOf(names: readonly string[], nodes: readonly number[], depth: n
     const path = `${prefix}${head}`;
     if (members.length === 1) {
       const node = members[0] as number;
-      return { kind: "leaf", id: `n:${node}`, label: (names[node] ?? "").slice(prefix.length) || "?", node };
+      return leaf(node, (names[node] ?? "").slice(prefix.length));
     }
     // A module that itself is a node, and has others inside: it stands among them.
     const own = members.filter((node) => names[node] === path);
@@ -78,7 +86,7 @@ function childrenOf(names: readonly string[], nodes: readonly number[], depth: n
       depth + 1,
       `${path}.`,
     );
-    const itself: Item[] = own.map((node) => ({ kind: "leaf", id: `n:${node}`, label: head, node }));
+    const itself: Item[] = own.map((node) => leaf(node, head));
     const group: Group = { kind: "group", id: `g:${path}`, label: head, path, children: [], nodes: members };
     const only = below[0];
     if (!itself.length && below.length === 1 && only?.kind === "group")
@@ -95,8 +103,31 @@ function first(item: Item): number {
   return item.kind === "leaf" ? item.node : (item.nodes[0] ?? 0);
 }
 
-function isEnd(graph: Graph, item: Item): boolean {
-  return item.kind === "leaf" && ["input", "output"].includes(graph.nodes[item.node]?.kind ?? "");
+function leaf(node: number, label: string): Leaf {
+  return { kind: "leaf", id: `n:${node}`, label: label || "?", node };
+}
+
+const entered = new WeakMap<Group, boolean>();
+
+/** Whether relevance that left a module enters it again, so that what enters in all counts some of it more than once. */
+export function isReentered(graph: Graph, group: Group): boolean {
+  const known = entered.get(group);
+  if (known !== undefined) return known;
+  const inside = new Set(group.nodes);
+  const read = graph.nodes.map((): number[] => []);
+  for (const [source, target] of graph.edges) read[target]?.push(source);
+  const outside = (nodes: readonly number[]) =>
+    nodes.flatMap((node) => read[node] ?? []).filter((node) => !inside.has(node));
+  const reached = new Set(outside(group.nodes));
+  for (const node of reached) for (const next of outside([node])) reached.add(next); // a set is read on as it grows
+  const found = [...reached].some((node) => (read[node] ?? []).some((source) => inside.has(source)));
+  entered.set(group, found);
+  return found;
+}
+
+/** Whether a node is an input or the output of the model. */
+export function isEnd(graph: Graph, node: number): boolean {
+  return ["input", "output"].includes(graph.nodes[node]?.kind ?? "");
 }
 
 /** Children of a module; if there are very many, runs of them as groups of their own. */
@@ -116,7 +147,7 @@ function gathered(parent: Group, all: Item[], apart: (item: Item) => boolean = (
     else
       groups.push({
         kind: "group",
-        id: `${parent.id}#${start}`,
+        id: `r:${start}:${parent.id}`,
         label: `${head.label} … ${tail.label}`,
         path: parent.path,
         children: run,

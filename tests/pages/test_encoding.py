@@ -46,16 +46,33 @@ def test_zeros():
     assert unpacked(packed(np.zeros(3))).tolist() == [0.0] * 3
 
 
-@pytest.mark.parametrize("shape", [(7, 5), (28, 28), (100, 57), (1, 300)])
-def test_a_reduced_map_keeps_the_total(shape):
+def mean_over(values, top, bottom, left, right):
+    """The mean of a map over an area, by the share of each pixel that lies in it."""
+    total = 0.0
+    for (row, column), value in np.ndenumerate(values):
+        high = max(0.0, min(bottom, row + 1) - max(top, row))
+        wide = max(0.0, min(right, column + 1) - max(left, column))
+        total += value * high * wide
+    return total / ((bottom - top) * (right - left))
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (6, 6), (13, 7), (1, 30), (9, 10)])
+def test_a_reduced_map_has_the_means_of_equal_areas(shape):
     values = np.random.default_rng(0).normal(size=shape)
-    found = reduced(values, 28)
-    assert found.shape == tuple(min(28, size) for size in shape)
-    np.testing.assert_allclose(found.sum(), values.sum(), atol=1e-10)
-    if max(shape) <= 28:
-        assert np.array_equal(found, values)
+    found = reduced(values, 6)
+    assert found.shape == tuple(min(6, size) for size in shape)
+    high, wide = (size / count for size, count in zip(shape, found.shape, strict=True))
+    for (row, column), mean in np.ndenumerate(found):
+        expected = mean_over(values, row * high, (row + 1) * high, column * wide, (column + 1) * wide)
+        assert mean == pytest.approx(expected, abs=1e-12)
+    np.testing.assert_allclose(found.sum() * high * wide, values.sum(), atol=1e-10)
 
 
-def test_a_reduced_map_sums_areas():
-    found = reduced(np.arange(16.0).reshape(4, 4), 2)
-    assert found.tolist() == [[10.0, 18.0], [42.0, 50.0]]
+@pytest.mark.parametrize("shape", [(38, 38), (600, 500), (900, 300), (29, 1), (28, 28)])
+def test_equal_relevance_looks_equal(shape):
+    np.testing.assert_allclose(reduced(np.full(shape, 0.3), 28), 0.3, rtol=1e-12)
+
+
+def test_a_small_map_stays_as_it_is():
+    values = np.random.default_rng(0).normal(size=(28, 5))
+    assert np.array_equal(reduced(values, 28), values)

@@ -13,12 +13,13 @@ import torch
 from explanation.test_sentences import Tokenizer, classifier
 from helpers import small_net
 from pages.test_encoding import unpacked
+from reports.test_drawing import clashing
 from torch import nn
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.pages.questions import NO_MODEL
+from lrpfx.pages.questions import NO_MODEL, numbered
 from lrpfx.pages.report import document, page, report
 from lrpfx.reports.ledger import PARTS
 
@@ -87,6 +88,21 @@ def test_accounts_and_edges_are_those_of_the_ledger(asked):
     assert edges == pytest.approx({edge: accounts.flows.get(edge, 0.0) for edge in edges}, rel=1e-6)
 
 
+@pytest.mark.parametrize(("module_name", "argument"), [("output", "x"), ("features", "features"), ("output", "output")])
+def test_ends_and_modules_of_one_name_are_several_nodes(module_name, argument):
+    explain_model, x = clashing(module_name, argument, lambda: nn.Linear(4, 4))
+    found = document((explain_model, x, 0))
+    (graph,), (view,), accounts = found["graphs"], found["views"], lrpfx.ledger(explain_model, x, 0)
+    shown = [(node["name"], node["kind"]) for node in graph["nodes"]]
+    between = [("relu", "Activation"), ("add", "Sum"), ("head", "Linear")]
+    assert shown == [(argument, "input"), (module_name, "Linear"), *between, ("output", "output")]
+    assert sorted(edge[:2] for edge in graph["edges"]) == [[0, 1], [0, 3], [1, 2], [2, 3], [3, 4], [4, 5]]
+    assert view["ledger"]["inputs"] == [[argument, pytest.approx(accounts.inputs[argument], rel=1e-6), 0]]
+    assert [row[0] for row in view["ledger"]["rows"]] == [1, 2, 3, 4]
+    assert graph["nodes"][0]["formula"].startswith("An input")
+    assert graph["nodes"][0]["formula"] != graph["nodes"][1]["formula"] != graph["nodes"][5]["formula"]
+
+
 def test_pictures_of_nodes_are_sums_over_channels(asked):
     found = document(asked)
     names = [node["name"] for node in found["graphs"][0]["nodes"]]
@@ -133,6 +149,25 @@ def test_a_photograph_has_its_map(asked):
     np.testing.assert_allclose(unpacked(view["map"]["drawn"]), drawn.clip(-scale, scale), atol=0.51 * scale / 127)
 
 
+@pytest.mark.parametrize("size", [(500, 40), (40, 500), (512, 512)])
+def test_large_maps_and_thumbnails_of_equal_relevance_look_equal(size):
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+    for weight in model.parameters():
+        nn.init.constant_(weight, 0.25)
+    x = torch.full((1, 3, *size), 0.5)
+    module = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    (view,) = document((module, x, 1))["views"]
+    expected = lrpfx.attribute(module, x, 1).relevance[0].sum(0)
+    for name in ("exact", "drawn"):
+        np.testing.assert_allclose(unpacked(view["map"][name]), float(expected.mean()), rtol=0.01)
+    assert view["map"]["pixels"] == [size[1], size[0]]
+    assert view["map"]["exact"]["shape"] == [min(448, length) for length in size]
+    for picture in view["pictures"].values():
+        values = unpacked(picture)
+        np.testing.assert_allclose(values, values.mean(), rtol=0.01)
+    assert [picture["of"] for picture in view["pictures"].values()][:1] == ([list(size)] if max(size) < 8 * min(size) else [])
+
+
 def test_a_batch_is_several_samples_and_a_list_several_targets(asked):
     model, x = asked[0], torch.randn(2, 3, 8, 8)
     found = document((model, x, [0, 2]))
@@ -159,6 +194,118 @@ def test_a_tensor_has_a_target_for_each_sample(asked, target):
 def test_a_target_of_the_whole_batch(asked, target):
     (view,) = document((asked[0], torch.randn(2, 3, 8, 8), target))["views"]
     assert view["inputs"][0]["shape"] == [2, 3, 8, 8] and "map" not in view
+
+
+class Recurrent(nn.Module):
+    """Time is the first dimension of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x)[0][-1])
+
+
+class Centred(nn.Module):
+    """Each sample depends on the mean of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x - x.mean(0, keepdim=True))
+
+
+class Paired(nn.Module):
+    """It takes batches of two alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x.reshape(2, 4))
+
+
+COUPLED = [(Recurrent, (6, 1, 4)), (Recurrent, (2, 2, 4)), (Recurrent, (3, 3, 4)), (Centred, (3, 4)), (Paired, (2, 4))]
+
+
+@pytest.mark.parametrize(("model", "shape"), COUPLED)
+@pytest.mark.parametrize("target", [1, torch.tensor(1), None, [0, 2]], ids=str)
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
+def test_figures_are_those_of_the_whole_batch(model, shape, target):
+    x = torch.randn(shape)
+    module = lrpfx.transform(model().eval(), EpsilonPlus(), example_inputs=x)
+    found = document((module, x, target))
+    targets = target if isinstance(target, list) else [target]
+    assert len(found["samples"]) == 1 and len(found["views"]) == len(targets)
+    for view, one in zip(found["views"], targets, strict=True):
+        expected = lrpfx.attribute(module, x, one).relevance
+        assert view["inputs"][0]["total"] == pytest.approx(float(expected.sum()), rel=1e-4, abs=1e-6)
+        assert view["ledger"]["seed"] == pytest.approx(lrpfx.ledger(module, x, one).seed, rel=1e-4, abs=1e-6)
+        for index, _, relevance in view["inputs"][0]["entries"]:
+            assert relevance == pytest.approx(float(expected[tuple(index)]), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.tensor([0, 1, 2]), torch.ones(5, 3), np.array([0]), torch.tensor(99), torch.tensor([True, False])],
+    ids=str,
+)
+def test_targets_are_checked_for_the_whole_batch(asked, target):
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(InputError) as expected:
+        lrpfx.attribute(asked[0], x, target)
+    with pytest.raises(InputError, match=f"^{re.escape(str(expected.value))}$"):
+        document((asked[0], x, target))
+
+
+@pytest.mark.parametrize("target", [torch.tensor(2), np.array(2), np.int64(2), torch.tensor([2]), 2], ids=repr)
+def test_a_number_is_told_as_a_class(asked, target):
+    (view,) = document((*asked[:2], target))["views"]
+    score = float(lrpfx.attribute(*asked[:2], 2).output[0, 2])
+    assert view["target"] == {"name": "class 2", "score": pytest.approx(score, rel=1e-6), "probability": None}
+
+
+def test_relevance_of_the_output_is_split_with_the_batch(asked):
+    x = torch.randn(2, 3, 8, 8)
+    relevance = torch.rand_like(asked[0](x))
+    views = document((asked[0], x, relevance))["views"]
+    assert [view["ledger"]["seed"] for view in views] == pytest.approx(relevance.sum(1).tolist(), rel=1e-6)
+    assert {view["target"]["name"] for view in views} == {"relevance given as a tensor"}
+
+
+def test_an_output_among_several_is_chosen():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.one(x), self.other(x)
+
+    x = torch.randn(2, 4)
+    module = lrpfx.transform(Two().eval(), EpsilonPlus(), example_inputs=x)
+    with pytest.raises(InputTypeError, match="choose one with output="):
+        document((module, x, 1))
+    for output in (0, 1, lambda found: found[1]):
+        views = document((module, x, 1), output=output)["views"]
+        expected = lrpfx.attribute(module, x, 1, output=output)
+        assert [view["target"]["score"] for view in views] == pytest.approx(expected.output[:, 1].tolist(), rel=1e-6)
+        assert [view["ledger"]["seed"] for view in views] == pytest.approx(expected.output[:, 1].tolist(), rel=1e-6)
+        totals = [view["inputs"][0]["total"] for view in views]
+        assert totals == pytest.approx(expected.relevance.sum(1).tolist(), rel=1e-5)
+    with pytest.raises(InputError, match="an explanation has chosen its output"):
+        document(explained(), output=0)
+
+
+def test_a_list_has_the_samples_of_its_parts(asked):
+    whole = explained()
+    assert document(list(whole)) == document(whole)
+    found = document([asked, (asked[0], torch.randn(1, 3, 8, 8), 0)])
+    assert [view["sample"] for view in found["views"]] == [0, 1] and len(found["graphs"]) == 1
 
 
 def test_composites_are_compared_on_one_sample(asked):
@@ -197,6 +344,40 @@ def test_crops_and_mirrors_are_told(tmp_path):
     explanation = lrpfx.explain(model, photograph, preprocess=mirrored, composite=EpsilonPlus())
     (view,) = document(explanation)["views"]
     assert view["map"]["box"] == pytest.approx([4, 2, 12, 10], abs=0.02) and view["map"]["mirrored"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["crane", "ox", "crane"], ["crane", "ox", "crane (2)"]),
+        (["crane", "crane (2)", "crane", "crane"], ["crane", "crane (2)", "crane (3)", "crane (4)"]),
+        ([], []),
+    ],
+)
+def test_equal_names_are_numbered(names, expected):
+    assert numbered(names) == expected
+
+
+def of_equal_names():
+    """A report's argument with samples, composites and targets of equal names."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    explainers = [
+        lrpfx.Explainer(model, composite=one, categories=["crane", "ox", "crane"]) for one in (EpsilonPlus(), EpsilonPlusFlat())
+    ]
+    images = [torch.rand(3, 8, 8) for _ in range(2)]
+    return {
+        key: [explainer(image, targets=[0, 1, 2]) for image in images]
+        for key, explainer in zip((1, "1"), explainers, strict=True)
+    }
+
+
+def test_samples_composites_and_targets_of_equal_names():
+    found = document(of_equal_names())
+    shown = [(found["samples"][view["sample"]]["name"], view["composite"], view["target"]["name"]) for view in found["views"]]
+    samples = [sample["name"] for sample in found["samples"]]
+    assert len(set(samples)) == len(samples) == 2 and {view["composite"] for view in found["views"]} == {"1", "1 (2)"}
+    assert len(set(shown)) == len(shown) == 12
+    assert [name for _, _, name in shown] == ["crane", "ox", "crane (2)"] * 4
 
 
 def test_a_pickled_explanation_has_no_graph(tmp_path):
@@ -315,6 +496,8 @@ def test_warnings_of_the_ledger_are_given():
     [
         (nn.Linear(2, 2), "a report is on an explanation"),
         ((1, 2), "a tuple is"),
+        ([], "no explanations"),
+        ([3], "a report is on an explanation.*not on int"),
         ((nn.Linear(2, 2), torch.zeros(1, 2)), "takes the module that lrpfx.transform"),
         ({}, "empty"),
         ({"a": 3}, "a report is on an explanation"),

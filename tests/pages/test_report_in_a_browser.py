@@ -1,7 +1,9 @@
 """A report in Chromium, with the network off: `make test-examples`."""
 
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -10,6 +12,9 @@ import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
+from pages.test_encoding import mean_over
+from pages.test_report import of_equal_names
+from reports.test_drawing import clashing
 from tools import report_pictures
 
 import lrpfx
@@ -173,6 +178,160 @@ def test_targets_samples_and_composites(browser, two_composites):
     assert label.endswith(f"relevance {view['ledger']['seed']:.4g}")
 
 
+class Layers(torch.nn.Module):
+    """Activations stand outside of the module with the layers; `between` is one through which values do not come back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.between = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        for weight in self.parameters():
+            torch.nn.init.uniform_(weight, 0.1, 0.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.between(x)
+
+
+@needs_chromium
+def test_a_module_that_values_enter_again_says_so(browser, folder):
+    x = torch.rand(1, 4)
+    module = lrpfx.transform(Layers().eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    target = int(module(x).argmax())
+    accounts = lrpfx.ledger(module, x, target)
+    opened(browser, lrpfx.report((module, x, target), folder / "layers.html"))
+    button(browser, "Fold all").click()
+    told = {label.partition(",")[0]: label.rpartition("relevance ")[2] for label in boxes(browser)}
+    entering = sum(entry.relevance_in for entry in accounts if entry.name in ("layers.0", "layers.1", "layers.2"))
+    amount, _, words = told["layers"].partition(" ")
+    assert float(amount.replace("−", "-")) == pytest.approx(entering, rel=1e-3)
+    assert words == "in all" and " in all" not in told["between"]
+    assert float(told["between"].replace("−", "-")) == pytest.approx(accounts.seed, rel=1e-3)
+    for name, row in (("layers", "enters in all"), ("between", "enters")):
+        button_of = all_of(browser, f'[data-id="g:{name}"]')[0]
+        browser.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", button_of)
+        assert one(browser, ".inspector .bars th").text == row
+        assert ("enters it again" in one(browser, ".inspector").text) == (name == "layers")
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("weights", "target", "share", "whole"),
+    [
+        ((1.0, 0.0), 0, 100, "the seed"),
+        ((-1.0, 0.0), 0, 100, "the seed"),
+        ((1.0, 0.75), {0: 1.0, 1: -1.0}, 100, "the seed"),
+        ((1.0, 0.99), {0: 1.0, 1: -1.0}, 0.5, "the magnitude of the seed"),
+    ],
+)
+def test_shares_have_the_sign_of_the_seed(browser, folder, weights, target, share, whole):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 2, bias=False)).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[1].weight.copy_(torch.tensor(weights)[:, None].expand(2, 2))
+    x = torch.rand(1, 3)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(epsilon=1e-9), example_inputs=x)
+    accounts = lrpfx.ledger(module, x, target)
+    opened(browser, lrpfx.report((module, x, target), folder / "shares.html"))
+    hints = browser.execute_script(
+        "return [...document.querySelectorAll('.graph .band')].map(band => {"
+        "band.dispatchEvent(new PointerEvent('pointerenter')); return document.querySelector('.hint').textContent })"
+    )
+    assert len(hints) == 3
+    for hint in hints:
+        told = float(re.search(r", (−?[\d.]+) % of ", hint)[1].replace("−", "-"))
+        assert told == share and hint.endswith(f" of {whole}")
+    assert (abs(accounts.seed) < 0.01 * accounts.seed_magnitude) == (whole != "the seed")
+    label = "[aria-label^='1, Linear']"
+    browser.execute_script(
+        "document.querySelector(arguments[0]).dispatchEvent(new MouseEvent('click', {bubbles: true}))", label
+    )
+    near = [each.text for each in all_of(browser, ".inspector .neighbours")]
+    assert len(near) == 2 and all(f"shares of {whole}" in text and f"({share} %)" in text for text in near)
+
+
+@needs_chromium
+def test_the_whole_of_a_tall_graph_fits(browser, folder):
+    x = torch.rand(1, 4)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(300))).eval()
+    for layer in model:
+        torch.nn.init.eye_(layer.weight)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    opened(browser, lrpfx.report((module, x, 0), folder / "tall.html"))
+    button(browser, "Unfold all").click()
+    button(browser, "Fit").click()
+    inside = (
+        "const c = document.querySelector('.graph').getBoundingClientRect();"
+        "return [...document.querySelectorAll('.graph [data-id]')].every(e => { const b = e.getBoundingClientRect();"
+        "return b.top >= c.top && b.bottom <= c.bottom && b.left >= c.left && b.right <= c.right && b.height > 0 })"
+    )
+    assert browser.execute_script(inside)
+    button(browser, "−").click()
+    assert browser.execute_script(inside)
+
+
+@needs_chromium
+def test_printing_keeps_the_order_and_the_filter_of_the_ledger(browser, two_composites):
+    opened(browser, two_composites[0])
+    button(browser, "Ledger").click()
+    all_of(browser, ".accounts thead button")[3].click()
+    one(browser, ".ledger input").send_keys("blocks.3.")
+    rows = one(browser, ".accounts tbody").text
+    for event in ("beforeprint", "afterprint"):
+        browser.execute_script("dispatchEvent(new Event(arguments[0]))", event)
+        assert (
+            one(browser, ".accounts tbody").text == rows and one(browser, ".ledger input").get_property("value") == "blocks.3."
+        )
+        assert len(all_of(browser, "[aria-sort=descending]")) == 1
+    button(browser, "palace").click()
+    assert one(browser, ".accounts tbody").text != rows
+
+
+@needs_chromium
+def test_each_tab_shows_what_it_names(browser, folder):
+    """Also where samples, composites and targets have equal names."""
+    found = of_equal_names()
+    data = document(found)
+    opened(browser, lrpfx.report(found, folder / "equal.html"))
+    for view in data["views"]:
+        sample = data["samples"][view["sample"]]["name"]
+        for row, text in (("Sample", sample), ("Composite", view["composite"]), ("Explained", view["target"]["name"])):
+            (tab,) = [each for each in all_of(browser, f'[aria-label="{row}"] [role=tab]') if each.text == text]
+            tab.click()
+        assert sorted(each.text for each in all_of(browser, ".choice [aria-selected=true]")) == sorted(
+            [sample, view["composite"], view["target"]["name"]]
+        )
+        assert one(browser, ".side h2").text == view["target"]["name"]
+        told = [float(text.replace("−", "-")) for text in re.findall(r"output ([−\d.e]+) ·", one(browser, ".side .note").text)]
+        assert told == [pytest.approx(view["target"]["score"], rel=1e-3)] and view["rules"] in one(browser, ".side").text
+        drawn = browser.execute_script("return document.querySelector('.graph [aria-label^=\"output, \"]').ariaLabel")
+        assert float(drawn.rpartition(" ")[2].replace("−", "-")) == pytest.approx(view["ledger"]["seed"], rel=1e-3)
+
+
+@needs_chromium
+def test_samples_of_different_composites(browser, folder):
+    """The tabs that are chosen are those of what is shown."""
+    model = torch.nn.Linear(4, 3)
+    composites = {"one": lrpfx.composites.EpsilonPlus(), "other": lrpfx.composites.EpsilonPlusFlat()}
+    found = {}
+    for name, composite in composites.items():
+        x = torch.rand(1, 4)
+        found[name] = (lrpfx.transform(model, composite, example_inputs=x), x, [0, 1] if name == "one" else [2, 1])
+    opened(browser, lrpfx.report(found, folder / "different.html"))
+    for sample, composite, target in (
+        ("inputs (2)", "other", "class 2"),
+        ("inputs", "one", "class 0"),
+        ("inputs (2)", "other", "class 2"),
+    ):
+        (tab,) = [each for each in all_of(browser, '[aria-label="Sample"] [role=tab]') if each.text == sample]
+        tab.click()
+        assert browser.switch_to.active_element.text == sample
+        assert [each.text for each in all_of(browser, ".choice [aria-selected=true]")] == [sample, composite, target]
+        assert one(browser, ".side h2").text == target and repr(composites[composite]) in one(browser, ".side").text
+        assert [each.text for each in all_of(browser, '[aria-label="Composite"] [role=tab]')] == [composite]
+
+
 @needs_chromium
 def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
     from pages.test_encoding import unpacked
@@ -191,6 +350,37 @@ def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
     opacity = one(browser, "input[type=range]")
     browser.execute_script("arguments[0].value = 20; arguments[0].dispatchEvent(new Event('input'))", opacity)
     assert frame.value_of_css_property("opacity") == "0.2"
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [(900, 300), (300, 900), (600, 1000), (400, 300)])
+def test_a_pointer_reads_rows_and_columns_of_the_input(browser, folder, size):
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 2)).eval()
+    x = torch.rand(1, 3, *size)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    expected = lrpfx.attribute(module, x, 1).relevance[0].sum(0)
+    opened(browser, lrpfx.report((module, x, 1), folder / "large.html"))
+    point = """
+        const [down, right] = arguments, edge = document.querySelector('.over').getBoundingClientRect();
+        const at = {clientX: edge.left + edge.width * right, clientY: edge.top + edge.height * down, bubbles: true};
+        document.querySelector('.photograph').dispatchEvent(new PointerEvent('pointermove', at));
+        return document.querySelector('.readout').textContent;
+    """
+    for down, right in ((0.001, 0.001), (0.5004, 0.7503), (0.999, 0.999)):
+        text = browser.execute_script(point, down, right)
+        assert text.startswith("Mean relevance" if max(size) > 448 else "Relevance of this pixel")
+        edges = []
+        for name, length, share in (("row", size[0], down), ("column", size[1], right)):
+            first, last = re.search(rf"{name}s? (\d+)(?: to (\d+))?", text).groups()
+            assert int(first) <= share * length <= int(last or first) + 1
+            area = int(share * min(length, 448))
+            edges += [area * length / min(length, 448), (area + 1) * length / min(length, 448)]
+            assert (int(first), int(last or first)) == (math.floor(edges[-2]), math.ceil(edges[-1]) - 1)
+        top, left = math.floor(edges[0]), math.floor(edges[2])
+        part = expected[top : math.ceil(edges[1]), left : math.ceil(edges[3])]
+        mean = mean_over(part.numpy(), edges[0] - top, edges[1] - top, edges[2] - left, edges[3] - left)
+        told = float(text.partition(": ")[2].partition(" ")[0].replace("−", "-"))
+        assert told == pytest.approx(mean, rel=6e-3, abs=float(expected.abs().max()) / 30_000)
 
 
 @needs_chromium
@@ -260,13 +450,16 @@ def test_dark_light_and_print(browser, two_composites):
 
 
 @needs_chromium
-def test_everything_that_acts_has_a_name(browser, two_composites):
+def test_everything_that_acts_and_each_table_has_a_name(browser, two_composites):
     opened(browser, two_composites[0])
+    all_of(browser, '[aria-label^="output, output"]')[0].click()
     for panel in ("Graph", "Ledger", "Compilation"):
         button(browser, panel).click()
         unnamed = browser.execute_script(
-            "return [...document.querySelectorAll('button, input, img, [role=button], [role=tab], [role=img], svg.graph')]"
-            ".filter(e => !(e.getAttribute('aria-label') || e.alt || e.innerText || e.textContent || e.closest('label')))"
+            "return [...document.querySelectorAll("
+            "'button, input, img, [role=button], [role=tab], [role=img], svg.graph, table')]"
+            ".filter(e => !(e.getAttribute('aria-label') || (e.caption ? e.caption.textContent : e.tagName != 'TABLE' &&"
+            " (e.alt || e.innerText || e.textContent || e.closest('label')))))"
             ".map(e => e.outerHTML)"
         )
         assert not unnamed, unnamed
@@ -363,6 +556,27 @@ def test_names_are_not_run(browser, folder):
     for panel in ("Ledger", "Compilation", "Graph"):
         button(browser, panel).click()
     assert not all_of(browser, "img[src=x]")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("module_name", "argument"), [("output", "x"), ("features", "features"), ("output", "output")])
+def test_ends_and_modules_of_one_name_are_several_boxes(browser, folder, module_name, argument):
+    explain_model, x = clashing(module_name, argument, lambda: torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2))))
+    opened(browser, lrpfx.report((explain_model, x, 0), folder / f"{module_name}{argument}.html"))
+    button(browser, "Fold all").click()
+    found = [label.split(", relevance ") for label in boxes(browser)]
+    assert sorted(label for label, _ in found) == sorted(
+        [
+            f"{argument}, input, rule input",
+            "output, output, rule output",
+            f"{module_name}, module of 2 nodes, folded",
+            *("relu, Activation, rule Pass", "add, Sum, rule Norm", "head, Linear, rule Epsilon"),
+        ]
+    )
+    seed = lrpfx.ledger(explain_model, x, 0).seed
+    (told,) = [float(value.replace("−", "-")) for label, value in found if label.startswith("output, output")]
+    assert told == pytest.approx(seed, rel=1e-3)
+    assert len(all_of(browser, ".band .line")) - len(all_of(browser, ".legend .line")) == 6
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")

@@ -42,6 +42,88 @@ def test_a_value_used_twice_by_one_node_has_two_edges():
     assert graph.number_of_edges("relu", "cat") == 2
 
 
+def clashing(module_name, argument, layer):
+    """A transformed model with a module and an argument of these names."""
+
+    class Clashing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module(module_name, layer())
+            self.head = nn.Linear(4, 3)
+
+    class OfX(Clashing):
+        def forward(self, x):
+            return self.head(getattr(self, module_name)(x).relu() + x)
+
+    class OfFeatures(Clashing):
+        def forward(self, features):
+            return self.head(getattr(self, module_name)(features).relu() + features)
+
+    class OfOutput(Clashing):
+        def forward(self, output):
+            return self.head(getattr(self, module_name)(output).relu() + output)
+
+    model = {"x": OfX, "features": OfFeatures, "output": OfOutput}[argument]()
+    x = torch.rand(1, 4)
+    return lrpfx.transform(model.eval(), EpsilonPlus(), example_inputs=x), x
+
+
+@pytest.mark.parametrize(
+    ("module_name", "argument", "inputs", "end"),
+    [
+        ("output", "x", "x", "output (output)"),
+        ("features", "features", "features (input)", "output"),
+        ("features", "output", "output", "output (output)"),
+        ("output", "output", "output (input)", "output (output)"),
+    ],
+)
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(4, 4), lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))])
+def test_ends_are_told_apart_from_modules_of_their_name(module_name, argument, inputs, end, layer):
+    explain_model, x = clashing(module_name, argument, layer)
+    graph, accounts = lrpfx.to_networkx(explain_model), lrpfx.ledger(explain_model, x, 0)
+    assert nx.is_directed_acyclic_graph(graph) and len(graph) == len(lrpfx.node_names(explain_model)) + 1
+    assert [name for name in graph if graph.in_degree(name) == 0] == [inputs]
+    assert [name for name in graph if graph.out_degree(name) == 0] == [end]
+    assert (graph.nodes[inputs]["name"], graph.nodes[inputs]["kind"]) == (argument, "input")
+    assert (graph.nodes[end]["name"], graph.nodes[end]["kind"]) == ("output", "output")
+    assert set(accounts.flows) == set(graph.edges())
+    arrived = {name: sum(flow for (source, _), flow in accounts.flows.items() if source == name) for name in graph}
+    assert arrived.pop(end) == 0 and arrived.pop(inputs) == pytest.approx(accounts.inputs[argument], abs=1e-6)
+    assert arrived == pytest.approx({entry.name: entry.relevance_in for entry in accounts}, abs=1e-6)
+    assert accounts.inputs == pytest.approx({argument: float(lrpfx.attribute(explain_model, x, 0).relevance.sum())}, abs=1e-6)
+    for depth in (None, 1):
+        source = lrpfx.draw(explain_model, depth=depth, ledger=accounts).source
+        pairs = re.findall(r'^\t*"?(node_[^"]*?)"? -> "?(node_[^"]*?)"? \[', source, re.MULTILINE)
+        assert len(set(pairs)) == len(pairs) and not any(one == other for one, other in pairs)
+
+
+def test_an_embedding_and_an_input_of_its_name_have_accounts_of_their_own():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.out = nn.Embedding(5, 4), nn.Linear(4, 3)
+
+        def forward(self, ids, words):
+            return self.out((self.words(ids) + words).mean(1))
+
+    inputs = {"ids": torch.tensor([[1, 2]]), "words": torch.rand(1, 2, 4)}
+    explain_model = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=inputs)
+    accounts, relevance = lrpfx.ledger(explain_model, inputs, 0), lrpfx.attribute(explain_model, inputs, 0).relevance
+    assert accounts.inputs == pytest.approx(
+        {"words": float(relevance["ids"].sum()), "words (input)": float(relevance["words"].sum())}, abs=1e-6
+    )
+    assert accounts.flows["words (input)", "add"] == pytest.approx(float(relevance["words"].sum()), abs=1e-6)
+    assert abs(accounts.balance) < 1e-6
+
+
+def test_names_with_colons_have_nodes_of_their_own():
+    model = nn.Sequential()
+    for name in ("a:b", "a_b", "a%3Ab"):
+        model.add_module(name, nn.Linear(3, 3))
+    source = lrpfx.draw(lrpfx.transform(model.eval(), EpsilonPlus())).source
+    assert len(set(re.findall(r'"?(node_a[^" ]*)"? \[', source))) == 3
+
+
 def test_every_node_is_coloured_by_its_rule(explain_model):
     picture = lrpfx.draw(explain_model)
     assert isinstance(picture, graphviz.Digraph)
