@@ -16,7 +16,8 @@ def fingerprint_of_module(module: ExplainModule) -> str:
 
     What is derived from these, such as merged weights, is left out: it is rounded differently on other machines.
     """
-    graphs = [module.graph, module.unfused_graph, module.fold_graph]
+    unfused = None if module.unfused_graph is module.graph else module.unfused_graph
+    graphs = [module.graph, unfused, module.fold_graph]
     parts = [(name, _parts_of(one)) for name, one in module.named_modules(remove_duplicate=False)]
     facts = [module.composite, str(module), module.guards, graphs, [part for part in parts if part[1] is not None]]
     total = hashlib.sha256(json.dumps(described(facts)).encode())
