@@ -368,9 +368,14 @@ class _Tracer(fx.Tracer):
             else:
                 positional.append(value)
         if not self.graph.nodes:
+            gathers = any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(self.root.forward).parameters.values())
             raise CaptureError(
                 f"the forward of {type(self.root).__name__} has no argument that could be an input. "
-                "Arguments with a default are fixed at it unless example_inputs passes them."
+                + (
+                    "Those that it gathers have no names: wrap the model in a module whose forward names them."
+                    if gathers
+                    else "Arguments with a default are fixed at it unless example_inputs passes them."
+                )
             )
 
         def run(*args: Any) -> Any:

@@ -74,7 +74,8 @@ class _Description:
         if not isinstance(value, _NAMED) and isinstance(getattr(value, "__dict__", None), dict):
             methods = [one for base in type(value).__mro__ if not is_released(base) for one in _functions_of(base)]
             found = {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}
-            return found if type(value).__repr__ is object.__repr__ else {**found, "text": _text(value)}
+            has_text = any("__repr__" in vars(base) for base in type(value).__mro__ if base is not object)
+            return {**found, "text": _text(value)} if has_text else found
         return {"type": type(value).__qualname__, "text": _text(value)}
 
     def _of_function(self, value: types.FunctionType) -> Any:
