@@ -57,7 +57,7 @@ test: $(VENV)/linked
 
 # The tests of data sets on Ray, which share one local cluster: under two minutes.
 test-ray: $(VENV)/linked
-	$(BIN)/python -m pytest -m "ray and not slow" --durations 10 $(TESTS)
+	$(BIN)/python -m pytest -m "ray and not slow" --durations 10 tests/datasets
 
 # The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
 test-torch:
