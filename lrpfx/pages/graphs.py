@@ -3,6 +3,7 @@
 import inspect
 import linecache
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _MEANINGS = {
     NEUTRAL: "It moves values, or chooses among them, so it needs no rule: its gradient is its relevance.",
     GRADIENT: "It has no rule, which was allowed: it passes on its plain gradient, and nothing accounts for the change.",
 }
+_FORMULA = re.compile(r"R('|_\w)* = ")
 _LONGEST = 400  # characters of a text that a library wrote
 
 
@@ -91,9 +93,11 @@ def _formulas(module: ExplainModule) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _formula_of(rule: type) -> str:
-    """The first paragraph of a rule's own docstring."""
+    """The first paragraph of a rule's own docstring, and the one with its formula."""
     text = inspect.cleandoc(rule.__doc__) if isinstance(rule.__doc__, str) else ""
-    return _shortened(" ".join(text.partition("\n\n")[0].split()))
+    first, *others = (" ".join(one.split()) for one in text.split("\n\n"))
+    formula = next((one for one in (first, *others) if _FORMULA.search(one)), first)
+    return _shortened(first if formula == first else f"{first} {formula}")
 
 
 def _shortened(text: str) -> str:

@@ -17,11 +17,12 @@ from reports.test_drawing import clashing
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.pages.questions import NO_MODEL, numbered
 from lrpfx.pages.report import document, page, report
 from lrpfx.reports.ledger import PARTS
+from lrpfx.rules import AlphaBeta, Epsilon, Gamma
 
 
 @pytest.fixture
@@ -548,3 +549,13 @@ def test_a_large_graph_is_small_data():
     module = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=x)
     data = document((module, x, 0))
     assert len(data["graphs"][0]["nodes"]) == 322 and len(page(data)) < 1e6
+
+
+@pytest.mark.parametrize(
+    ("rule", "formula"), [(Gamma(0.25), "R' = x⁺ (Pᵀ s₊"), (AlphaBeta(2.0, 1.0), "R' = alpha ("), (Epsilon(1e-6), "R' = x Wᵀ")]
+)
+def test_a_node_shows_the_formula_of_its_rule(rule, formula, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 3, bias=False)).eval()
+    explain_model = lrpfx.transform(model, LayerMapComposite([(nn.Linear, rule)]))
+    path = lrpfx.report((explain_model, torch.rand(1, 4), [0]), tmp_path / "page.html")
+    assert formula in path.read_text(encoding="utf-8")
