@@ -6,7 +6,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
@@ -194,7 +194,7 @@ def _check_module(model: Model) -> None:
     for path, module in model.named_modules():
         if isinstance(module, ExplainModule):
             raise InputTypeError(f"the submodule {path!r} is an explainable module already; put the source model in its place")
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+        if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise InputError(
                 f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "
                 "call the model once on an input first"
