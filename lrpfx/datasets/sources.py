@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from lrpfx.datasets.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
 from lrpfx.datasets.samples import is_indexed
-from lrpfx.datasets.store import Done
+from lrpfx.datasets.store import Done, samples_in
 from lrpfx.errors import InputError, InputTypeError, first_lines
 from lrpfx.explanation.photographs import image_files
 
@@ -40,7 +40,7 @@ class Plan:
 
     def size_of(self, block: int) -> int:
         """The samples that a block has, at most as far as is known."""
-        return self.block if self.samples is None else max(0, min(self.block, self.samples - block * self.block))
+        return samples_in(block, self.block, self.samples)
 
     def pending(self, length: int) -> list[int]:
         """The blocks that are not done."""
@@ -141,7 +141,7 @@ class _Parts(Dataset[Batch]):
     def __len__(self) -> int:
         if not self.blocks:
             return 0
-        last = min(self.plan.block, self.source.length - self.blocks[-1] * self.plan.block)
+        last = samples_in(self.blocks[-1], self.plan.block, self.source.length)
         return (len(self.blocks) - 1) * self.of_block + -(-last // self.plan.batch_size)
 
     def __getitem__(self, place: int) -> Batch:

@@ -66,6 +66,11 @@ class Manifest:
         return self.block if self.samples is None else self.samples
 
 
+def samples_in(block: int, size: int, samples: int | None) -> int:
+    """How many of so many samples a block has, `size` if it is full. At most `size`, if the number of all is not known."""
+    return size if samples is None else max(0, min(size, samples - block * size))
+
+
 def _is_count(value: Any, least: int) -> TypeGuard[int]:
     return type(value) is int and least <= value <= _MOST_SAMPLES
 
@@ -165,9 +170,7 @@ class BlockWriter:
 
     def empty(self, block: int) -> dict[str, Array]:
         """Rows for the samples of a block, without a value yet; those of texts may be added."""
-        rows = self.manifest.block
-        if self.manifest.samples is not None:
-            rows = min(rows, self.manifest.samples - block * rows)
+        rows = samples_in(block, self.manifest.block, self.manifest.samples)
         made = {}
         for one in self.manifest.layouts:
             if one.dimensions[0] == SAMPLE and not one.name.startswith(SCALE) and one.name not in TEXT_BYTES:
@@ -297,12 +300,12 @@ def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, look
     last = max(blocks, default=-1)
     counts = [manifest.block if block in blocks else 0 for block in range(last + 1)]
     if blocks:
-        first = last * manifest.block
         if manifest.samples is None:  # the last block of a stream may be shorter
+            first = last * manifest.block
             status = _of_chunk(place, arrays, STATUS, last, slice(first, first + manifest.block))
             counts[last] = int((status != MISSING).sum())
         else:
-            counts[last] = min(manifest.block, manifest.samples - first)
+            counts[last] = samples_in(last, manifest.block, manifest.samples)
     return Done(
         counts,
         lambda block: int(_of_chunk(place, arrays, DONE, block, block)),

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lrpfx.pictures.maps import resized
+
 Array = NDArray[Any]
 Figure = float | str
 Packed = dict[str, Any]
@@ -51,19 +53,10 @@ def packed(values: Array, scale: float | None = None, bits: int = 16) -> Packed:
 def reduced(values: Array, most: int) -> Array:
     """A map (height, width) with at most `most` pixels along each side, which are means over areas of equal size.
 
-    An area takes a pixel at its border by the share that lies in it, so a map of equal values stays one. The values are finite.
+    The values are finite.
     """
-    rows, columns = (_means(length, most) for length in values.shape)
-    return np.asarray(rows @ np.asarray(values, dtype=np.float64) @ columns.T)
-
-
-def _means(length: int, most: int) -> Array:
-    """The matrix that averages `length` values over `most` intervals of equal length; the identity if there are fewer."""
-    count = min(length, most)
-    edges = np.linspace(0.0, length, count + 1)
-    places = np.arange(length)
-    inside = np.minimum(edges[1:, None], places + 1) - np.maximum(edges[:-1, None], places)
-    return np.asarray(inside.clip(0.0) * (count / max(1, length)))
+    height, width = (min(length, most) for length in values.shape)
+    return resized(np.asarray(values, dtype=np.float64), (width, height))
 
 
 def photograph_address(photograph: Image.Image) -> str:

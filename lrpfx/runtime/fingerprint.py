@@ -34,7 +34,7 @@ def _parts_of(module: nn.Module) -> Any:
     """What a module of the graph computes."""
     if isinstance(module, RuleModule):
         operation = module.ruled.operation
-        return module.rule, vars(module.rule), operation.function, operation.args, operation.kwargs
+        return module.rule, operation.function, operation.args, operation.kwargs
     if isinstance(module, Recomputed):
         return restore_graph(module.records)
     return (module.modify, module.parameter) if isinstance(module, ParameterModifier) else None
