@@ -1,6 +1,5 @@
 """What the relevance in a store is of: its targets, its conditions, and the class of each sample."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from lrpfx.datasets.explaining import CONDITION, PREDICTED, PREDICTION, REACHED, TARGET, TRUE
@@ -8,6 +7,7 @@ from lrpfx.datasets.layout import Array
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
 from lrpfx.support.descriptions import text_of
+from lrpfx.support.numbered_names import numbered
 
 
 def checked_view(value: Any, what: str) -> Attributions:
@@ -35,14 +35,7 @@ def _names(view: Attributions, setting: str, dimension: str) -> list[str]:
     several = view.manifest["settings"].get(setting)
     if not isinstance(several, list) or len(several) != length:
         raise ArtefactError(f"{view.path} has {length} {setting}, and its manifest does not say which")
-    return list(_numbered(map(text_of, several)))
-
-
-def _numbered(names: Iterable[str]) -> Iterable[str]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-        yield name if counts[name] == 1 else f"{name} ({counts[name]})"
+    return numbered([text_of(one) for one in several])
 
 
 def sole_target(view: Attributions, purpose: str) -> Any:

@@ -340,6 +340,7 @@ class _Run:
                 advance(step.samples)
                 if callable(progress):
                     progress(done, total)
+        self.place.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
         counts = done_of(self.place, writer.manifest, BlockWriter(self.place, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
             raise ArtefactError(f"{self.place} does not have all blocks that were explained: run again to go on")

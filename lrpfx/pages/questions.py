@@ -20,6 +20,7 @@ from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.pictures import scale_of, smoothed
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.support.numbered_names import numbered
 from lrpfx.text.pictures import visible
 
 NO_MODEL = (
@@ -181,19 +182,6 @@ class Questions:
             sample = self._sample(key, {"kind": "values", "name": name})
             data["inputs"] = [_entries(*value) for value in values]
         self.views.append(View(composite, sample, str(asked.module.composite), data, asked))
-
-
-def numbered(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind each that an earlier one has: "crane", "crane (2)"."""
-    found: list[str] = []
-    taken = set(names)
-    for name in names:
-        shown, number = name, 1
-        while shown in found or (number > 1 and shown in taken):
-            number += 1
-            shown = f"{name} ({number})"
-        found.append(shown)
-    return found
 
 
 def _digest(content: bytes) -> bytes:

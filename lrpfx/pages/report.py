@@ -18,10 +18,11 @@ from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
 from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import NO_MODEL, Questions, numbered
+from lrpfx.pages.questions import NO_MODEL, Questions
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
+from lrpfx.support.numbered_names import numbered
 from lrpfx.version import __version__
 
 SUFFIXES = (".html", ".htm")

@@ -8,6 +8,7 @@ from data_sets import LAYERS, Noise, Objects, Stream, small_explain_model, tree
 
 import lrpfx
 import lrpfx.datasets
+from lrpfx.datasets.engines import EmbeddedEngine
 from lrpfx.datasets.places import place_of
 
 COUNT = 100
@@ -109,6 +110,22 @@ def test_partial_files_of_others_are_kept(explain_model, tmp_path):
     left.write_bytes(b"half")
     assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
     assert (path / "notes.partial").exists() and not left.exists()
+
+
+class Losing(EmbeddedEngine):
+    """An engine one of whose processes is killed while it writes. Others do its work."""
+
+    def steps(self, work):
+        for step in super().steps(work):
+            (work.writer.place.path / "label" / f"0.{'0123456789abcdef' * 2}.partial").write_bytes(b"half")
+            yield step
+
+
+@pytest.mark.parametrize("data", [Noise(COUNT), Stream(Noise(COUNT))])
+def test_what_killed_processes_left_is_removed_at_the_end(data, explain_model, tmp_path):
+    lrpfx.datasets.attribute(explain_model, data, tmp_path / "whole", **SETTINGS)
+    lrpfx.datasets.attribute(explain_model, data, tmp_path / "store", engine=Losing(), **SETTINGS)
+    assert tree(tmp_path / "store") == tree(tmp_path / "whole")
 
 
 class Failing(Objects):

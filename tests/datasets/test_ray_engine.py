@@ -117,18 +117,32 @@ def actors(kind="MapWorker"):
     return subprocess.run(["pgrep", "-f", f"ray::{kind}"], capture_output=True, text=True).stdout.split()
 
 
+def kill_in_the_midst_of_writing(folder, stopped):
+    """Kill the processes that explain at a moment when one of them has a file half written. Returns whether there was one."""
+    while not stopped.wait(0.002):
+        numbers = [int(one) for one in actors("MapWorker\\(MapBatches\\(_Explainer")]
+        for number in numbers:
+            os.kill(number, signal.SIGSTOP)
+        is_writing = any(folder.rglob("*.partial"))
+        for number in numbers:
+            os.kill(number, signal.SIGKILL if is_writing else signal.SIGCONT)
+        if is_writing and numbers:
+            return True
+    return False
+
+
 @pytest.mark.ray
 def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path):
-    """Of those that explain, and of those that load."""
+    """Of those that explain, and of those that load. What they left half written does not stay."""
     data, path = Noise(3 * COUNT), tmp_path / "ray"
     expected = embedded(explain_model, data, tmp_path / "one")
-    stopped, killed, chance = threading.Event(), [], random.Random(0)
+    stopped, killed = threading.Event(), []
 
     def kill():
-        while not stopped.wait(chance.uniform(0.1, 0.3)) and len(killed) < 2:
-            if (found := actors()) and there(path):
-                os.kill(int(chance.choice(found)), signal.SIGKILL)
-                killed.append(1)
+        while not stopped.wait(0.05) and not there(path):
+            pass
+        os.kill(int(random.Random(0).choice(actors())), signal.SIGKILL)
+        killed.append(kill_in_the_midst_of_writing(path, stopped))
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -137,7 +151,7 @@ def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path
     finally:
         stopped.set()
         thread.join()
-    assert killed and found.is_complete
+    assert killed == [True] and found.is_complete
     assert tree(path) == tree(expected.path)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.pages.questions import NO_MODEL, numbered
+from lrpfx.pages.questions import NO_MODEL
 from lrpfx.pages.report import document, page, report
 from lrpfx.reports.ledger import PARTS
 from lrpfx.rules import AlphaBeta, Epsilon, Gamma
@@ -345,18 +345,6 @@ def test_crops_and_mirrors_are_told(tmp_path):
     explanation = lrpfx.explain(model, photograph, preprocess=mirrored, composite=EpsilonPlus())
     (view,) = document(explanation)["views"]
     assert view["map"]["box"] == pytest.approx([4, 2, 12, 10], abs=0.02) and view["map"]["mirrored"] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["crane", "ox", "crane"], ["crane", "ox", "crane (2)"]),
-        (["crane", "crane (2)", "crane", "crane"], ["crane", "crane (2)", "crane (3)", "crane (4)"]),
-        ([], []),
-    ],
-)
-def test_equal_names_are_numbered(names, expected):
-    assert numbered(names) == expected
 
 
 def of_equal_names():
