@@ -11,10 +11,11 @@ from torch import fx
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.layouts import channel_dimension
 from lrpfx.explanation.running import as_array, check_same
-from lrpfx.ir.node import Role, bottlenecks, data_calls, node_info
+from lrpfx.ir.node import data_calls, node_info
 from lrpfx.pages.encoding import Array, Packed, figure, packed, reduced
 from lrpfx.pages.graphs import GraphData
 from lrpfx.pages.questions import Asked, View
+from lrpfx.pages.word_paths import layers_of_words, steps_of_words
 from lrpfx.reports.ledger import PARTS, Ledger, ledger, objection
 
 THUMBNAIL = 28  # pixels of each side, at most
@@ -30,20 +31,19 @@ def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
         check_same(np.array(found.seed), np.array(view.score))
     places = {name: place for place, name in enumerate(graph.names)}
     pictures: dict[str, Packed] = {}
-    path: list[dict[str, Any]] = []
-    steps = set(_layers_of_words(asked))
+    of_tokens: dict[str, Array] = {}
+    steps = () if view.tokens is None else layers_of_words(asked.module.unfused_graph)
     for name, relevance in _recorded(asked):
         picture = _picture(relevance)
         if picture is not None and name in places:
             pictures[str(places[name])] = picture
-        if name in steps and view.tokens is not None and relevance.shape[0] == view.tokens and name in places:
-            by_word = np.array([relevance[list(group)].sum() for group in view.groups])
-            path.append({"node": places[name], "words": packed(by_word)})
+        if name in steps and name in places and relevance.shape == (view.tokens,):
+            of_tokens[name] = relevance
     return {
         "ledger": _ledger_data(found, graph, places),
         "flows": [figure(found.flows.get((graph.names[source], graph.names[target]), 0.0)) for source, target in graph.edges],
         "pictures": pictures,
-        "path": path,
+        "path": [{"node": places[name], **step} for name, step in steps_of_words(asked, view.groups, of_tokens)],
         "objection": objection(found) or "",
     }
 
@@ -127,9 +127,3 @@ def _picture(relevance: Array) -> Packed | None:
     whole = np.atleast_2d(relevance)
     small = reduced(whole, THUMBNAIL)
     return {**packed(small, float(np.percentile(np.abs(small), 99)) or None, bits=8), "of": list(whole.shape)}
-
-
-def _layers_of_words(asked: Asked) -> Sequence[str]:
-    """The layers with a rule that all relevance flows through, in the order of execution."""
-    found = [node for node in bottlenecks(asked.module.unfused_graph) if node_info(node).role is Role.DATA]
-    return [node_info(node).name for node in found if not node_info(node).neutral]

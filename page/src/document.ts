@@ -110,7 +110,8 @@ export interface View {
   ledger?: LedgerData;
   flows?: Figure[];
   pictures?: Record<string, Thumbnail>;
-  path?: { node: number; words: Packed }[];
+  /** In the order of execution: the relevance at the place of each word; how much of it flows to each word, in columns. */
+  path?: { node: number; words: Packed; through?: Packed }[];
   objection?: string;
 }
 

@@ -120,7 +120,11 @@ function text(words: Word[], view: View, colors: Colors, names: readonly string[
   const counted = scores.filter((_, place) => !words[place]?.special).map(Math.abs);
   const largest = Math.max(0, ...(counted.length ? counted : scores.map(Math.abs)).filter(Number.isFinite)) || 1;
   const path = h("div", { class: "path" });
-  const steps = (view.path ?? []).map((step) => ({ node: step.node, words: unpacked(step.words) }));
+  const steps = (view.path ?? []).map((step) => ({
+    name: names[step.node] ?? "",
+    words: unpacked(step.words),
+    through: step.through ? unpacked(step.through) : null,
+  }));
   const buttons = words.map((word, place) => {
     const score = scores[place] ?? 0;
     const button = h(
@@ -153,9 +157,11 @@ function text(words: Word[], view: View, colors: Colors, names: readonly string[
       h(
         "p",
         { class: "note" },
-        `Relevance that stands at the place of “${words[place]?.text ?? ""}”, from the last layer to the first.`,
+        `The relevance of “${words[place]?.text ?? ""}”, ${shown(scores[place] ?? 0, 0, 3)}, on its way from the last layer ` +
+          "to the first: the places that it flows through, and how much of it flows through the word's own place. " +
+          "Beside it, all relevance there is at each place, for all words.",
       ),
-      grid(steps, place, words.length, colors, names),
+      grid(steps, place, words, colors),
     ];
   }
   const strongest = counted.length
@@ -188,54 +194,52 @@ function text(words: Word[], view: View, colors: Colors, names: readonly string[
   );
 }
 
-/** Rows are layers, columns words; beside each row stands the relevance of the chosen word. */
-function grid(
-  steps: { node: number; words: Float64Array }[],
-  chosen: number,
-  words: number,
-  colors: Colors,
-  names: readonly string[],
-): HTMLElement {
-  const rows = [...steps].reverse();
-  const largest = Math.max(...rows.map((row) => Math.abs(row.words[chosen] ?? 0)), 1e-300);
+interface Step {
+  name: string;
+  /** The relevance at the place of each word. */
+  words: Float64Array;
+  /** The relevance of each word that flows through the place of each; null where that is not known. */
+  through: Float64Array | null;
+}
+
+/** Rows are layers. */
+function grid(steps: Step[], chosen: number, words: Word[], colors: Colors): HTMLElement {
+  const heading = (text: string) => h("th", { scope: "col" }, text);
   return h(
     "table",
     { class: "grid", "aria-label": "Path through the layers" },
-    h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        h("th", { scope: "col" }, "layer"),
-        h("th", { scope: "col" }, "all words"),
-        h("th", { scope: "col", colspan: 2 }, "this word"),
-      ),
-    ),
+    h("thead", {}, h("tr", {}, ...["layer", "flows through", "at its place", "all there is"].map(heading))),
     h(
       "tbody",
       {},
-      ...rows.map((row) => {
-        const strip = h("div", { class: "strip", "aria-hidden": "true" });
-        const most = Math.max(...[...row.words].filter(Number.isFinite).map(Math.abs), 1e-300);
-        for (let place = 0; place < words; place++) {
-          const cell = h("i", { class: place === chosen ? "chosen" : null });
-          strip.append(styled(cell, { background: colors.behind((row.words[place] ?? 0) / most).background }));
-        }
-        const value = row.words[chosen] ?? 0;
-        const bar = h("i", { class: value < 0 ? "negative" : "positive" });
-        const name = names[row.node] ?? "";
+      ...[...steps].reverse().map(({ name, words: all, through }) => {
+        const flows = through && all.map((_, place) => through[place * words.length + chosen] ?? 0);
         return h(
           "tr",
           {},
-          h("th", { scope: "row", title: name }, cut(name.split(".").slice(-4).join("."), 25)),
-          h("td", {}, strip),
-          h("td", { class: "number" }, shown(value, 0, 3)),
-          h("td", { class: "bar" }, styled(bar, { width: `${((100 * Math.abs(value)) / largest).toFixed(1)}%` })),
+          h("th", { scope: "row", title: name }, cut(name.split(".").slice(-4).join("."), 18)),
+          h("td", {}, flows ? strip(flows, chosen, words, colors) : "not followed"),
+          h("td", { class: "number" }, flows ? shown(flows[chosen] ?? 0, 0, 3) : ""),
+          h("td", {}, strip(all, chosen, words, colors)),
         );
       }),
     ),
   );
+}
+
+const NAMED = 3; // places that the description of a strip names
+
+/** A cell for each place, in the colours of the values' shares of the largest. */
+function strip(values: Float64Array, chosen: number, words: Word[], colors: Colors): HTMLElement {
+  const described = (place: number) => `${words[place]?.text ?? ""} ${shown(values[place] ?? 0, 0, 3)}`;
+  const largest = [...values.keys()].sort((one, other) => Math.abs(values[other] ?? 0) - Math.abs(values[one] ?? 0));
+  const most = Math.max(...[...values].filter(Number.isFinite).map(Math.abs), 1e-300);
+  const cells = [...values].map((value, place) => {
+    const cell = h("i", { class: place === chosen ? "chosen" : null, title: described(place) });
+    return styled(cell, { background: colors.behind(value / most).background });
+  });
+  const label = `the most at ${largest.slice(0, NAMED).map(described).join(", ")}`;
+  return h("div", { class: "strip", role: "img", "aria-label": label }, ...cells);
 }
 
 // --- other inputs --------------------------------------------------------------------------------------------------------------

@@ -376,7 +376,8 @@ def test_a_pickled_explanation_has_no_graph(tmp_path):
 
 
 def test_a_text_has_the_path_of_its_words():
-    model = classifier()
+    """What flows through a place is what arrives at the words when relevance starts in that layer, at that place alone."""
+    model = classifier().double()
     explainer = lrpfx.Explainer(model, tokenizer=Tokenizer(), composite=AttnLRP())
     found = explainer("the film was good", targets=["dull", "great"])
     data = document(found)
@@ -384,15 +385,41 @@ def test_a_text_has_the_path_of_its_words():
     names = [node["name"] for node in data["graphs"][0]["nodes"]]
     inputs = found.source.inputs
     for place, view in enumerate(data["views"]):
-        assert view["words"] == pytest.approx(found.picture.scores[place].tolist(), rel=1e-6)
-        steps = {names[step["node"]]: unpacked(step["words"]) for step in view["path"]}
-        assert len(steps) >= 4
-        recorded = lrpfx.attribute(explainer.explain_model, inputs, place, record=list(steps)).layers
-        for name, values in steps.items():
-            expected = recorded[name][0].sum(-1).numpy()
-            np.testing.assert_allclose(values, expected, atol=0.51 * np.abs(expected).max() / 32767)
+        scores = found.picture.scores[place]
+        assert view["words"] == pytest.approx(scores.tolist(), rel=1e-6)
+        steps = [names[step["node"]] for step in view["path"]]
+        assert steps == [
+            "bert.embeddings.add",
+            "bert.embeddings.LayerNorm",
+            "bert.encoder.layer.0.attention.output.LayerNorm",
+            "bert.encoder.layer.0.output.LayerNorm",
+        ]
+        explain_model = explainer.explain_model
+        layers = lrpfx.attribute(explain_model, inputs, place, record=steps).layers
+        for name, step in zip(steps, view["path"], strict=True):
+            assert_packed(step["words"], layers[name][0].sum(-1))
+            alone = [layers[name] * (torch.arange(6) == word)[:, None] for word in range(6)]
+            expected = lrpfx.attribute(explain_model, inputs, targets=alone, start=name).relevance["input_ids"].sum(-1)
+            assert_packed(step["through"], expected[:, 0])
+            np.testing.assert_allclose(expected[:, 0].sum(0), scores, rtol=1e-9)
+    assert view["path"][-1]["through"]["scale"] > 0
     again = document(pickle.loads(pickle.dumps(found)))
     assert [view["graph"] for view in again["views"]] == [None, None] and again["samples"] == data["samples"]
+
+
+def assert_packed(found, expected):
+    np.testing.assert_allclose(
+        unpacked(found).reshape(found["shape"]), expected, atol=0.51 * float(expected.abs().max()) / 32767
+    )
+
+
+@pytest.mark.parametrize(("passes", "traced"), [(5, []), (6, [3]), (13, [0, 3]), (23, [0, 2, 3]), (24, [0, 1, 2, 3])])
+def test_paths_of_long_texts_are_followed_in_some_layers(passes, traced, monkeypatch):
+    monkeypatch.setattr("lrpfx.pages.word_paths.MOST_PASSES", passes)
+    explainer = lrpfx.Explainer(classifier(), tokenizer=Tokenizer(), composite=AttnLRP())
+    (view,) = document(explainer("the film was good", "great"))["views"]
+    assert len(view["path"]) == 4
+    assert [place for place, step in enumerate(view["path"]) if "through" in step] == traced
 
 
 def test_several_inputs_are_listed_by_their_largest_entries():

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 
+import numpy as np
 import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
@@ -507,9 +508,16 @@ def test_the_path_of_a_word(browser, folder):
     place = words.index("rains")
     all_of(browser, ".word")[place].click()
     assert one(browser, '.word[aria-pressed="true"]').text == "rains"
-    steps = [unpacked(step["words"])[place] for step in data["views"][0]["path"]][::-1]
+    path = data["views"][0]["path"][::-1]
+    flows = [unpacked(step["through"]).reshape(step["through"]["shape"])[:, place] for step in path]
     shown = [each.text.replace("−", "-") for each in all_of(browser, ".grid td.number")]
-    assert [float(text) for text in shown] == pytest.approx(steps, rel=6e-3, abs=1e-6)
+    assert [float(text) for text in shown] == pytest.approx([each[place] for each in flows], rel=6e-3, abs=1e-6)
+    strips = all_of(browser, ".grid .strip")
+    assert len(strips) == 2 * len(path)
+    for strip, values in zip(strips[::2], flows, strict=True):
+        label = strip.get_attribute("aria-label")
+        assert label.startswith(f"the most at {words[np.argmax(np.abs(values))]} ")
+        assert len(strip.find_elements("css selector", "i")) == len(words)
 
 
 @needs_chromium
