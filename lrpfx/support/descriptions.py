@@ -70,7 +70,8 @@ class _Description:
         if isinstance(value, fx.Graph):
             return {"graph": [self.of([one.op, one.name, _target(one), one.args, one.kwargs]) for one in value.nodes]}
         if isinstance(value, fx.GraphModule):
-            return {"type": type(value).__qualname__, "attributes": self.of([value.graph, value.state_dict()])}
+            parts = [value.graph, value._parameters, value._buffers, value._modules]
+            return {"type": type(value).__qualname__, "attributes": self.of(parts)}
         if not isinstance(value, _NAMED) and isinstance(getattr(value, "__dict__", None), dict):
             methods = [one for base in type(value).__mro__ if not is_released(base) for one in _functions_of(base)]
             found = {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}

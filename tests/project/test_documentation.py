@@ -1,12 +1,15 @@
 """The code in README and docs runs and prints what stands there; links and pictures exist."""
 
 import re
+import shlex
 
 import pytest
 import torch
+import typer
 from helpers import ROOT
 from tools.documentation import DOCUMENTS, run
 
+from lrpfx.command_line.application import app
 from lrpfx.deploy.backends import BACKENDS
 
 
@@ -35,3 +38,16 @@ def test_links_and_pictures_exist(path):
 
 def test_patents_are_spoken_of():
     assert "may be covered by patents" in (ROOT / "README.md").read_text()
+
+
+def commands():
+    """The commands in the documents: lines after a "$", and what stands between backquotes."""
+    for path in DOCUMENTS:
+        for found in re.findall(r"^\$ (lrpfx .+)|`(lrpfx [a-z]+ [^`]+)`", path.read_text(), re.MULTILINE):
+            yield pytest.param("".join(found), id=f"{path.name}: {''.join(found)}")
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_commands_have_these_arguments(command):
+    _, name, *arguments = shlex.split(command, comments=True)
+    typer.main.get_command(app).commands[name].make_context(name, arguments)

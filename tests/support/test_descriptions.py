@@ -53,6 +53,13 @@ def scaled(value, output):
     return output * value
 
 
+def traced(value, slope=0.1):
+    """A graph with a buffer that is not saved, and a child with a setting."""
+    found = torch.fx.symbolic_trace(nn.Sequential(nn.LeakyReLU(slope)))
+    found.register_buffer("factor", torch.full((1,), value), persistent=False)
+    return found
+
+
 MAKES = {
     "number": lambda value: value,
     "tensor": lambda value: torch.full((3,), value),
@@ -67,6 +74,8 @@ MAKES = {
     "method of a class": lambda value: type("Own", (), {"__call__": closure(value)})(),
     "module": deep,
     "graph": lambda value: torch.fx.symbolic_trace(type("Times", (nn.Module,), {"forward": lambda self, x: x * value})()),
+    "buffer of a graph": traced,
+    "setting of a child of a graph": lambda value: traced(1.0, value),
     "set": lambda value: frozenset({value, "a", "b"}),
 }
 
