@@ -1,9 +1,7 @@
 """Fingerprints of models: texts that change if the model may compute something else."""
 
 import hashlib
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 from lrpfx import __version__
+from lrpfx.support.installed_modules import installed_folders
 from lrpfx.support.tensors import content_of
 
 #: How deep containers and attributes in attributes are followed.
@@ -40,8 +39,7 @@ def fingerprint_of(model: nn.Module) -> str:
 
 def _sources(model: nn.Module) -> set[Path]:
     """The source files of a model's classes, and of all imported modules but those of installed packages and of lrpfx."""
-    installed = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
-    folders = {Path(folder).resolve() for folder in installed}
+    folders = installed_folders()
     classes = {type(module).__module__ for module in model.modules()}
     found = set()
     for name, module in list(sys.modules.items()):

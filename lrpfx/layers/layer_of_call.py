@@ -11,6 +11,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_floating, map_arguments
 from lrpfx.ir.operator import Operator
 from lrpfx.layers.layer import Layer, Operation, Slot, kind_of, spelled_rows
+from lrpfx.support.interrupts import undisturbed
 
 Forward = Callable[..., Any]
 
@@ -90,12 +91,13 @@ def _module_call(
         args, kwargs = map_arguments((args, kwargs), lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
         given = dict(zip(names, values, strict=True))
         before = {name: vars(module)[name] for name in shadowed}
-        try:
-            vars(module).update({name: given[name] for name in shadowed if name in given})
-            state = {f"module.{name}": value for name, value in given.items() if name not in shadowed}
-            return torch.func.functional_call(body, state, args, kwargs)
-        finally:
-            vars(module).update(before)
+        with undisturbed():  # torch does not give back what an interrupt finds half replaced
+            try:
+                vars(module).update({name: given[name] for name in shadowed if name in given})
+                state = {f"module.{name}": value for name, value in given.items() if name not in shadowed}
+                return torch.func.functional_call(body, state, args, kwargs)
+            finally:
+                vars(module).update(before)
 
     # A call gets one set of parameters, either the module's own or modified ones, and then the buffers.
     values = tuple(Slot(count + place) for place in range(len(names)))

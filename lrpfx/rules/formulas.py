@@ -45,6 +45,7 @@ from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
 from lrpfx.rules.template import BasicHook
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio, where_finite
+from lrpfx.support.derivatives import vjp
 from lrpfx.types import (
     AvgPool,
     Gate,
@@ -602,8 +603,8 @@ class Uniform(_SharingRule):
         if self._multiplies_up(call.operation):
             # With all factors set to 1, the derivative is 1 for each factor of a product and 0 for all other entries.
             ones = torch.ones_like(first)
-            pulled = torch.func.vjp(call.run, ones)[1]
-            counts = torch.func.vjp(lambda share: pulled(share)[0], torch.zeros_like(relevance))[1](ones)[0]
+            pulled = vjp(call.run, ones)[1]
+            counts = vjp(lambda share: pulled(share)[0], torch.zeros_like(relevance))[1](ones)[0]
             shares: tuple[torch.Tensor, ...] = pulled(relevance / counts)
             return shares
         share = relevance / len(call.inputs)
@@ -948,7 +949,7 @@ class NormalizationEpsilon(EpsilonRule):
             raise RuleError(f"it is for a layer with one input, but this one has {len(inputs)}")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
+        pull = vjp(self._with_constant_scale(call), call.inputs[0])[1]
         return (call.inputs[0] * pull(relevance / self.epsilon(call.own_output()))[0],)
 
     @staticmethod
@@ -968,8 +969,8 @@ class NormalizationEpsilon(EpsilonRule):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         output = call.own_output()
-        pull = torch.func.vjp(self._with_constant_scale(call), call.inputs[0])[1]
-        linear = torch.func.vjp(pull, torch.zeros_like(output))[1]((call.inputs[0],))[0]
+        pull = vjp(self._with_constant_scale(call), call.inputs[0])[1]
+        linear = vjp(pull, torch.zeros_like(output))[1]((call.inputs[0],))[0]
         bias = (relevance / self.epsilon(output) * (output - linear)).sum()
         return added([held_back(relevance, output, self.epsilon), {"bias": bias}])
 

@@ -21,6 +21,7 @@ from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import where_finite
+from lrpfx.support.derivatives import vjp
 
 InputFunction = Callable[[torch.Tensor], torch.Tensor]
 GradientMapper = Callable[[torch.Tensor, Tensors], "torch.Tensor | Sequence[torch.Tensor | None]"]
@@ -181,7 +182,7 @@ class BasicHook(Hook):
             return branch_function(inputs, parameters)
 
         if not (call.operation.has_adjoint and isinstance(modify_output, Unchanged)):
-            differentiated = torch.func.vjp(run, *inputs)
+            differentiated = vjp(run, *inputs)
             return differentiated[0], differentiated[1]
         saved = self._is_forward(branch) and call.output is not None
         output = call.output if saved else run(*inputs)

@@ -7,6 +7,7 @@ import torch
 
 from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Operation
+from lrpfx.support.derivatives import jvp, vjp
 from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 
 
@@ -183,7 +184,7 @@ class LayerCall:
         result = self.operation.adjoint(gradient, self.values(inputs, parameters))
         if result is not None:
             return result
-        pulled = torch.func.vjp(lambda *changed: self.operation(self.values(changed, parameters)), *inputs)
+        pulled = vjp(lambda *changed: self.operation(self.values(changed, parameters)), *inputs)
         return pulled[1](gradient)  # type: ignore[no-any-return]
 
     def parameter_gradients(
@@ -199,7 +200,7 @@ class LayerCall:
             return self.operation(self.values(self.inputs, parameters))
 
         primals = [self.parameters[places.index(at)] for at in wanted]
-        return torch.func.vjp(run, *primals)[1](gradient)  # type: ignore[no-any-return]
+        return vjp(run, *primals)[1](gradient)  # type: ignore[no-any-return]
 
 
 #: Layers that are linear in their input up to a bias.
@@ -209,9 +210,9 @@ AFFINE = (Linear, BatchNorm, AvgPool, Interpolation)
 def linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """The result y of `function`, and its derivative J x along `inputs`."""
     try:
-        output, linear = torch.func.jvp(function, inputs, inputs)[:2]
+        output, linear = jvp(function, inputs, inputs)[:2]
     except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
-        output, pull = torch.func.vjp(function, *inputs)[:2]
-        push = torch.func.vjp(pull, torch.zeros_like(output))[1]
+        output, pull = vjp(function, *inputs)[:2]
+        push = vjp(pull, torch.zeros_like(output))[1]
         (linear,) = push(inputs)
     return output, linear

@@ -18,6 +18,7 @@ from lrpfx.ir.operator import SavedScale
 from lrpfx.layers.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall, linear_part
+from lrpfx.support.derivatives import vjp
 from lrpfx.support.tensors import save_values, saved_values
 from lrpfx.support.torch_internals import apply
 
@@ -241,7 +242,7 @@ class _WithHeldScale(_Function):
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
         (value, *others), _ = saved_values(ctx)
-        pull = torch.func.vjp(lambda input: _held(ctx.operation, (input, *others)), value)[1]
+        pull = vjp(lambda input: _held(ctx.operation, (input, *others)), value)[1]
         return None, pull(multiplier)[0], *(None for _ in others)
 
 

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from lrpfx.support.dotted_paths import dotted_path
+from lrpfx.support.installed_modules import is_installed
 from lrpfx.support.tensors import content_of
 
 #: How deep objects are nested at most.
@@ -24,37 +26,42 @@ _RELEASED = {"torch", "lrpfx", "numpy", "builtins", "collections", "functools", 
 def described(value: Any) -> Any:
     """A value as data for JSON, which differs if the value does, as far as that can be told.
 
-    Of functions and methods, the code counts and what it closes over or takes from its module, of tensors the content, of other
-    objects the attributes.
+    Of functions and methods, the code counts and what it closes over, of tensors the content, of other objects the attributes.
+    What a function takes from its module counts, too; if that is installed, its release counts instead.
     """
     return _Description().of(value)
 
 
 class _Description:
-    """Describes a value and all that it refers to. An object that refers to itself is described once."""
+    """Describes a value and all that it refers to. Each object is described once, or what is shared would be time and again."""
 
     def __init__(self) -> None:
         self._around: list[int] = []
+        self._known: dict[int, tuple[Any, Any]] = {}  # the objects, which keep their addresses for that, and their descriptions
 
     def of(self, value: Any) -> Any:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         if isinstance(value, np.generic):
             return value.item()
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if id(value) in self._around or len(self._around) > _DEPTH:
+            return type(value).__qualname__
+        self._around.append(id(value))
+        try:
+            found = self._of_object(value)
+        finally:
+            self._around.pop()
+        self._known[id(value)] = value, found
+        return found
+
+    def _of_object(self, value: Any) -> Any:
         if isinstance(value, (torch.Tensor, np.ndarray)):
             total = hashlib.sha256()
             for part in content_of(torch.as_tensor(value)):
                 total.update(part)
             return {"tensor": list(value.shape), "sha256": total.hexdigest()}
-        if id(value) in self._around or len(self._around) > _DEPTH:
-            return type(value).__qualname__
-        self._around.append(id(value))
-        try:
-            return self._of_object(value)
-        finally:
-            self._around.pop()
-
-    def _of_object(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {"dict": [[self.of(key), self.of(one)] for key, one in value.items()]}
         if isinstance(value, (list, tuple)):
@@ -71,10 +78,10 @@ class _Description:
             return {"graph": [self.of([one.op, one.name, _target(one), one.args, one.kwargs]) for one in value.nodes]}
         if isinstance(value, fx.GraphModule):
             parts = [value.graph, value._parameters, value._buffers, value._modules]
-            return {"type": type(value).__qualname__, "attributes": self.of(parts)}
+            return {"type": type(value).__qualname__, "sha256": _hash(self.of(parts))}
         if not isinstance(value, _NAMED) and isinstance(getattr(value, "__dict__", None), dict):
             methods = [one for base in type(value).__mro__ if not is_released(base) for one in _functions_of(base)]
-            found = {"type": type(value).__qualname__, "attributes": self.of(vars(value)), "methods": self.of(methods)}
+            found = {"type": type(value).__qualname__, "sha256": _hash(self.of([vars(value), methods]))}
             has_text = any("__repr__" in vars(base) for base in type(value).__mro__ if base is not object)
             return {**found, "text": _text(value)} if has_text else found
         return {"type": type(value).__qualname__, "text": _text(value)}
@@ -85,8 +92,21 @@ class _Description:
         if not is_released(value):
             used = [name for name in value.__code__.co_names if name in value.__globals__]
             others = {name: value.__globals__[name] for name in used if not isinstance(value.__globals__[name], _NAMED)}
-            parts += [_code(value.__code__), self.of(others)]
-        return {"function": value.__qualname__, "sha256": hashlib.sha256(repr(parts).encode()).hexdigest()}
+            release = _release(value.__module__)
+            parts += [_code(value.__code__), self.of(others) if release is None else release]
+        return {"function": value.__qualname__, "sha256": _hash(parts)}
+
+
+def _hash(description: Any) -> str:
+    return hashlib.sha256(repr(description).encode()).hexdigest()
+
+
+def _release(module: str | None) -> str | None:
+    """The release of the package of an installed module, as far as it says it; None for the user's own modules."""
+    if module is None or not is_installed(module):
+        return None
+    package = sys.modules.get(module.partition(".")[0])
+    return str(getattr(package, "__version__", ""))
 
 
 def _text(value: Any) -> str:
@@ -119,7 +139,7 @@ def _target(node: fx.Node) -> Any:
 def fingerprint_of_function(function: Callable[..., Any]) -> str:
     """The name of a function and a hash of what it computes, as far as that can be told."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{name} {hashlib.sha256(repr(described(function)).encode()).hexdigest()[:16]}"
+    return f"{name} {_hash(described(function))[:16]}"
 
 
 def _code(code: types.CodeType) -> list[Any]:

@@ -103,3 +103,29 @@ def test_each_process_gives_the_same():
     ]
     assert found[0].returncode == 0, found[0].stderr
     assert found[0].stdout == found[1].stdout
+
+
+def test_what_is_shared_is_described_once():
+    """Functions that read each other, each two of the next, and objects that are arranged so."""
+    namespace = {}
+    for number in range(40):
+        one, other = (f"function_{max(0, number - step)}" for step in (1, 2))
+        exec(f"def function_{number}(x): return {one}(x) + {other}(x)", namespace)
+    described(namespace["function_39"])
+    shared = Weight(2.0)
+    for _ in range(40):
+        shared = Scorer((shared, shared))
+    described(shared)
+
+
+def test_code_of_packages_counts_by_their_release(monkeypatch):
+    import matplotlib
+    from matplotlib.pyplot import imshow  # which reads a great part of its package
+
+    def target(output):
+        return imshow(output)
+
+    before = described(target)
+    assert described(target) == before
+    monkeypatch.setattr(matplotlib, "__version__", "0")
+    assert described(target) != before
