@@ -1,6 +1,7 @@
 """A store: a Zarr 3 group that is written block by block, each of which counts once its entry in "done" is written."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -77,9 +78,14 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 
 def is_begun(place: Place) -> bool:
     """Whether there is a store at a place, or what is none. What a run left that was killed at once counts as nothing."""
-    if _GROUP not in (names := place.sizes()):
-        return bool(names)
-    return _attributes(place).get(MANIFEST) != _BEGINNING
+    return bool(place.sizes()) and not _is_beginning(place)
+
+
+def _is_beginning(place: Place) -> bool:
+    """Whether there is nothing but what a run leaves that is killed while it makes the arrays: descriptions, no values."""
+    if _GROUP not in place.sizes() or _attributes(place).get(MANIFEST) != _BEGINNING:
+        return False
+    return all(re.fullmatch(rf"([^/]+/)?{re.escape(_GROUP)}", name) for name in place.sizes_of_all(""))
 
 
 def read_manifest(place: Place) -> Manifest:
@@ -91,7 +97,10 @@ def read_manifest(place: Place) -> Manifest:
     if MANIFEST not in attributes:
         raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote")
     if attributes[MANIFEST] == _BEGINNING:
-        raise ArtefactError(f"{place} is not a store yet: a run has just begun it, or was stopped at that moment")
+        raise ArtefactError(
+            f"{place} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "
+            "begins anew there if nothing else is in it"
+        )
     return Manifest.from_json(attributes[MANIFEST])
 
 
@@ -226,10 +235,16 @@ class BlockWriter:
 
 
 def create(place: Place, manifest: Manifest) -> BlockWriter:
-    """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`."""
+    """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`.
+
+    Only what a killed beginning left is replaced, whatever the caller has found out before.
+    """
+    names = place.sizes()
+    if names and not _is_beginning(place):
+        raise ArtefactError(f"{place} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}")
     with place.errors("written"):
         store = place.zarr_store()
-        group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=True)
+        group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
         for one in manifest.layouts:
             _create_array(group, one, manifest)
         group.attrs[MANIFEST] = manifest.to_json()
