@@ -268,9 +268,7 @@ def test_a_link_leads_to_the_same_lock(linked, explain_model, tmp_path):
 
     def second(done, total):
         with pytest.raises(lrpfx.InputError, match="another run writes"):
-            lrpfx.datasets.attribute(
-                explain_model, Noise(COUNT), link if linked == "store" else link / "store", **SETTINGS
-            )
+            lrpfx.datasets.attribute(explain_model, Noise(COUNT), link if linked == "store" else link / "store", **SETTINGS)
         refused.append(done)
 
     assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, progress=second, **SETTINGS).is_complete and refused
