@@ -306,6 +306,8 @@ def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, look
     `looks_for_chunks`: count a block only if all its chunks are still there too.
     """
     found = {int(name): size for name, size in place.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
+    if not found:
+        check_is_there(place)
     blocks = {block: size for block, size in found.items() if block < arrays[DONE].shape[0]}
     for block, size in blocks.items():
         if size < _DONE_BYTES:  # after a power failure, or of a disk that is full
@@ -374,6 +376,12 @@ def read(place: Place, array: Any, key: Any) -> Array:
         raise ArtefactError(f"the array {array.name.strip('/')!r} of {place} cannot be read: {first_lines(error)}") from error
 
 
+def check_is_there(place: Place) -> None:
+    """Raise `ArtefactError` if a store that was opened is gone: what is not there would read as not yet written."""
+    if _GROUP not in place.sizes():
+        raise ArtefactError(f"the store {place} is not there any more: it was moved or removed since it was opened")
+
+
 def with_missed_chunks(store: Any) -> Any:
     """A store of Zarr where a chunk that is lost is an `ArtefactError`: for Zarr, its values are those of nothing written."""
     kind: Any = zarr_package().storage.WrapperStore
@@ -382,10 +390,17 @@ def with_missed_chunks(store: Any) -> Any:
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
             found = await super().get(key, prototype, byte_range)
             array, is_chunk, place = key.partition("/c/")
-            if found is None and is_chunk and array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
+            if found is not None or not is_chunk:
+                return found
+            if array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
                 found = await super().get(key, prototype, byte_range)  # it may have been written in between
                 if found is None:
                     raise ArtefactError("it is lost")
+            elif not await super().exists(_GROUP):
+                raise ArtefactError("the store is gone")
             return found
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return with_missed_chunks, (self._store,)
 
     return WithMissedChunks(store)
