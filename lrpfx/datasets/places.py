@@ -157,7 +157,7 @@ class Remote(Place):
             if name.strip("/") != place.strip("/"):
                 sizes[name.rstrip("/").rpartition("/")[2]] = one["size"] or 0
             elif one.get("type") == "file" and not name.endswith("/"):
-                raise ArtefactError(f"{self.path}/{folder}".rstrip("/") + " is a file, not a folder")
+                raise ArtefactError(f"{place} is a file, not a folder")
         return sizes
 
     def sizes_of_all(self, folder: str) -> dict[str, int]:

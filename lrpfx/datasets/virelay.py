@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.asked import checked_view, sole_target
+from lrpfx.datasets.asked import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
 from lrpfx.datasets.explaining import OUTPUT, PREDICTED, RELEVANCE, TRUE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
@@ -140,7 +140,7 @@ def write_project(
     ArtefactError
         A file cannot be written.
     """
-    maps = column(relevance, "relevance")
+    maps = column_of_relevance(relevance, "relevance")
     count = len(maps)
     pictures = Pictures(column(images, "images", count), channels, value_range)
     predictions, truth = column(outputs, "outputs", count), labels_of(labels, count)
