@@ -4,6 +4,7 @@ from typing import Any
 
 from lrpfx.datasets.explaining import CONDITION, PREDICTED, PREDICTION, REACHED, TARGET, TRUE
 from lrpfx.datasets.layout import Array
+from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
 from lrpfx.support.descriptions import text_of
@@ -49,6 +50,19 @@ def sole_target(view: Attributions, purpose: str) -> Any:
                 f"{purpose} takes relevance of one target, but the store has {name} ({names}): explain with target= alone"
             )
     return settings.get("targets")
+
+
+def column_of_relevance(source: Any, what: str) -> Column:
+    """Relevance with a row for each sample. `InputError` for that of several targets or conditions, which are no channels."""
+    names = getattr(source, "dimensions", None) or getattr(getattr(source, "metadata", None), "dimension_names", None)
+    for one in (CONDITION, TARGET):
+        if isinstance(names, (tuple, list)) and one in names:
+            place = ", ".join([":"] * list(names).index(one))
+            raise InputError(
+                f"{what} has a dimension for {one}s, and is to be that of one: pass a part of it, such as [{place}, 0]"
+                + (f", or explain with {one}= alone" if one == TARGET else "")
+            )
+    return column(source, what)
 
 
 def classes_of_relevance(view: Attributions, purpose: str) -> Array:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lrpfx.datasets.asked import column_of_relevance
 from lrpfx.datasets.reduced_maps import Size, without_channels
-from lrpfx.datasets.rows import Numbers, column, without_label
+from lrpfx.datasets.rows import Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
@@ -205,7 +206,7 @@ class Spray:
             The class was not analyzed or has no such number of clusters, or its relevance is that of vectors.
         """
         analysis = self[label]
-        maps = column(relevance, "relevance")
+        maps = column_of_relevance(relevance, "relevance")
         found = analysis.clustering(clusters).clusters
         if found[0].mean.ndim != 2:
             raise InputError("relevance of vectors has no picture: it was analyzed without positions")

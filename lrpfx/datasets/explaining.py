@@ -181,8 +181,8 @@ class Explaining:
         prediction = {PREDICTION: output.argmax(1)}
         if self.scores is None:
             return {OUTPUT: output.to(self.dtype), **prediction}
-        top = output.topk(min(self.scores, output.shape[1]), dim=1)
-        return {TOP_SCORES: top.values.to(self.dtype), TOP_CLASSES: top.indices, **prediction}
+        best = output.argsort(dim=1, descending=True, stable=True)[:, : self.scores]  # as argmax, the first of equal ones
+        return {TOP_SCORES: output.gather(1, best).to(self.dtype), TOP_CLASSES: best, **prediction}
 
     def _sums(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
         """The relevance that the output was given, and what of it reached the inputs."""

@@ -39,7 +39,7 @@ class Place(ABC):
 
     @abstractmethod
     def sizes_of_all(self, folder: str) -> dict[str, int]:
-        """The files in a folder and in the folders in it, with their sizes in bytes."""
+        """The files in a folder and in the folders in it, with their sizes in bytes. Without what a killed writer left."""
 
     @abstractmethod
     def prepared_for_writing(self) -> AbstractContextManager[None]:
@@ -73,23 +73,25 @@ class Folder(Place):
     def sizes(self, folder: str = "") -> dict[str, int]:
         with self.errors("read"):
             try:
-                with os.scandir(self.path / folder) as entries:
-                    return {one.name: one.stat().st_size for one in entries if not _PARTIAL.search(one.name)}
+                entries = os.scandir(self.path / folder)
             except FileNotFoundError:
                 return {}
             except NotADirectoryError as error:
                 raise ArtefactError(f"{self.path / folder} is a file, not a folder") from error
+            with entries:
+                return {one.name: _size(one) for one in entries if not _PARTIAL.search(one.name)}
 
     def sizes_of_all(self, folder: str) -> dict[str, int]:
         with self.errors("read"):
             files = (Path(path, name) for path, _, names in os.walk(self.path / folder) for name in names)
-            return {one.relative_to(self.path).as_posix(): one.stat().st_size for one in files}
+            return {one.relative_to(self.path).as_posix(): _size(one) for one in files if not _PARTIAL.search(one.name)}
 
     @contextmanager
     def prepared_for_writing(self) -> Iterator[None]:
+        target = Path(os.path.realpath(self.path))  # a link to the store leads to the same lock
         with self.errors("written"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        with sole_writer(self.path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with sole_writer(target):
             yield
 
     def remove_leftovers(self) -> None:
@@ -146,10 +148,17 @@ class Remote(Place):
         with self.errors("read"):
             system.invalidate_cache()
             try:
-                found = {str(one["name"]).rstrip("/"): one["size"] for one in system.ls(place, detail=True)}
+                found = system.ls(place, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return {}
-        return {name.rpartition("/")[2]: size or 0 for name, size in found.items() if name.strip("/") != place.strip("/")}
+        sizes = {}
+        for one in found:
+            name = str(one["name"])
+            if name.strip("/") != place.strip("/"):
+                sizes[name.rstrip("/").rpartition("/")[2]] = one["size"] or 0
+            elif one.get("type") == "file" and not name.endswith("/"):
+                raise ArtefactError(f"{place} is a file, not a folder")
+        return sizes
 
     def sizes_of_all(self, folder: str) -> dict[str, int]:
         system, root = self._opened()
@@ -177,6 +186,14 @@ class Remote(Place):
             raise ArtefactError(f"{self.path} cannot be {what}: {first_lines(error)}") from error
 
 
+def _size(entry: "os.DirEntry[str] | Path") -> int:
+    """The size of a file in bytes; 0 for a link that leads nowhere, and for what was removed in between."""
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
     """The place that a path means: "~" is the home folder, and a path with a scheme, such as "s3://", one for fsspec.
 
@@ -193,6 +210,8 @@ def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
         raise InputError(f"storage_options are for paths such as s3://bucket/store, and {path} is one of this machine")
     try:
         return Folder(as_path(path).expanduser().absolute())
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is in the current folder, which is not there any more") from error
     except RuntimeError as error:
         raise InputError(f"{path}: {error}") from error
 

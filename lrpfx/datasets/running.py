@@ -134,6 +134,8 @@ def attribute(
     """
     zarr_package()
     asked = Settings(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
+    if isinstance(data, (str, bytes)) and not data:
+        raise InputError("the path of the data is empty")
     place = place_of(output, storage_options)
     batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
     block = None if block_size is None else _count("block_size", block_size)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.asked import classes_of_relevance, sole_target
+from lrpfx.datasets.asked import classes_of_relevance, column_of_relevance, sole_target
 from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Settings, Spray
 from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
-from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of, samples_by_label
+from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, labels_of, samples_by_label
 from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
@@ -19,6 +19,7 @@ CLUSTERS = (2, 3, 4, 5, 6, 8, 10)
 EMBEDDINGS = ("tsne", "umap")
 _STARTS = 10  # of k-means, of which the best counts
 _PERPLEXITY = 30.0
+_SEEDS = 2**32  # that NumPy's generator takes
 
 
 def spray(
@@ -91,15 +92,17 @@ def spray(
         relevance = relevance.relevance
     if labels is None:
         raise InputTypeError("labels are the class of each sample, such as the predicted one")
-    maps = column(relevance, "relevance")
+    maps = column_of_relevance(relevance, "relevance")
     wanted = chosen(samples, len(maps))
     if not isinstance(clusters, Iterable):
         raise InputTypeError(f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}")
     numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})
     if not numbers:
         raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]")
+    if not isinstance(embeddings, Iterable):
+        raise InputTypeError(f"embeddings are some of {' and '.join(map(repr, EMBEDDINGS))}, or none: (), not {embeddings!r}")
     drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
-    if not set(drawn) <= set(EMBEDDINGS):
+    if not all(one in EMBEDDINGS for one in drawn):
         raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}")
     settings = Settings(
         size=checked_size(size),
@@ -109,7 +112,7 @@ def spray(
         dimensions=checked_whole(dimensions, "dimensions is a number", 2),
         embeddings=tuple(name for name in EMBEDDINGS if name in drawn),
         typical=checked_whole(typical, "typical is a number of samples", 1),
-        seed=checked_whole(seed, "seed is a whole number", 0),
+        seed=_checked_seed(seed),
     )
     for name in settings.embeddings:
         _embedding_class(name)
@@ -129,12 +132,20 @@ def spray(
     return Spray(settings, analyses, skipped)
 
 
+def _checked_seed(seed: Any) -> int:
+    found = checked_whole(seed, "seed is a whole number", 0)
+    if found >= _SEEDS:
+        raise InputError(f"seed is less than 2³², not {seed!r}")
+    return found
+
+
 class _NothingToClusterError(Exception):
     """Why a class cannot be clustered."""
 
 
 def _asked(classes: Iterable[int], groups: dict[int, Numbers]) -> list[int]:
-    found = sorted({int(one) for one in ([classes] if isinstance(classes, (int, np.integer)) else classes)})
+    several = classes if isinstance(classes, Iterable) and not isinstance(classes, (str, bytes)) else [classes]
+    found = sorted({checked_whole(one, "classes are the indices of classes, such as [0, 3]", 0) for one in several})
     missing = [label for label in found if label not in groups]
     if missing:
         raise InputError(f"no sample has the class {missing[0]}; the classes are {list(groups)}")

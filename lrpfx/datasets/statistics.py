@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lrpfx.datasets.asked import column_of_relevance
 from lrpfx.datasets.reduced_maps import of_equal_weight, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of
 from lrpfx.errors import InputError, InputTypeError, nearest
@@ -238,7 +239,7 @@ def summarize(
     """
     if not isinstance(relevance, Mapping) or not relevance:
         raise InputTypeError("relevance is a mapping from names to arrays, with at least one")
-    arrays = {str(name): column(source, str(name)) for name, source in relevance.items()}
+    arrays = {str(name): column_of_relevance(source, str(name)) for name, source in relevance.items()}
     count = len(next(iter(arrays.values())))
     for name, one in arrays.items():
         if len(one) != count:

@@ -1,6 +1,7 @@
 """A store: a Zarr 3 group that is written block by block, each of which counts once its entry in "done" is written."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -77,9 +78,14 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 
 def is_begun(place: Place) -> bool:
     """Whether there is a store at a place, or what is none. What a run left that was killed at once counts as nothing."""
-    if _GROUP not in (names := place.sizes()):
-        return bool(names)
-    return _attributes(place).get(MANIFEST) != _BEGINNING
+    return bool(place.sizes()) and not _is_beginning(place)
+
+
+def _is_beginning(place: Place) -> bool:
+    """Whether there is nothing but what a run leaves that is killed while it makes the arrays: descriptions, no values."""
+    if _GROUP not in place.sizes() or _attributes(place).get(MANIFEST) != _BEGINNING:
+        return False
+    return all(re.fullmatch(rf"([^/]+/)?{re.escape(_GROUP)}", name) for name in place.sizes_of_all(""))
 
 
 def read_manifest(place: Place) -> Manifest:
@@ -91,7 +97,10 @@ def read_manifest(place: Place) -> Manifest:
     if MANIFEST not in attributes:
         raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote")
     if attributes[MANIFEST] == _BEGINNING:
-        raise ArtefactError(f"{place} is not a store yet: a run has just begun it, or was stopped at that moment")
+        raise ArtefactError(
+            f"{place} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "
+            "begins anew there if nothing else is in it"
+        )
     return Manifest.from_json(attributes[MANIFEST])
 
 
@@ -226,10 +235,16 @@ class BlockWriter:
 
 
 def create(place: Place, manifest: Manifest) -> BlockWriter:
-    """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`."""
+    """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`.
+
+    Only what a killed beginning left is replaced, whatever the caller has found out before.
+    """
+    names = place.sizes()
+    if names and not _is_beginning(place):
+        raise ArtefactError(f"{place} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}")
     with place.errors("written"):
         store = place.zarr_store()
-        group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=True)
+        group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
         for one in manifest.layouts:
             _create_array(group, one, manifest)
         group.attrs[MANIFEST] = manifest.to_json()
@@ -291,6 +306,8 @@ def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, look
     `looks_for_chunks`: count a block only if all its chunks are still there too.
     """
     found = {int(name): size for name, size in place.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
+    if not found:
+        check_is_there(place)
     blocks = {block: size for block, size in found.items() if block < arrays[DONE].shape[0]}
     for block, size in blocks.items():
         if size < _DONE_BYTES:  # after a power failure, or of a disk that is full
@@ -359,6 +376,12 @@ def read(place: Place, array: Any, key: Any) -> Array:
         raise ArtefactError(f"the array {array.name.strip('/')!r} of {place} cannot be read: {first_lines(error)}") from error
 
 
+def check_is_there(place: Place) -> None:
+    """Raise `ArtefactError` if a store that was opened is gone: what is not there would read as not yet written."""
+    if _GROUP not in place.sizes():
+        raise ArtefactError(f"the store {place} is not there any more: it was moved or removed since it was opened")
+
+
 def with_missed_chunks(store: Any) -> Any:
     """A store of Zarr where a chunk that is lost is an `ArtefactError`: for Zarr, its values are those of nothing written."""
     kind: Any = zarr_package().storage.WrapperStore
@@ -367,10 +390,17 @@ def with_missed_chunks(store: Any) -> Any:
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
             found = await super().get(key, prototype, byte_range)
             array, is_chunk, place = key.partition("/c/")
-            if found is None and is_chunk and array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
+            if found is not None or not is_chunk:
+                return found
+            if array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
                 found = await super().get(key, prototype, byte_range)  # it may have been written in between
                 if found is None:
                     raise ArtefactError("it is lost")
+            elif not await super().exists(_GROUP):
+                raise ArtefactError("the store is gone")
             return found
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return with_missed_chunks, (self._store,)
 
     return WithMissedChunks(store)

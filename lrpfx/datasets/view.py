@@ -26,6 +26,7 @@ from lrpfx.datasets.places import Place, place_of, zarr_package
 from lrpfx.datasets.store import (
     Done,
     Manifest,
+    check_is_there,
     chunk_of,
     damaged,
     done_of,
@@ -78,32 +79,41 @@ class StoredArray:
         return self._length
 
     def __getitem__(self, key: Any) -> Any:
-        """Values at an index, a slice, or arrays of indices or truth values, for each dimension, as in NumPy.
+        """Values at indices, slices, and arrays of indices or truth values, as in NumPy.
 
         Parameters
         ----------
         key
-            The index; at most one array may be in it.
+            The index. What it has for the first dimension chooses the samples that are read; an array for them has one
+            dimension. A new axis (None) cannot come first.
 
         Raises
         ------
         InputError
             It is out of range.
+        InputTypeError
+            It is not an index.
         ArtefactError
-            A chunk is damaged.
+            A chunk is damaged or lost, or the store is gone.
         """
-        first, *rest = key if isinstance(key, tuple) else (key,)
+        first, *rest = [_part_of_index(one) for one in (key if isinstance(key, tuple) else (key,))] or [slice(None)]
         if first is Ellipsis:
-            first, rest = slice(None), [Ellipsis, *rest]
-        chosen = self._chosen(first)
-        values = self._values(chosen)
-        others = tuple(rest) if isinstance(first, (int, np.integer)) else (slice(None), *rest)
-        if isinstance(first, (int, np.integer)):
-            values = values[0]
-        if self._is_text and not isinstance(values, str):
+            taken = sum(one.ndim if _is_mask(one) else 1 for one in rest if one is not None and one is not Ellipsis)
+            if taken < self.ndim:
+                first, rest = slice(None), [Ellipsis, *rest]
+            elif rest:
+                first, *rest = rest
+        values = self._values(self._chosen(first))
+        if self._is_text:
             values = np.array(values, dtype=object)
+        if isinstance(first, int):
+            own: Any = 0
+        elif isinstance(first, slice):
+            own = slice(None)
+        else:
+            own = np.arange(len(values))  # an array, which NumPy pairs with others
         try:
-            return values[others] if rest else values
+            return values[(own, *rest)] if rest or isinstance(first, int) else values
         except IndexError as error:
             raise InputError(f"{self.name} has the shape {self.shape}: {first_lines(error)}") from error
 
@@ -121,25 +131,23 @@ class StoredArray:
 
     def _chosen(self, first: Any) -> Any:
         """The samples that an index of the first dimension means, as a slice or an array of numbers."""
-        if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+        if isinstance(first, int):
             if not -self._length <= first < self._length:
                 raise InputError(f"sample {first} is out of range: there are {self._length}")
-            place = int(first) % self._length
+            place = first % self._length
             return slice(place, place + 1)
         if isinstance(first, slice):
             start, stop, step = first.indices(self._length)
             return slice(start, stop) if step == 1 else np.arange(start, stop, step)
-        numbers = np.asarray(first)
-        if numbers.dtype == bool and numbers.shape == (self._length,):
-            return numbers.nonzero()[0]
-        if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
+        if _is_mask(first) and first.shape == (self._length,):
+            return first.nonzero()[0]
+        if first is None or first is Ellipsis or first.ndim != 1 or _is_mask(first):
             raise InputTypeError(
                 f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}"
             )
-        numbers = numbers.astype(np.int64)
-        if numbers.size and not (-self._length <= numbers.min() and numbers.max() < self._length):
+        if first.size and not (-self._length <= first.min() and first.max() < self._length):
             raise InputError(f"a sample is out of range: there are {self._length}")
-        return numbers % max(1, self._length)
+        return first % max(1, self._length)
 
     def _values(self, chosen: Any) -> Any:
         values = self._read(self._layout, chosen)
@@ -154,6 +162,7 @@ class StoredArray:
         try:
             return self._read_from(self._arrays[layout.name], chosen)
         except ArtefactError:
+            check_is_there(self._place)
             numbers = np.arange(self._length)[chosen]
             for block in np.unique(numbers // self._manifest.block):
                 self._read_block(layout, int(block))
@@ -174,6 +183,33 @@ class StoredArray:
             return read(self._place, array, slice(0, 0))
         numbers, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
         return read(self._place, array, numbers)[places]
+
+
+def _part_of_index(one: Any) -> Any:
+    """What an index has for a dimension: None, Ellipsis, a slice, an int, or an array. `InputTypeError` for anything else."""
+    if one is None or one is Ellipsis:
+        return one
+    if isinstance(one, slice):
+        try:
+            one.indices(1)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(f"{one!r} is not a slice of samples or entries: {error}") from error
+        return one
+    try:
+        found = np.asarray(one)
+    except Exception as error:  # of lists of several lengths, and of arrays of other libraries
+        raise InputTypeError(f"{type(one).__name__} is not an index: {first_lines(error)}") from error
+    if found.ndim and not found.size and found.dtype.kind == "f":
+        found = found.astype(np.int64)  # an empty list
+    if found.dtype.kind not in "iub" or (found.dtype.kind == "b" and not found.ndim):
+        raise InputTypeError(f"an index has slices, and indices or arrays of indices or truth values, not {one!r}")
+    if not found.ndim:
+        return int(found)
+    return found if found.dtype.kind == "b" else found.astype(np.int64)
+
+
+def _is_mask(one: Any) -> bool:
+    return isinstance(one, np.ndarray) and one.dtype.kind == "b"
 
 
 class Attributions:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.asked import checked_view, sole_target
+from lrpfx.datasets.asked import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
 from lrpfx.datasets.explaining import OUTPUT, PREDICTED, RELEVANCE, TRUE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
-from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, files_of_project, whole_hdf5, write_samples
+from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
 from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
@@ -140,7 +140,7 @@ def write_project(
     ArtefactError
         A file cannot be written.
     """
-    maps = column(relevance, "relevance")
+    maps = column_of_relevance(relevance, "relevance")
     count = len(maps)
     pictures = Pictures(column(images, "images", count), channels, value_range)
     predictions, truth = column(outputs, "outputs", count), labels_of(labels, count)
@@ -163,15 +163,16 @@ def write_project(
     described_as = {"name": _text(name), "model": _text(model), "method": _text(method), "strategy": strategy}
     named = {_text(title): source for title, source in zip(shown, sources, strict=True)}
 
-    def write_dataset(file: Any, is_array: bool) -> None:
+    def write_dataset(file: Any, check: Check, is_array: bool) -> None:
         write_labels(file, truth, wanted, len(described), is_every=True)
-        write_pictures(file, pictures, wanted, is_array, packed, progress)
+        write_pictures(file, check, pictures, wanted, is_array, packed, progress)
 
-    def write_attribution(file: Any, is_array: bool) -> None:
-        write_relevance(file, maps, pictures.sizes, wanted, is_array, sum_channels, packed, progress)
+    def write_attribution(file: Any, check: Check, is_array: bool) -> None:
+        write_relevance(file, check, maps, pictures.sizes, wanted, is_array, sum_channels, packed, progress)
         write_labels(file, truth, wanted, len(described), is_every=False)
         rows = file.create_dataset("prediction", (len(wanted), width), "float32")
         for block in predictions.floats(wanted):
+            check()
             rows[block.places] = float32_of(block, predictions.what)
         if len(wanted) < count:
             file["index"] = _uint32(wanted)
@@ -356,8 +357,10 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
     found = checked_spray(spray, "spray")
     _check_analysis(found, None, labels)
     keys = {one.index: one.key for one in labels}
-    with whole_hdf5(target) as file:
+
+    def write(file: Any, check: Check) -> None:
         for analysis in found:
+            check()
             group = file.create_group(keys[analysis.label])
             group["index"] = _uint32(analysis.samples)
             for name, embedding in analysis.embeddings.items():
@@ -369,6 +372,8 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
                     group[f"embedding/{name}"].attrs["eigenvalue"] = eigenvalues[::-1].astype(np.float32)
             for number, clustering in analysis.clusterings.items():
                 group[f"cluster/kmeans-{number:02d}"] = clustering.assignment
+
+    write_hdf5(target, write)
     return given
 
 

@@ -120,12 +120,22 @@ class Sizes:
 
 
 def write_pictures(
-    file: Any, reader: Pictures, samples: Numbers, is_array: bool, packed: dict[str, Any], progress: bool
+    file: Any,
+    check: Callable[[], None],
+    reader: Pictures,
+    samples: Numbers,
+    is_array: bool,
+    packed: dict[str, Any],
+    progress: bool,
 ) -> None:
-    """The dataset "data": an array, or a group with an array for each sample. `DifferentSizesError` if there is no array."""
+    """The dataset "data": an array, or a group with an array for each sample. `DifferentSizesError` if there is no array.
+
+    `check`: it is called for each block.
+    """
     count = len(reader.source)
     data, keys = None, _keys(count)
     for numbers, pixels in progress_bar(reader.blocks(samples), progress, "images", "block"):
+        check()
         if not is_array:
             file.create_dataset(f"data/{keys(int(numbers[0]))}", data=pixels[0], chunks=pixels.shape[1:], **packed)
             continue
@@ -159,6 +169,7 @@ def write_labels(file: Any, truth: Column, samples: Numbers, classes: int, is_ev
 
 def write_relevance(
     file: Any,
+    check: Callable[[], None],
     maps: Column,
     sizes: Sizes,
     samples: Numbers,
@@ -170,6 +181,7 @@ def write_relevance(
     """The dataset "attribution", in the form of `write_pictures`, with the rows of `samples` alone."""
     data, keys = None, _keys(len(samples))
     for block in progress_bar(maps.floats(samples), progress, "relevance", "block"):
+        check()
         values = float32_of(Block(block.first, block.numbers, _drawable(block.values, maps.what, sum_channels)), maps.what)
         for number in block.numbers.tolist():
             _check_form(number, sizes[number], (values.shape[2], values.shape[3]))

@@ -1,22 +1,27 @@
 """The files of a project for ViRelAy: HDF5 files that appear whole, and projects of which the old or the new one is there."""
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from lrpfx.datasets.virelay_arrays import DifferentSizesError
 from lrpfx.deploy.files import as_path, sole_writer, whole_file
-from lrpfx.errors import ArtefactError, InputError, first_lines, os_errors
+from lrpfx.errors import ArtefactError, InputError, os_errors
 from lrpfx.support.optional_packages import optional_package
 
 #: The file of a project, which names all others.
 PROJECT = "project.yaml"
 SUFFIX = ".h5"
 _FILES = "lrpfx-files-"
+
+#: Raises an error if the file that is written is none any more.
+Check = Callable[[], None]
 
 
 @contextmanager
@@ -56,29 +61,81 @@ def _remove_unused(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def write_samples(path: Path, write: Callable[[Any, bool], None]) -> None:
+def write_samples(path: Path, write: Callable[[Any, Check, bool], None]) -> None:
     """Write samples as arrays; if their sizes turn out to differ, anew, as an array for each."""
     try:
-        with whole_hdf5(path) as file:
-            write(file, True)
+        write_hdf5(path, lambda file, check: write(file, check, True))
     except DifferentSizesError:
-        with whole_hdf5(path) as file:
-            write(file, False)
+        write_hdf5(path, lambda file, check: write(file, check, False))
 
 
-@contextmanager
-def whole_hdf5(path: Path) -> Iterator[Any]:
-    """A new HDF5 file, which appears at `path` if the context ends without an error."""
+class _Unfailing(io.RawIOBase):
+    """A file that passes over what follows a failed write, and remembers the error.
+
+    HDF5 tries a failed write again when it closes the file, and then brings the process down.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the error of a write before, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def write(self, content: Any, /) -> int:
+        rest = memoryview(content).cast("B")
+        size = len(rest)
+        try:
+            while self.error is None and rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def truncate(self, size: int | None = None, /) -> int:
+        try:
+            if self.error is None:
+                return self._file.truncate(size)
+        except OSError as error:
+            self.error = error
+        return size or 0
+
+    def readinto(self, place: Any, /) -> int | None:
+        return self._file.readinto(place)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def write_hdf5(path: Path, write: Callable[[Any, Check], None]) -> None:
+    """Write an HDF5 file, which appears at `path` whole or not at all. Errors: `ArtefactError`, and those of `write`.
+
+    `write` is called with the file, and a function that it calls now and then, which raises an error if a write failed.
+    It runs in a thread of its own: there Python handles no signals while HDF5 writes, which would bring the process down too.
+    """
     h5py = optional_package("h5py", "an HDF5 file", "datasets")
-    with os_errors(ArtefactError, path, "written"), whole_file(path, SUFFIX) as temporary:
-        file = h5py.File(temporary, "w", locking=False)  # `whole_file` has locked it
+
+    def work(target: _Unfailing) -> None:
+        with h5py.File(target, "w") as file:
+            write(file, target.check)
+
+    with (
+        os_errors(ArtefactError, path, "written"),
+        whole_file(path, SUFFIX) as temporary,
+        io.FileIO(temporary, "r+") as opened,
+        ThreadPoolExecutor(1, "lrpfx-hdf5") as thread,
+    ):
+        target = _Unfailing(opened)
         try:
-            yield file
-        except BaseException:
-            with suppress(OSError, RuntimeError):
-                file.close()
+            thread.submit(work, target).result()
+        except BaseException as error:
+            if isinstance(target.error, OSError):
+                raise target.error from error
+            target.error = error  # of a call that is interrupted: it ends the thread
             raise
-        try:
-            file.close()
-        except RuntimeError as error:  # what h5py makes of a disk that is full
-            raise ArtefactError(f"{path} cannot be written: {first_lines(error)}") from error
+        target.check()

@@ -28,6 +28,8 @@ def checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> tup
 def as_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise InputTypeError(f"a path is a str or a Path, not a {type(path).__name__}")
+    if not os.fspath(path):
+        raise InputError("the path is empty")
     if "\0" in os.fspath(path):
         raise ArtefactError(f"{os.fspath(path)!r} is not the name of a file")
     if "://" in os.fspath(path):

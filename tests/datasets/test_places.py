@@ -10,6 +10,7 @@ import lrpfx
 import lrpfx.datasets
 from lrpfx.datasets.engines import EmbeddedEngine
 from lrpfx.datasets.places import place_of
+from lrpfx.datasets.store import create
 
 COUNT = 100
 SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
@@ -212,3 +213,84 @@ def test_a_lost_chunk_is_missed_and_its_block_explained_anew(data, explain_model
             explain_model, data, path, progress=lambda done, _, steps=steps: steps.append(done), **SETTINGS
         )
         assert len(steps) in (1, 2, 3) and {name: system.cat_file(name) for name in system.find(root)} == content
+
+
+def links_to_nothing(folder):
+    (folder / "latest").symlink_to(folder / "nowhere")
+
+
+@pytest.mark.parametrize("beginning", [False, True])
+@pytest.mark.parametrize("others", [links_to_nothing, lambda folder: (folder / "work.txt").write_text("years")])
+def test_no_run_removes_what_it_did_not_make(others, beginning, explain_model, tmp_path):
+    """Neither a link that leads nowhere nor what a killed beginning left makes a folder an empty one."""
+    path = tmp_path / "store"
+    (path / "thesis").mkdir(parents=True)
+    (path / "thesis" / "chapter").write_text("years")
+    others(path)
+    if beginning:
+        (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {"lrpfx": "beginning"}}')
+    before = sorted(path.rglob("*"))
+    with pytest.raises(lrpfx.ArtefactError):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    manifest = lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "other", **SETTINGS)._manifest
+    with pytest.raises(lrpfx.ArtefactError, match="is not empty"):
+        create(place_of(path), manifest)
+    assert sorted(path.rglob("*")) == before
+
+
+def test_a_store_with_a_link_to_nothing_is_a_store(explain_model, tmp_path):
+    path = tmp_path / "store"
+    found = lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    before = found.relevance[:]
+    links_to_nothing(path)
+    with pytest.raises(lrpfx.InputError, match="begun with other"):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **{**SETTINGS, "dtype": "float64"})
+    again = lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    np.testing.assert_array_equal(again.relevance[:], before)
+
+
+def test_an_object_is_no_folder(explain_model, tmp_path):
+    path = f"objects:/{tmp_path}/store"
+    (tmp_path / "store").write_text("years")
+    for call in (lrpfx.datasets.open, lambda path: lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)):
+        with pytest.raises(lrpfx.ArtefactError, match="is a file, not a folder"):
+            call(path)
+    assert (tmp_path / "store").read_text() == "years"
+
+
+@pytest.mark.parametrize("linked", ["store", "parent"])
+def test_a_link_leads_to_the_same_lock(linked, explain_model, tmp_path):
+    path = tmp_path / "folder" / "store"
+    path.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(path if linked == "store" else path.parent)
+    refused = []
+
+    def second(done, total):
+        with pytest.raises(lrpfx.InputError, match="another run writes"):
+            lrpfx.datasets.attribute(explain_model, Noise(COUNT), link if linked == "store" else link / "store", **SETTINGS)
+        refused.append(done)
+
+    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, progress=second, **SETTINGS).is_complete and refused
+    assert not list(tmp_path.rglob("*.lrpfx-lock"))
+
+
+@pytest.mark.parametrize("path", ["", "file://"])
+def test_an_empty_path_is_not_the_current_folder(path, explain_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (lrpfx.datasets.open, lambda path: lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)):
+        with pytest.raises(lrpfx.InputError, match="the path is empty"):
+            call(path)
+    with pytest.raises(lrpfx.InputError, match="the path of the data is empty"):
+        lrpfx.datasets.attribute(explain_model, path.removeprefix("file://"), tmp_path / "store", **SETTINGS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_current_folder_that_is_gone(explain_model, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for call in (lrpfx.datasets.open, lambda path: lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)):
+        with pytest.raises(lrpfx.LrpfxError, match="the current folder"):
+            call("store")

@@ -19,6 +19,7 @@ import lrpfx
 import lrpfx.datasets
 from lrpfx.attribution.channels import kind_of
 from lrpfx.concepts import Channel
+from lrpfx.datasets.explaining import Explaining
 
 COUNT = 23
 
@@ -117,6 +118,38 @@ def test_largest_outputs(scores, explain_model, tmp_path):
     assert np.array_equal(found["top_classes"][:], order)
     np.testing.assert_allclose(found["top_scores"][:], output.gather(1, order))
     assert "output" not in found and found["top_classes"].shape == (COUNT, kept)
+
+
+class Repeated(nn.Module):
+    """Outputs of two values, each that of several classes."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.linear, self.times = nn.Linear(36, 2).double(), classes // 2
+
+    def forward(self, x):
+        return torch.cat([self.linear(x.flatten(1))] * self.times, 1)
+
+
+@pytest.mark.parametrize("classes", [4, 30, 300])
+@pytest.mark.parametrize("scores", [1, 3, 1000])
+def test_the_first_of_equal_outputs_is_the_prediction(scores, classes, tmp_path):
+    explain_model = lrpfx.transform(Repeated(classes).eval(), lrpfx.composites.EpsilonPlus())
+    found = lrpfx.datasets.attribute(explain_model, Noise(COUNT, infinite=[2]), tmp_path / "a", scores=scores, dtype="float64")
+    expected = [np.lexsort((np.arange(classes), -row))[:scores] for row in explain_model(together()[0]).detach().numpy()]
+    kept = found.explained
+    assert len(kept) == COUNT - 1 and 2 not in kept
+    assert np.array_equal(found["top_classes"][kept], np.array(expected)[kept])
+    assert np.array_equal(found["prediction"][kept], found["top_classes"][kept, 0])
+
+
+def test_an_output_that_is_no_number_comes_first():
+    """It is the largest for argmax too, so that the sample is found to have failed however few outputs are kept."""
+    output = torch.tensor([[1.0, torch.nan, 5.0, torch.nan], [2.0, 1.0, torch.inf, torch.nan], [3.0, 3.0, 2.0, 3.0]])
+    explaining = Explaining(*[None] * 3, False, None, {}, None, None, 2, torch.float64, False)
+    found = explaining._output(output, 3)
+    assert found["top_classes"].tolist() == [[1, 3], [3, 2], [0, 1]]
+    assert found["prediction"].tolist() == [1, 3, 0]
 
 
 def test_compiled_modules(explain_model, tmp_path):

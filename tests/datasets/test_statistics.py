@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import zarr
+from data_sets import Noise, small_explain_model
 from torch import nn, rand
 
 import lrpfx
+import lrpfx.datasets
+from lrpfx.concepts import Channel
 from lrpfx.datasets import rows
 from lrpfx.datasets.statistics import summarize
 from lrpfx.errors import InputError, InputTypeError
@@ -107,6 +110,39 @@ NAN[31, 2] = np.inf
 def test_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         summarize(**{"relevance": ARRAYS, **arguments})
+
+
+PURPOSES = {
+    "summarize": lambda array, folder: summarize({"layer": array}),
+    "spray": lambda array, folder: lrpfx.datasets.spray(array, [0] * COUNT, clusters=(2,)),
+    "picture": lambda array, folder: lrpfx.datasets.spray(
+        np.random.default_rng(0).random((COUNT, 6, 6)), [0] * COUNT, clusters=(2,), embeddings=()
+    ).picture(0, array),
+    "write_project": lambda array, folder: lrpfx.datasets.virelay.write_project(
+        folder, images=np.zeros((COUNT, 6, 6)), relevance=array, outputs=np.zeros((COUNT, 2)), labels=[0] * COUNT
+    ),
+}
+SEVERAL = {
+    "target": {"targets": ["predicted", "true"]},
+    "target of one": {"targets": ["predicted"]},
+    "condition": {"conditions": [{"first": Channel(1, 3)}]},
+}
+
+
+@pytest.fixture(scope="module", params=SEVERAL)
+def several(request, tmp_path_factory):
+    """A view with relevance of several targets or conditions, which has as many dimensions as maps with channels."""
+    path = tmp_path_factory.mktemp("stores") / "store"
+    return lrpfx.datasets.attribute(small_explain_model(), Noise(COUNT), path, reduce="sum", **SEVERAL[request.param])
+
+
+@pytest.mark.parametrize("by_zarr", [False, True])
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_targets_and_conditions_are_no_channels(purpose, by_zarr, several, tmp_path):
+    array = zarr.open_group(several.path, mode="r")["relevance"] if by_zarr else several.relevance
+    with pytest.raises(InputError, match=r"has a dimension for (target|condition)s, .* such as \[:, 0\]"):
+        PURPOSES[purpose](array, tmp_path)
+    assert summarize({"layer": several.relevance[:, 0]}).mean_map("layer").shape == (6, 6)
 
 
 class Counted:

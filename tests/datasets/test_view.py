@@ -3,12 +3,15 @@
 import json
 import pickle
 import shutil
+from copy import deepcopy
 
 import numpy as np
 import pytest
+import torch
 import xarray
 import zarr
 from data_sets import LAYERS, Noise, small_explain_model
+from torch.utils.data import DataLoader
 
 import lrpfx
 import lrpfx.datasets
@@ -44,6 +47,22 @@ INDICES = [
     (slice(3, 9), 0, 0),
     ([1, 9], slice(None), 0, slice(1, 3)),
     (Ellipsis, 2),
+    (),
+    (np.array(3),),
+    (torch.tensor(3), 1),
+    (torch.tensor([3, 1]),),
+    (slice(-3, None, -2), slice(None, None, -1)),
+    (Ellipsis, None),
+    (4, Ellipsis),
+    (Ellipsis, slice(1, 2), 0),
+    ([0, 1], [0, 1]),
+    ([[0], [1]],),
+    ([5, 2, 9], 0, Ellipsis, [1, 0, 1]),
+    (0, slice(None), 0, [1, 2]),
+    (slice(4), [0], 0, [[1], [2]]),
+    ([1, 2], None, 0),
+    (np.arange(COUNT) < 2, [1, 0]),
+    (2, np.array([True, False])),
 ]
 
 
@@ -52,10 +71,18 @@ def test_indices_are_those_of_numpy(index, store):
     for name in ("relevance", "layers.add", "label", "key", "error"):
         whole = store[name][:]
         assert whole.shape == store[name].shape and len(store[name]) == COUNT
-        if len(index) > whole.ndim or (index[0] is Ellipsis and whole.ndim < 3):
+        key = index[0] if len(index) == 1 else index
+        try:
+            expected = whole[key]
+        except IndexError:
+            with pytest.raises(lrpfx.InputError):
+                store[name][key]
             continue
-        expected = whole[index if len(index) > 1 else index[0]]
-        found = store[name][index if len(index) > 1 else index[0]]
+        if np.ndim(index[0] if index else 0) > 1:
+            with pytest.raises(lrpfx.InputTypeError):
+                store[name][key]
+            continue
+        found = store[name][key]
         assert np.shape(found) == np.shape(expected)
         if whole.dtype.kind == "O":
             assert np.array_equal(found, expected)
@@ -69,10 +96,34 @@ def test_iteration_and_arrays(store):
     assert store.relevance.dtype == np.float32 and store["key"].ndim == 1
 
 
-@pytest.mark.parametrize("index", [COUNT, -COUNT - 1, [0, COUNT], (0, 2), "a", 1.5, [[1, 2]], [True, False]])
+OUT_OF_RANGE = [COUNT, -COUNT - 1, [0, COUNT], (0, 2), (0,) * 9, (slice(2), [0, 5]), [True, False], (Ellipsis, Ellipsis)]
+NO_INDICES = ["a", 1.5, [[1, 2]], [0.5], [[0], [0, 1]], {"a": 1}, None, True, (0, True), (0, "a")]
+NO_SLICES = [slice(None, None, 0), slice("a", None), slice(0, 2, 1.5), (0, slice(None, None, 0))]
+
+
+@pytest.mark.parametrize("index", [*OUT_OF_RANGE, *NO_INDICES, *NO_SLICES], ids=str)
 def test_indices_out_of_range(index, store):
     with pytest.raises(lrpfx.InputError):
         store.relevance[index]
+
+
+@pytest.mark.parametrize("again", [lambda one: pickle.loads(pickle.dumps(one)), deepcopy], ids=["pickle", "deepcopy"])
+def test_views_and_arrays_go_to_other_processes(again, store):
+    for name in store.names:
+        assert np.array_equal(again(store[name])[2:9], store[name][2:9], equal_nan=store[name].dtype.kind == "f")
+        assert np.array_equal(again(store)[name][-1], store[name][-1], equal_nan=store[name].dtype.kind == "f")
+    assert again(store).errors == store.errors and again(store).manifest == store.manifest
+
+
+def test_a_view_of_an_object_store_goes_to_other_processes(tmp_path):
+    found = lrpfx.datasets.attribute(small_explain_model(), Noise(9), f"objects:/{tmp_path}/store")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).relevance[:], found.relevance[:])
+
+
+def test_spawned_processes_load_a_stored_array(store):
+    whole = store["reached"][:]
+    loader = DataLoader(store["reached"], batch_size=10, num_workers=1, multiprocessing_context="spawn")
+    np.testing.assert_array_equal(torch.cat(list(loader)).numpy(), whole)
 
 
 def test_what_a_store_says(store):
@@ -121,6 +172,33 @@ def test_a_damaged_chunk_is_an_error(name, copy):
     with pytest.raises(lrpfx.ArtefactError, match=rf"/{name}/c/1[0/]* cannot be read: ValueError: .*checksum"):
         found[name][:]
     assert np.isfinite(found[name][:3]).all()  # other chunks are whole
+
+
+GONE = {
+    "relevance": lambda view: view.relevance[:],
+    "one": lambda view: view.relevance[4],
+    "label": lambda view: view.labels,
+    "keys": lambda view: view.keys,
+    "done": lambda view: view.done,
+    "is_complete": lambda view: view.is_complete,
+    "explained": lambda view: view.explained,
+    "errors": lambda view: view.errors,
+    "table": lambda view: lrpfx.datasets.write_table(view, view.path.with_suffix(".parquet")),
+    "statistics": lambda view: lrpfx.datasets.summarize({"layer": view["layers.add"][:]}),
+    "open": lambda view: lrpfx.datasets.open(view.path),
+}
+
+
+@pytest.mark.parametrize("how", ["moved", "emptied"])
+@pytest.mark.parametrize("call", GONE)
+def test_a_store_that_is_gone_is_not_one_without_values(call, how, copy):
+    found = lrpfx.datasets.open(copy)
+    copy.rename(copy.with_name("elsewhere"))
+    if how == "emptied":  # as a folder is where nothing is mounted any more
+        copy.mkdir()
+    with pytest.raises(lrpfx.ArtefactError, match=r"is not there any more: it was moved or removed|there is no store"):
+        GONE[call](found)
+    assert not copy.with_suffix(".parquet").exists()
 
 
 @pytest.mark.parametrize("name", ["relevance", "done"])

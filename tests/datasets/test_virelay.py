@@ -4,6 +4,8 @@ import json
 import resource
 import shutil
 import signal
+import threading
+import time
 import tracemalloc
 
 import h5py
@@ -386,20 +388,43 @@ def test_one_process_at_a_time(tmp_path):
         write_project(tmp_path, **data())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # HDF5 tries once more to close the file
-@pytest.mark.parametrize("limit", [20_000, 300_000])
-def test_a_full_disk(limit, tmp_path):
+@pytest.mark.parametrize("limit", [0, 100, 3_000, 20_000, 50_000, 300_000, 1_000_000])
+@pytest.mark.parametrize("compression", [0, 1])
+@pytest.mark.parametrize("form", ["array", "sequence"])
+def test_a_full_disk(form, compression, limit, tmp_path):
+    """Wherever the space ends, an error follows and nothing is left: HDF5 by itself ends the process."""
     given = data((3, 64, 64))
+    if form == "sequence":
+        for name in ("images", "relevance"):
+            given[name] = [one[..., : 64 - place % 2] for place, one in enumerate(given[name])]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(ArtefactError, match="cannot be written"):
-            write_project(tmp_path, **given, compression=0)
+        with pytest.raises(ArtefactError, match="cannot be written: File too large"):
+            write_project(tmp_path, **given, compression=compression)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert not (tmp_path / "project.yaml").exists() and not list(tmp_path.glob(".lrpfx*"))
+    assert not list(tmp_path.iterdir())
+    write_project(tmp_path, **given, compression=compression)
+
+
+def test_a_call_that_is_interrupted(tmp_path):
+    """The interrupt comes while HDF5 writes; nothing is written after the block that is."""
+    given, reads = data((3, 64, 64)), []
+
+    class Interrupting(list):
+        def __getitem__(self, number):
+            reads.append(number)
+            if len(reads) == 5:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                time.sleep(0.2)
+            return super().__getitem__(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_project(tmp_path, **{**given, "images": Interrupting(given["images"])})
+    assert not list(tmp_path.iterdir()) and 5 <= len(reads) <= 6
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
