@@ -51,11 +51,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Preparing:
-    """Makes samples from items. `arguments`: the names of the model's. `collate`: of a DataLoader, for one sample at a time."""
+    """Makes samples from items. `arguments`: the names of the model's.
+
+    `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`.
+    """
 
     arguments: tuple[str, ...]
     preprocess: Preprocessing | None = None
-    collate: Callable[[list[Any]], Any] | None = None
+    collate: Callable[[Any], Any] | None = None
+    is_of_batches: bool = True
 
     def sample(self, number: int, load: Callable[[], Any]) -> Sample:
         """The sample that `load` returns an item of. An exception of the user's code is its problem."""
@@ -64,10 +68,9 @@ class Preparing:
         try:
             item = load()
             key = identity_of(item)
-            inputs, label = parts_of(item)
             if self.collate is not None:
-                inputs, other = parts_of(pytree.tree_map(_single, self.collate([item])))
-                label = other if label is None else label
+                item = pytree.tree_map(_single, self.collate([item])) if self.is_of_batches else self.collate(item)
+            inputs, label = parts_of(item)
             return Sample(number, self.prepared(inputs), label, key)
         except LrpfxError as error:
             return Sample(number, label=label, key=key, problem=str(error))
