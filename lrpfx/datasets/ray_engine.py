@@ -48,8 +48,8 @@ class RayEngine(Engine):
     Attributes
     ----------
     explainers
-        How many actors explain; by default one for each GPU, or, without any, for each `cpus` of the CPUs, of which one is left
-        for loading.
+        How many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the free CPUs, of
+        which one is left for loading.
     cpus
         CPUs, and threads, of each.
     gpus
