@@ -132,12 +132,13 @@ def _pool(ray: Any, wanted: Wanted) -> Pool:
     has = ray.cluster_resources()
     _planned(wanted, has, has)
     end = time.monotonic() + _PATIENCE
-    while (free := ray.available_resources()) != has and time.monotonic() < end:
+    while True:
+        free = ray.available_resources()
+        is_all = _cpus_and_gpus(free) == _cpus_and_gpus(has)
         is_enough = wanted.explainers is not None and _is_room(_counts(wanted, has, free), free)
-        if is_enough:
-            break
+        if is_all or is_enough or time.monotonic() >= end:
+            return _planned(wanted, has, free)
         time.sleep(0.05)
-    return _planned(wanted, has, free)
 
 
 def _counts(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
@@ -163,9 +164,9 @@ def _planned(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]
     if not _is_room(pool, free):
         (cpus, gpus), (free_cpus, free_gpus) = _cpus_and_gpus(has), _cpus_and_gpus(free)
         raise InputError(
-            f"the cluster has {cpus} CPUs and {gpus:g} GPUs, of which {free_cpus} and {free_gpus:g} are free: {pool.explainers} "
-            f"explainers of {pool.cpus} CPUs and {pool.gpus:g} GPUs, and one CPU for loading, would wait for ever; ask for fewer "
-            "by RayEngine(explainers=, cpus=, gpus=), or wait for others to end"
+            f"the cluster has {cpus} CPUs and {gpus:g} GPUs, of which {free_cpus} and {free_gpus:g} are free: "
+            f"{pool.explainers} explainers of {pool.cpus} CPUs and {pool.gpus:g} GPUs, and one CPU for loading, would wait for "
+            "ever; ask for fewer by RayEngine(explainers=, cpus=, gpus=), or wait for others to end"
         )
     return pool
 

@@ -116,15 +116,29 @@ def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
 def image_files(folder: Path) -> list[Path]:
     """The files in a folder, and in folders in it, that have the suffix of an image format, in order of their names.
 
-    Hidden files and folders, whose names start with a dot, are left out.
+    Hidden files and folders, whose names start with a dot, are left out. Links to folders are followed, except to one that they
+    are in themselves, which would have no end.
+
+    Errors: `InputError` if a folder cannot be read.
     """
     suffixes = image_suffixes()
+    return sorted(path for path in _files_in(folder, ()) if path.suffix.lower() in suffixes)
 
-    def is_meant(path: Path) -> bool:
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        return not hidden and path.suffix.lower() in suffixes and not path.is_dir()
 
-    return sorted(filter(is_meant, folder.rglob("*")))
+def _files_in(folder: Path, around: tuple[Path, ...]) -> Iterator[Path]:
+    """The files in a folder that are not hidden. `around`: the real folders that it is in, as its path goes."""
+    try:
+        real = folder.resolve()
+        entries = [] if real in around else list(folder.iterdir())
+    except (OSError, RuntimeError) as error:  # of links that have no end
+        raise InputError(f"the folder {folder} cannot be read: {error}") from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files_in(entry, (*around, real))
+        else:
+            yield entry
 
 
 def _is_address(path: Any) -> bool:
