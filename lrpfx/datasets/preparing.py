@@ -18,6 +18,8 @@ from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 
+#: The entries of an image of a dataset of Hugging Face that is not decoded.
+_ENCODED = {"bytes", "path"}
 #: The digest of a batch without a sample that could be loaded.
 UNKNOWN = 1
 
@@ -95,10 +97,14 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim and len(value) == 1 else value
 
 
+def _may_be_photograph(value: Any) -> bool:
+    return isinstance(value, (Image.Image, torch.Tensor, np.ndarray)) or (isinstance(value, Mapping) and set(value) == _ENCODED)
+
+
 def _photograph(inputs: Any) -> Image.Image:
     """The photograph that a sample is."""
-    if isinstance(inputs, Mapping):
-        found = [value for value in inputs.values() if isinstance(value, (Image.Image, torch.Tensor, np.ndarray))]
+    if isinstance(inputs, Mapping) and set(inputs) != _ENCODED:
+        found = [value for value in inputs.values() if _may_be_photograph(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
             raise InputError(f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}")

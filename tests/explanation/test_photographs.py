@@ -241,3 +241,24 @@ def test_links_in_folders_are_followed(name, pixels, tmp_path):
     found = [path.relative_to(folder).as_posix() for path in image_files(folder)]
     assert found == sorted([*expected, "own.png"])
     assert [one.name for one in photographs(folder)] == found and len({one.source for one in images_in([folder])}) == len(found)
+
+
+def test_images_that_a_dataset_did_not_decode(pixels, tmp_path):
+    """With the orientation that the camera noted, as from a file."""
+    path, orientation = tmp_path / "photo.png", Image.Exif()
+    orientation[0x112] = 6
+    Image.fromarray(pixels).save(path, exif=orientation)
+    expected = one(path)
+    assert expected.shape[:2] == pixels.shape[1::-1]
+    forms = [
+        {"bytes": path.read_bytes(), "path": None},
+        {"bytes": None, "path": str(path)},
+        {"bytes": b"cut", "path": "a/b.png"},
+    ]
+    for form in forms[:2]:
+        assert np.array_equal(one(form), expected)
+    with pytest.raises(InputError, match=r"a/b\.png is not an image"):
+        list(photographs({"bytes": b"cut", "path": "a/b.png"}))
+    for form in ({"bytes": None, "path": None}, {"bytes": [1, 2], "path": "photo.png"}):
+        with pytest.raises(InputTypeError, match="neither its content as bytes nor a path"):
+            list(photographs(form))
