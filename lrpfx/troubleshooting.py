@@ -155,6 +155,7 @@ SECTIONS = {
     "arguments-of-data-sets": ("datasets",),
     "samples": (
         "datasets.sources",
+        "datasets.loaders",
         "datasets.samples",
         "datasets.preparing",
         ": ^there are no samples|^samples are the numbers of samples|some samples have labels|the data set is empty",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 from lrpfx.datasets.explaining import Explaining
@@ -49,8 +50,8 @@ class EmbeddedEngine(Engine):
 
     def steps(self, work: Work) -> Generator[Step]:
         explainer = BlockExplainer(work.explaining, work.writer)
-        with WriterThread(work.writer) as thread:
-            for samples, rows in explainer.blocks(work.source.batches(work.plan)):
+        with closing(work.source.batches(work.plan)) as batches, WriterThread(work.writer) as thread:
+            for samples, rows in explainer.blocks(batches):
                 if rows is not None:
                     thread.write(rows.block, rows.arrays, rows.digest)
                 yield Step(samples, explainer.objection)

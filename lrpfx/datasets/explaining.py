@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.targets import OutputSelector
 from lrpfx.datasets.layout import NO_LABEL, SAMPLE, Array
 from lrpfx.datasets.preparing import Group, Sample, on_device_of
-from lrpfx.errors import InputError, LrpfxError, first_lines
+from lrpfx.errors import InputError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import is_floating
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.torch_internals import pytree
@@ -26,6 +27,8 @@ RELEVANCE, LAYERS = "relevance", "layers."
 OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
 SEED, REACHED = "seed", "reached"
 CONDITION, TARGET = "condition", "target"  # dimensions
+
+_DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
 
 #: "predicted", "true" for the label, the index of a class, or a function from the output to its relevance.
 TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
@@ -94,7 +97,7 @@ class Explaining:
             ) from error
         except LrpfxError:
             raise
-        except Exception as error:  # of a user's target or output function
+        except Exception as error:
             raise InputError(f"samples {numbers[0]} to {numbers[-1]} cannot be explained: {first_lines(error)}") from error
         kept = [at for at in range(len(numbers)) if at not in problems]
         rows = rows if not problems else {name: values[kept] for name, values in rows.items()}
@@ -110,7 +113,7 @@ class Explaining:
             **asked,
             conditions=self.conditions,
             record=tuple(self.record),
-            output=self.output,
+            output=_reported(self.output, "output"),
             chunk_size=self.chunk_size,
         )
         return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
@@ -119,7 +122,7 @@ class Explaining:
         if target == PREDICTED:
             return None
         if target != TRUE:
-            return target
+            return _reported(target, "target")
         if None in labels or NO_LABEL in labels:
             raise InputError('the sample has no label, which target="true" needs: pairs of an input and a label have one')
         return torch.tensor(labels)
@@ -217,6 +220,29 @@ class Explaining:
     def of_relevance(self, values: Mapping[str, Array]) -> list[str]:
         """The names of the arrays of relevance, which may be stored in fewer bits."""
         return names_of_relevance(values)
+
+
+def _reported(function: Any, what: str) -> Any:
+    """A function of the user whose exceptions are an `InputError`, which is that of single samples; others as they are.
+
+    Errors that memory ran out, or that a device failed, are not those of samples.
+    """
+    if not callable(function) or isinstance(function, (torch.Tensor, type)):
+        return function
+
+    @wraps(function, updated=())
+    def reported(output: Any) -> Any:
+        try:
+            return function(output)
+        except (LrpfxError, MemoryError, torch.OutOfMemoryError, _DEVICE_ERROR):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise MemoryError(str(error)) from error
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            raise InputError(f"the {what} function {name} failed: {first_lines(error, 1)}") from error
+
+    return reported
 
 
 def names_of_relevance(names: Iterable[str]) -> list[str]:

@@ -15,8 +15,11 @@ from lrpfx.datasets.samples import hash_of_sample, identity_of, parts_of
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.explanation.photographs import photographs
 from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 
+#: The entries of an image of a dataset of Hugging Face that is not decoded.
+_ENCODED = {"bytes", "path"}
 #: The digest of a batch without a sample that could be loaded.
 UNKNOWN = 1
 
@@ -51,11 +54,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Preparing:
-    """Makes samples from items. `arguments`: the names of the model's. `collate`: of a DataLoader, for one sample at a time."""
+    """Makes samples from items. `arguments`: the names of the model's.
+
+    `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`.
+    """
 
     arguments: tuple[str, ...]
     preprocess: Preprocessing | None = None
-    collate: Callable[[list[Any]], Any] | None = None
+    collate: Callable[[Any], Any] | None = None
+    is_of_batches: bool = True
 
     def sample(self, number: int, load: Callable[[], Any]) -> Sample:
         """The sample that `load` returns an item of. An exception of the user's code is its problem."""
@@ -64,10 +71,9 @@ class Preparing:
         try:
             item = load()
             key = identity_of(item)
-            inputs, label = parts_of(item)
             if self.collate is not None:
-                inputs, other = parts_of(pytree.tree_map(_single, self.collate([item])))
-                label = other if label is None else label
+                item = pytree.tree_map(_single, self.collate([item])) if self.is_of_batches else self.collate(item)
+            inputs, label = parts_of(item)
             return Sample(number, self.prepared(inputs), label, key)
         except LrpfxError as error:
             return Sample(number, label=label, key=key, problem=str(error))
@@ -91,10 +97,14 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim and len(value) == 1 else value
 
 
+def _may_be_photograph(value: Any) -> bool:
+    return isinstance(value, (Image.Image, torch.Tensor, np.ndarray)) or (isinstance(value, Mapping) and set(value) == _ENCODED)
+
+
 def _photograph(inputs: Any) -> Image.Image:
     """The photograph that a sample is."""
-    if isinstance(inputs, Mapping):
-        found = [value for value in inputs.values() if isinstance(value, (Image.Image, torch.Tensor, np.ndarray))]
+    if isinstance(inputs, Mapping) and set(inputs) != _ENCODED:
+        found = [value for value in inputs.values() if _may_be_photograph(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
             raise InputError(f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}")
@@ -151,40 +161,62 @@ def batched(block: int, samples: Sequence[Sample]) -> Batch:
     of_form: dict[Any, list[int]] = {}
     for place, sample in enumerate(found):
         if sample.problem is None:
-            of_form.setdefault(_form(sample.inputs), []).append(place)
-    groups = []
-    for places in of_form.values():
-        try:
-            inputs = default_collate([found[place].inputs for place in places])
-        except (RuntimeError, TypeError, ValueError, KeyError) as error:
-            for place in places:
-                found[place] = _failed(found[place], f"it does not make a batch: {first_lines(error)}")
-            continue
-        wrong = _not_finite(inputs, len(places))
-        for at in wrong:
-            found[places[at]] = _failed(found[places[at]], "the input has values that are not finite")
-        if wrong:
-            kept = [at for at in range(len(places)) if at not in wrong]
-            places = [places[at] for at in kept]
-            inputs = pytree.tree_map(lambda leaf, kept=kept: leaf[kept] if isinstance(leaf, torch.Tensor) else leaf, inputs)
-        if places:
-            groups.append(Group(places, inputs))
+            problem = _not_dense(sample.inputs)
+            if problem is not None:
+                found[place] = _failed(sample, f"the input is {problem}")
+            else:
+                of_form.setdefault(_form(sample.inputs), []).append(place)
+    groups = [group for places in of_form.values() for group in _grouped(found, places)]
     first = next((sample.inputs for sample in found if sample.problem is None), None)
     digest = UNKNOWN if first is None else max(UNKNOWN + 1, int(hash_of_sample(first)[:16], 16))
     described = [Sample(number, None, label, key, problem) for number, _, label, key, problem in found]
     return Batch(block, described, groups, digest)
 
 
+def _grouped(found: list[Sample], places: list[int]) -> Iterator[Group]:
+    """The samples at these places as one group, or, if they do not make a batch, each by itself. What fails is noted there."""
+    try:
+        inputs = default_collate([found[place].inputs for place in places])
+        wrong = _not_finite(inputs, len(places))
+    except MemoryError:
+        raise
+    except Exception as error:  # of values of any type
+        if len(places) == 1:
+            found[places[0]] = _failed(found[places[0]], f"it does not make a batch: {first_lines(error)}")
+        else:
+            for place in places:
+                yield from _grouped(found, [place])
+        return
+    for at in wrong:
+        found[places[at]] = _failed(found[places[at]], "the input has values that are not finite")
+    if wrong:
+        kept = [at for at in range(len(places)) if at not in wrong]
+        places = [places[at] for at in kept]
+        inputs = pytree.tree_map(lambda leaf: leaf[kept] if isinstance(leaf, torch.Tensor) else leaf, inputs)
+    if places:
+        yield Group(places, inputs)
+
+
 def _failed(sample: Sample, problem: str) -> Sample:
     return Sample(sample.number, None, sample.label, sample.key, problem)
 
 
+def _not_dense(inputs: Any) -> str | None:
+    """What the first tensor of a sample is that is not dense, or None."""
+    leaves = [inputs] if isinstance(inputs, torch.Tensor) else pytree.tree_leaves(inputs)
+    problems = (not_dense(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return next((problem for problem in problems if problem is not None), None)
+
+
 def _form(inputs: Any) -> Any:
-    """The shapes and dtypes of a sample."""
+    """The shapes, dtypes and devices of a sample."""
     if isinstance(inputs, torch.Tensor):
-        return inputs.shape, inputs.dtype
+        return inputs.shape, inputs.dtype, inputs.device
     leaves, structure = pytree.tree_flatten(inputs)
-    forms = ((tuple(leaf.shape), str(leaf.dtype)) if hasattr(leaf, "shape") else type(leaf) for leaf in leaves)
+    forms = (
+        (tuple(leaf.shape), str(leaf.dtype), str(getattr(leaf, "device", "cpu"))) if hasattr(leaf, "shape") else type(leaf)
+        for leaf in leaves
+    )
     return str(structure), *forms
 
 

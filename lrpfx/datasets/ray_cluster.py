@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from lrpfx.version import __version__
 
 #: How often a part is tried again if the process that had it ended: for ever, were it left to Ray.
 RETRIES = 3
+_PATIENCE = 5.0  # seconds until what ended actors had is free
 _VERSIONS = {"lrpfx": __version__, "torch": torch.__version__}
 _OBJECT_STORE_BYTES = 1 << 30  # of a Ray that is started here
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -123,20 +125,50 @@ def _cpus_here() -> int:
 
 
 def _pool(ray: Any, wanted: Wanted) -> Pool:
-    """The actors that the cluster has room for. `InputError` if it has none for those that are asked for."""
+    """The actors that the cluster has room for. `InputError` if it has none for those that are asked for.
+
+    What others hold is not counted. What an actor that ended had is free a little later, which is waited for.
+    """
     has = ray.cluster_resources()
-    cpus, gpus = int(has.get("CPU", 0)), has.get("GPU", 0.0)
-    each = wanted.gpus if wanted.gpus is not None else float(gpus >= 1)
-    by_gpus = int(gpus // each) if each else None
+    _planned(wanted, has, has)
+    end = time.monotonic() + _PATIENCE
+    while True:
+        free = ray.available_resources()
+        is_all = _cpus_and_gpus(free) == _cpus_and_gpus(has)
+        is_enough = wanted.explainers is not None and _is_room(_counts(wanted, has, free), free)
+        if is_all or is_enough or time.monotonic() >= end:
+            return _planned(wanted, has, free)
+        time.sleep(0.05)
+
+
+def _counts(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
+    """The actors to have of what is free, whether there is room for them or not."""
+    cpus, gpus = _cpus_and_gpus(free)
+    each = wanted.gpus if wanted.gpus is not None else float(_cpus_and_gpus(has)[1] >= 1)
     by_cpus = (cpus - 1) // wanted.cpus
-    explainers = wanted.explainers or max(1, by_cpus if by_gpus is None else min(by_cpus, by_gpus))
-    left = cpus - explainers * wanted.cpus
-    if left < 1 or explainers * each > gpus:
+    explainers = wanted.explainers or max(1, min(by_cpus, int(gpus // each)) if each else by_cpus)
+    return Pool(explainers, cpus - explainers * wanted.cpus, wanted.cpus, each)
+
+
+def _is_room(pool: Pool, free: Mapping[str, float]) -> bool:
+    return pool.loaders >= 1 and pool.explainers * pool.gpus <= _cpus_and_gpus(free)[1]
+
+
+def _cpus_and_gpus(resources: Mapping[str, float]) -> tuple[int, float]:
+    return int(resources.get("CPU", 0)), resources.get("GPU", 0.0)
+
+
+def _planned(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
+    """The actors to have of what is free. `InputError` if there is no room for them."""
+    pool = _counts(wanted, has, free)
+    if not _is_room(pool, free):
+        (cpus, gpus), (free_cpus, free_gpus) = _cpus_and_gpus(has), _cpus_and_gpus(free)
         raise InputError(
-            f"the cluster has {cpus} CPUs and {gpus:g} GPUs: {explainers} explainers of {wanted.cpus} CPUs and {each:g} GPUs, "
-            "and one CPU for loading, would wait for ever; ask for fewer by RayEngine(explainers=, cpus=, gpus=)"
+            f"the cluster has {cpus} CPUs and {gpus:g} GPUs, of which {free_cpus} and {free_gpus:g} are free: "
+            f"{pool.explainers} explainers of {pool.cpus} CPUs and {pool.gpus:g} GPUs, and one CPU for loading, would wait for "
+            "ever; ask for fewer by RayEngine(explainers=, cpus=, gpus=), or wait for others to end"
         )
-    return Pool(explainers, left, wanted.cpus, each)
+    return pool
 
 
 # --- datasets of Ray ---------------------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ class RayEngine(Engine):
     Attributes
     ----------
     explainers
-        How many actors explain; by default one for each GPU, or, without any, for each `cpus` of the CPUs, of which one is left
-        for loading.
+        How many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the free CPUs, of
+        which one is left for loading.
     cpus
         CPUs, and threads, of each.
     gpus
@@ -89,12 +89,18 @@ class RayEngine(Engine):
         Raises
         ------
         InputError
-            A number is wrong, or the source is an iterator, which can be read only once.
+            A number is wrong, the source is an iterator, which can be read only once, or its samples are loaded by processes
+            that a function of a DataLoader prepares.
         """
         _ = self.wanted
         if isinstance(source, Streamed) and source.is_read_once:
             raise InputError(
                 "an iterator can be read only once, and only here: for Ray pass what it was made of, such as an IterableDataset"
+            )
+        if isinstance(source, Indexed) and source.loaded_by.are_prepared:
+            raise InputError(
+                "the processes of Ray do not call the worker_init_fn= of a DataLoader: have the dataset do it where it first "
+                "loads a sample"
             )
 
     def steps(self, work: Work) -> Generator[Step]:

@@ -4,7 +4,8 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 
+from lrpfx.datasets.loaders import Ordered, Workers, check_loader, samples_of, workers_of
 from lrpfx.datasets.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
 from lrpfx.datasets.samples import is_indexed
 from lrpfx.datasets.store import Done, samples_in
-from lrpfx.errors import InputError, InputTypeError, first_lines
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.explanation.photographs import image_files
 
 
@@ -62,8 +63,11 @@ class Source(ABC):
         """The first samples. They are there again when batches are asked for."""
 
     @abstractmethod
-    def batches(self, plan: Plan) -> Iterator[Batch]:
-        """The samples of the blocks that are not done. `InputError` if those that are done have changed."""
+    def batches(self, plan: Plan) -> Generator[Batch]:
+        """The samples of the blocks that are not done. Closed, it ends the processes that load them.
+
+        Errors: `InputError` if the samples that are done have changed.
+        """
 
 
 def changed(number: int) -> InputError:
@@ -80,35 +84,49 @@ def changed(number: int) -> InputError:
 class Indexed(Source):
     """A dataset whose samples are found by their numbers."""
 
-    def __init__(self, dataset: Any, preparing: Preparing, workers: int, kind: str = "sequence") -> None:
+    def __init__(self, dataset: Any, preparing: Preparing, loaded_by: Workers, kind: str = "sequence") -> None:
         self.dataset = dataset
         self.preparing = preparing
-        self.workers = workers
+        self.loaded_by = loaded_by
         self.kind = kind
         self.length: int = len(dataset)
 
     def identity(self) -> dict[str, Any]:
-        """The number of samples, and the fingerprint that a folder or a dataset of Hugging Face has."""
-        fingerprint = getattr(self.dataset, "_fingerprint", None)
-        return {"kind": self.kind, "samples": self.length, "fingerprint": fingerprint if isinstance(fingerprint, str) else None}
+        """The number of samples, the fingerprint that a folder or a dataset of Hugging Face has, and the order of a sampler."""
+        found = getattr(self.dataset, "_fingerprint", None)
+        order = {"order": self.dataset.order} if isinstance(self.dataset, Ordered) else {}
+        fingerprint = found if isinstance(found, str) else None
+        return {"kind": self.kind, "samples": self.length, "fingerprint": fingerprint, **order}
+
+    @property
+    def workers(self) -> int:
+        """How many processes load samples."""
+        return self.loaded_by.count
 
     def sample(self, number: int) -> Sample:
         """The sample with a number."""
         return self.preparing.sample(number, lambda: self.dataset[number])
 
     def first(self, count: int) -> Iterator[Sample]:
-        return (self.sample(number) for number in range(min(count, self.length)))
+        return self.some(range(min(count, self.length)))
 
-    def batches(self, plan: Plan) -> Iterator[Batch]:
+    def some(self, numbers: Sequence[int]) -> Generator[Sample]:
+        """The samples with these numbers, each loaded when it is asked for, where all samples are loaded."""
+        if self.loaded_by.are_prepared and numbers:
+            yield from self._loaded(_Some(self, numbers), 1)
+        else:
+            yield from map(self.sample, numbers)
+
+    def batches(self, plan: Plan) -> Generator[Batch]:
         self.check_done(plan)
         parts = _Parts(self, plan, plan.pending(self.length))
         if not self.workers or not len(parts):
             return (parts[place] for place in range(len(parts)))
-        generator = torch.Generator()  # for the seeds of the workers: else torch's own would go on
-        loader: DataLoader[Batch] = DataLoader(
-            parts, batch_size=None, num_workers=min(self.workers, len(parts)), collate_fn=_as_it_is, generator=generator
-        )
-        return _without_dead_workers(iter(loader))
+        return self._loaded(parts, len(parts))
+
+    def _loaded(self, parts: Dataset[Any], most: int) -> Generator[Any]:
+        lent = self.dataset.dataset if isinstance(self.dataset, Ordered) else self.dataset
+        return _without_dead_workers(self.loaded_by.loading(parts, lent, most, batch_size=None, collate_fn=_as_it_is))
 
     def block(self, plan: Plan, block: int) -> list[Batch]:
         """The batches of a block."""
@@ -123,10 +141,25 @@ class Indexed(Source):
             if known == UNKNOWN:
                 continue
             numbers = range(block * plan.block, min((block + 1) * plan.block, self.length))
-            found = (batched(block, [self.sample(number)]) for number in numbers)
-            batch = next((one for one in found if one.digest != UNKNOWN), None)
+            with closing(self.some(numbers)) as samples:
+                found = (batched(block, [sample]) for sample in samples)
+                batch = next((one for one in found if one.digest != UNKNOWN), None)
             if batch is None or batch.digest != known or plan.has_another_label(batch.samples[0]):
                 raise changed(numbers[0] if batch is None else batch.samples[0].number)
+
+
+class _Some(Dataset[Sample]):
+    """Some samples of an indexed dataset, for a worker."""
+
+    def __init__(self, source: Indexed, numbers: Sequence[int]) -> None:
+        self.source = source
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Sample:
+        return self.source.sample(self.numbers[place])
 
 
 class _Parts(Dataset[Batch]):
@@ -157,7 +190,7 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _without_dead_workers(batches: Iterator[Batch]) -> Iterator[Batch]:
+def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
     try:
         yield from batches
     except RuntimeError as error:
@@ -196,7 +229,7 @@ class Streamed(Source):
         """`preparing`: None if the items are samples already."""
         self.preparing = preparing
         self._given = items
-        self._items = enumerate(iter(items))
+        self._items: Iterator[tuple[int, Any]] = enumerate(iter(items))
         self._read: deque[Sample] = deque()
         self._identity = dict(identity)
 
@@ -225,6 +258,8 @@ class Streamed(Source):
         """The next item. After an error there would be no more, as if the end were reached, so it ends the run."""
         try:
             return next(self._items, None)
+        except LrpfxError:
+            raise
         except Exception as error:
             raise InputError(
                 f"the data set ended with an error: {first_lines(error)}; what was explained before is in the store"
@@ -240,8 +275,14 @@ class Streamed(Source):
         while (item := self._next()) is not None:
             yield partial(self._sample, *item)
 
-    def batches(self, plan: Plan) -> Iterator[Batch]:
+    def batches(self, plan: Plan) -> Generator[Batch]:
         """The batches; those of a stream that is done already up to its end are none."""
+        try:
+            yield from self._batches(plan)
+        finally:
+            self._items = iter(())  # workers that load end
+
+    def _batches(self, plan: Plan) -> Iterator[Batch]:
         rest, done = self._rest(), plan.done.counts
         block = count = 0
         while (first := next(rest, None)) is not None:
@@ -290,14 +331,19 @@ class _Prepared:
         return [self.preparing.sample(0, partial(_as_it_is, item)) for item in items]
 
 
-class _Flat(Iterable[Sample]):
-    """The samples in lists of them."""
+class _Loaded(Iterable[Sample]):
+    """The samples of a stream that workers load and prepare, `together` at once."""
 
-    def __init__(self, lists: Iterable[list[Sample]]) -> None:
-        self.lists = lists
+    def __init__(self, stream: IterableDataset[Any], loaded_by: Workers, together: int, preparing: Preparing) -> None:
+        self.stream = stream
+        self.loaded_by = loaded_by
+        self.together = together
+        self.preparing = preparing
 
     def __iter__(self) -> Iterator[Sample]:
-        return chain.from_iterable(self.lists)
+        prepared = _Prepared(self.preparing)
+        for samples in self.loaded_by.loading(self.stream, self.stream, batch_size=self.together, collate_fn=prepared):
+            yield from samples
 
 
 # --- whatever users have -----------------------------------------------------------------------------------------------------
@@ -306,13 +352,13 @@ class _Flat(Iterable[Sample]):
 def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
     """The samples that `data` stands for. `workers`: processes that load them; None for those of a DataLoader."""
     if isinstance(data, DataLoader):
-        return _of_loader(data, preparing, data.num_workers if workers is None else workers)
+        return _of_loader(data, preparing, workers_of(data, workers))
     if isinstance(data, (str, os.PathLike)):
-        return _of_path(data, preparing, workers or 0)
+        return _of_path(data, preparing, Workers(workers or 0))
     if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
         if not len(data):
             raise InputError("the data set is empty")
-        return Indexed(data, preparing, workers or 0)
+        return Indexed(data, preparing, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise InputTypeError(
             f"data is a folder, a dataset or a DataLoader of torch, a sequence or an iterable of samples, not "
@@ -326,7 +372,7 @@ def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
     return Streamed(data, preparing, {"workers": 0})
 
 
-def _of_path(path: Any, preparing: Preparing, workers: int) -> Source:
+def _of_path(path: Any, preparing: Preparing, workers: Workers) -> Source:
     try:
         place = Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
@@ -342,35 +388,19 @@ def _of_path(path: Any, preparing: Preparing, workers: int) -> Source:
     return Indexed([place], preparing, workers)
 
 
-def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: int) -> Source:
+def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: Workers) -> Source:
     """The samples of a DataLoader. Its batches are made anew, so that none crosses a block."""
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        raise InputError(
-            "the DataLoader has a batch_sampler=, which chooses samples and their order: pass batch_size= instead, and a "
-            "torch.utils.data.Subset for a part of the dataset"
-        )
+    check_loader(loader)
     own = loader.collate_fn
-    if loader.batch_size is not None and own is not default_collate:
-        preparing = replace(preparing, collate=own)
+    if own is not default_collate and own is not default_convert:
+        preparing = replace(preparing, collate=own, is_of_batches=loader.batch_size is not None)
     if not isinstance(loader.dataset, IterableDataset):
-        if not isinstance(loader.sampler, SequentialSampler):
-            raise InputError(
-                f"the DataLoader takes samples in the order of a {type(loader.sampler).__name__}, which another run would not "
-                "repeat: pass shuffle=False, and a torch.utils.data.Subset for a part of the dataset"
-            )
-        if not is_indexed(loader.dataset):
-            raise InputTypeError(f"the dataset of the DataLoader, {type(loader.dataset).__name__}, has no length")
-        return Indexed(loader.dataset, preparing, workers)
-    if not workers:
+        samples = samples_of(loader)
+        if not len(samples):
+            raise InputError("the data set is empty")
+        return Indexed(samples, preparing, workers)
+    if not workers.count:
         return Streamed(loader.dataset, preparing, {"workers": 0})
     together = loader.batch_size or 1
-    anew: DataLoader[list[Sample]] = DataLoader(
-        loader.dataset,
-        batch_size=together,
-        num_workers=workers,
-        collate_fn=_Prepared(preparing),
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator(),
-    )
-    return Streamed(_Flat(anew), None, {"workers": workers, "together": together})  # both change the order of the samples
+    loaded = _Loaded(loader.dataset, workers, together, preparing)
+    return Streamed(loaded, None, {"workers": workers.count, "together": together})  # both change the order of the samples

@@ -1,5 +1,6 @@
 """Photographs in all forms that users have: files, folders, PIL images, arrays and tensors."""
 
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -68,6 +69,8 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
             )
         several = images.ndim == 4 or (images.ndim > 0 and _has_paths(images))
         yield from _each(images, "batch") if several else iter([(images, "")])
+    elif isinstance(images, Mapping) and set(images) == {"bytes", "path"}:
+        yield _encoded(images["bytes"], images["path"])
     elif isinstance(images, (Mapping, Set)):
         raise InputTypeError(
             f"images are in an order, which a {type(images).__name__} does not give them: pass a list"
@@ -90,6 +93,17 @@ def _each(images: Any, what: str) -> Iterator[tuple[Any, str]]:
         yield from _items(image)
     if not found:
         raise InputError(f"the {what} of images is empty")
+
+
+def _encoded(content: Any, path: Any) -> tuple[Any, str]:
+    """The file of an image that a dataset of Hugging Face did not decode: its content, or else its path."""
+    if content is None and isinstance(path, str) and path:
+        return _expanded(path), _expanded(path).name
+    if not isinstance(content, bytes):
+        raise InputTypeError("an image of a dataset of Hugging Face has neither its content as bytes nor a path")
+    file = io.BytesIO(content)
+    file.name = path if isinstance(path, str) else "the image"
+    return file, Path(path).name if isinstance(path, str) else ""
 
 
 def _has_paths(array: Any) -> bool:
@@ -116,15 +130,29 @@ def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
 def image_files(folder: Path) -> list[Path]:
     """The files in a folder, and in folders in it, that have the suffix of an image format, in order of their names.
 
-    Hidden files and folders, whose names start with a dot, are left out.
+    Hidden files and folders, whose names start with a dot, are left out. Links to folders are followed, except to one that they
+    are in themselves, which would have no end.
+
+    Errors: `InputError` if a folder cannot be read.
     """
     suffixes = image_suffixes()
+    return sorted(path for path in _files_in(folder, ()) if path.suffix.lower() in suffixes)
 
-    def is_meant(path: Path) -> bool:
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        return not hidden and path.suffix.lower() in suffixes and not path.is_dir()
 
-    return sorted(filter(is_meant, folder.rglob("*")))
+def _files_in(folder: Path, around: tuple[Path, ...]) -> Iterator[Path]:
+    """The files in a folder that are not hidden. `around`: the real folders that it is in, as its path goes."""
+    try:
+        real = folder.resolve()
+        entries = [] if real in around else list(folder.iterdir())
+    except (OSError, RuntimeError) as error:  # of links that have no end
+        raise InputError(f"the folder {folder} cannot be read: {error}") from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files_in(entry, (*around, real))
+        else:
+            yield entry
 
 
 def _is_address(path: Any) -> bool:

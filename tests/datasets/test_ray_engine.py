@@ -33,8 +33,9 @@ from helpers import ROOT
 
 import lrpfx
 import lrpfx.datasets
+from lrpfx.datasets import ray_cluster
 from lrpfx.datasets.engines import Step
-from lrpfx.datasets.ray_cluster import count_attempt, open_desk, packed, packed_problem
+from lrpfx.datasets.ray_cluster import Wanted, _pool, count_attempt, open_desk, packed, packed_problem
 from lrpfx.datasets.ray_engine import _steps_in
 
 COUNT = 300
@@ -227,6 +228,26 @@ def test_attempts_are_counted(cluster):
 
 
 @pytest.mark.ray
+def test_a_busy_cluster(cluster, explain_model, tmp_path, monkeypatch):
+    """A loader with a sampler, on what an actor of another leaves; nothing waits for what it holds."""
+    monkeypatch.setattr(ray_cluster, "_PATIENCE", 2.0)
+
+    class Held:
+        def held(self):
+            return True
+
+    holder = ray.remote(num_cpus=1)(Held).remote()
+    ray.get(holder.held.remote())
+    settings = {"batch_size": 4, "multiprocessing_context": "fork", "num_workers": 1, "generator": torch.Generator()}
+    loader = torch.utils.data.DataLoader(Noise(40), sampler=list(range(39, 7, -1)), **settings)
+    with pytest.raises(lrpfx.InputError, match="3 CPUs and 0 GPUs, of which 2 and 0 are free"):
+        lrpfx.datasets.attribute(explain_model, loader, tmp_path / "store", engine=TWO)
+    found = lrpfx.datasets.attribute(explain_model, loader, tmp_path / "store", engine="ray")
+    ray.kill(holder)
+    assert found.is_complete and found.labels.tolist() == [number % 4 for number in range(39, 7, -1)]
+
+
+@pytest.mark.ray
 def test_collections(cluster, explain_model, tmp_path):
     """Rankings of the samples that several processes collected from are those of one process, and a file goes on."""
     data, path = Noise(600), tmp_path / "collection.npz"
@@ -335,6 +356,66 @@ def test_what_cannot_run(data, engine, message, explain_model, tmp_path):
 def test_collections_of_streams_take_one_process(explain_model):
     with pytest.raises(lrpfx.InputTypeError, match="length and indices"):
         lrpfx.concepts.collect(explain_model, Stream(Noise(8)), ["first"], engine="ray")
+
+
+class Resources:
+    """What Ray says of a cluster: others hold what is not free, and what is freed is so after a while."""
+
+    def __init__(self, has, free, later=None, answers=3):
+        self.has, self.free, self.later, self.answers = has, free, later, answers
+
+    def cluster_resources(self):
+        return {**dict(zip(("CPU", "GPU"), map(float, self.has), strict=False)), "object_store_memory": 8.0}
+
+    def available_resources(self):
+        self.answers -= 1
+        free = self.later if self.later is not None and self.answers < 0 else self.free
+        return dict(zip(("CPU", "GPU"), map(float, free), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "resources", "explainers", "loaders"),
+    [
+        (Wanted(None, 1, None), Resources([8], [8]), 7, 1),
+        (Wanted(None, 1, None), Resources([8], [3]), 2, 1),
+        (Wanted(None, 2, None), Resources([8], [6]), 2, 2),
+        (Wanted(3, 1, None), Resources([8], [5]), 3, 2),
+        (Wanted(7, 1, None), Resources([8], [2], [8]), 7, 1),
+        (Wanted(None, 1, None), Resources([8], [2], [8]), 7, 1),
+        (Wanted(None, 1, None), Resources([8, 4], [8, 2]), 2, 6),
+        (Wanted(None, 1, 0.5), Resources([8, 4], [8, 1]), 2, 6),
+        (Wanted(2, 1, 1), Resources([8, 4], [8, 1], [8, 2]), 2, 6),
+        (Wanted(None, 1, 0), Resources([8, 4], [4, 0]), 3, 1),
+    ],
+)
+def test_actors_take_what_is_free(wanted, resources, explainers, loaders, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_PATIENCE", 0.4)
+    found = _pool(resources, wanted)
+    assert (found.explainers, found.loaders) == (explainers, loaders)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "resources", "free"),
+    [
+        (Wanted(None, 1, None), Resources([2], [1]), "2 CPUs and 0 GPUs, of which 1 and 0 are free"),
+        (Wanted(None, 1, None), Resources([2], []), "2 CPUs and 0 GPUs, of which 0 and 0 are free"),
+        (Wanted(4, 1, None), Resources([8], [4]), "8 CPUs and 0 GPUs, of which 4 and 0 are free: 4 explainers"),
+        (Wanted(None, 4, None), Resources([8], [4]), "of which 4 and 0 are free: 1 explainers of 4 CPUs"),
+        (Wanted(None, 1, None), Resources([8, 1], [8, 0]), "of which 8 and 0 are free: 1 explainers of 1 CPUs and 1 GPUs"),
+        (Wanted(2, 1, 1), Resources([8, 2], [8, 1]), "8 CPUs and 2 GPUs, of which 8 and 1 are free"),
+        (Wanted(9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
+    ],
+)
+def test_what_is_not_free_is_refused(wanted, resources, free, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_PATIENCE", 0.2)
+    with pytest.raises(lrpfx.InputError, match=f"{free}.* would wait for ever"):
+        _pool(resources, wanted)
+
+
+def test_prepared_workers_are_refused(explain_model, tmp_path):
+    loader = torch.utils.data.DataLoader(Noise(8), num_workers=1, worker_init_fn=print)
+    with pytest.raises(lrpfx.InputError, match="do not call the worker_init_fn="):
+        lrpfx.datasets.attribute(explain_model, loader, tmp_path / "store", engine="ray")
 
 
 def test_without_ray(explain_model, tmp_path, monkeypatch):

@@ -293,7 +293,7 @@ def explainer():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("form", ["folder", "paths", "images", "dicts"])
+@pytest.mark.parametrize("form", ["folder", "paths", "images", "dicts", "contents", "undecoded", "undecoded_paths"])
 def test_photographs(form, workers, folder, explainer, tmp_path):
     paths = sorted(path for path in folder.rglob("*.png"))
     data = {
@@ -301,6 +301,9 @@ def test_photographs(form, workers, folder, explainer, tmp_path):
         "paths": paths,
         "images": [Image.open(path).convert("RGB") if path.name != "broken.png" else b"" for path in paths],
         "dicts": [{"image": path, "label": 1} for path in paths],
+        "contents": [{"image": {"bytes": path.read_bytes(), "path": None}, "label": 1, "text": "beside it"} for path in paths],
+        "undecoded": [{"bytes": path.read_bytes(), "path": path.name} for path in paths],
+        "undecoded_paths": [{"image": {"bytes": None, "path": str(path)}, "other": 2} for path in paths],
     }[form]
     found = lrpfx.datasets.attribute(
         explainer, data, tmp_path / "store", target="dog", batch_size=2, workers=workers, block_size=4

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.photographs import as_photographs, count_of, image_files, is_several, photographs
 
@@ -212,3 +213,52 @@ def test_formats_that_are_only_recognized_are_not_read(tmp_path):
     assert image_files(tmp_path) == []
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.jfif", format="JPEG")
     assert [path.name for path in image_files(tmp_path)] == ["photo.jfif"]
+
+
+LINKS = {
+    "a folder": ({"linked": "../elsewhere"}, ["linked/deep/two.png", "linked/one.png"]),
+    "twice": ({"a": "../elsewhere", "b": "../elsewhere/deep"}, ["a/deep/two.png", "a/one.png", "b/two.png"]),
+    "a chain": ({"first": "second", "second": "../elsewhere/deep"}, ["first/two.png", "second/two.png"]),
+    "itself": ({"again": "."}, []),
+    "above": ({"up": ".."}, ["up/elsewhere/deep/two.png", "up/elsewhere/one.png"]),
+    "a cycle": ({"out": "../elsewhere", "../elsewhere/back": "../photos"}, ["out/deep/two.png", "out/one.png"]),
+    "hidden": ({".linked": "../elsewhere"}, []),
+    "nowhere": ({"lost": "../nothing", "loop": "loop"}, []),
+    "a file": ({"three.png": "../elsewhere/one.png"}, ["three.png"]),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_in_folders_are_followed(name, pixels, tmp_path):
+    links, expected = LINKS[name]
+    folder = tmp_path / "above" / "photos"
+    (tmp_path / "above" / "elsewhere" / "deep").mkdir(parents=True)
+    folder.mkdir()
+    for file in ("photos/own.png", "elsewhere/one.png", "elsewhere/deep/two.png"):
+        Image.fromarray(pixels).save(tmp_path / "above" / file)
+    for link, target in links.items():
+        (folder / link).symlink_to(target, target_is_directory=True)
+    found = [path.relative_to(folder).as_posix() for path in image_files(folder)]
+    assert found == sorted([*expected, "own.png"])
+    assert [one.name for one in photographs(folder)] == found and len({one.source for one in images_in([folder])}) == len(found)
+
+
+def test_images_that_a_dataset_did_not_decode(pixels, tmp_path):
+    """With the orientation that the camera noted, as from a file."""
+    path, orientation = tmp_path / "photo.png", Image.Exif()
+    orientation[0x112] = 6
+    Image.fromarray(pixels).save(path, exif=orientation)
+    expected = one(path)
+    assert expected.shape[:2] == pixels.shape[1::-1]
+    forms = [
+        {"bytes": path.read_bytes(), "path": None},
+        {"bytes": None, "path": str(path)},
+        {"bytes": b"cut", "path": "a/b.png"},
+    ]
+    for form in forms[:2]:
+        assert np.array_equal(one(form), expected)
+    with pytest.raises(InputError, match=r"a/b\.png is not an image"):
+        list(photographs({"bytes": b"cut", "path": "a/b.png"}))
+    for form in ({"bytes": None, "path": None}, {"bytes": [1, 2], "path": "photo.png"}):
+        with pytest.raises(InputTypeError, match="neither its content as bytes nor a path"):
+            list(photographs(form))
