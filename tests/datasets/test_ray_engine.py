@@ -228,6 +228,7 @@ def test_attempts_are_counted(cluster):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_busy_cluster(cluster, explain_model, tmp_path, monkeypatch):
     """A loader with a sampler, on what an actor of another leaves; nothing waits for what it holds."""
     monkeypatch.setattr(ray_cluster, "_PATIENCE", 2.0)
