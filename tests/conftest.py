@@ -1,6 +1,7 @@
 """Shared set-up: float64 by default, and torchvision beside a CPU build of torch."""
 
 import gc
+import signal
 import sys
 
 import pytest
@@ -63,6 +64,14 @@ def _own_compilations():
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def heard_interrupts():
+    """Ctrl-C is heard, also in a process that was started to ignore it, as shells start those in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -410,7 +410,7 @@ def test_a_full_disk(form, compression, limit, tmp_path):
     write_project(tmp_path, **given, compression=compression)
 
 
-def test_a_call_that_is_interrupted(tmp_path):
+def test_a_call_that_is_interrupted(tmp_path, heard_interrupts):
     """The interrupt comes while HDF5 writes; nothing is written after the block that is."""
     given, reads = data((3, 64, 64)), []
 

@@ -16,14 +16,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.support.interrupts import undisturbed
 
-
-@pytest.fixture(autouse=True)
-def _interrupts_are_heard():
-    """Also in a process that was started to ignore them, as shells start those in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
+pytestmark = pytest.mark.usefixtures("heard_interrupts")
 
 METHODS = ("__call__", "__getattr__", "__setattr__", "forward")
 
