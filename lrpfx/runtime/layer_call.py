@@ -185,7 +185,7 @@ class LayerCall:
         if result is not None:
             return result
         pulled = vjp(lambda *changed: self.operation(self.values(changed, parameters)), *inputs)
-        return pulled[1](gradient)  # type: ignore[no-any-return]
+        return pulled[1](gradient)
 
     def parameter_gradients(
         self, gradient: torch.Tensor, places: Sequence[int], wanted: Sequence[int]
@@ -200,7 +200,7 @@ class LayerCall:
             return self.operation(self.values(self.inputs, parameters))
 
         primals = [self.parameters[places.index(at)] for at in wanted]
-        return vjp(run, *primals)[1](gradient)  # type: ignore[no-any-return]
+        return vjp(run, *primals)[1](gradient)
 
 
 #: Layers that are linear in their input up to a bias.

@@ -12,9 +12,9 @@ import torch
 from lrpfx.support.interrupts import undisturbed
 
 
-def vjp(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[..., Any]]:
+def vjp(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
     """The output of a function, and what maps its gradient to those of the inputs: `torch.func.vjp`."""
-    found: tuple[Any, Callable[..., Any]] = _whole(torch.func.vjp, function, *inputs)
+    found: tuple[Any, Callable[..., tuple[Any, ...]]] = _whole(torch.func.vjp, function, *inputs)
     return found
 
 
