@@ -6,10 +6,10 @@ WORKERS ?= 2
 TESTS ?= tests
 NETWORKS ?= 5000
 SEED ?= 0
-MUTANTS ?= 300
+MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale series architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -53,7 +53,11 @@ report-page:
 	cd page && npm ci --no-fund --no-audit --ignore-scripts && npm run lint && npm run build
 
 test: $(VENV)/linked
-	$(BIN)/python -m pytest -m "not slow and not ray and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
+	$(BIN)/python -m pytest -m "not slow and not ray and not programs and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
+
+# The tests that compile programs, start processes or run whole documents: five minutes.
+test-programs: $(VENV)/linked
+	$(BIN)/python -m pytest -m "programs and not slow" --numprocesses $(WORKERS) --dist worksteal --durations 10 $(TESTS)
 
 # The tests of data sets on Ray, which share one local cluster: under two minutes.
 test-ray: $(VENV)/linked
@@ -139,6 +143,10 @@ bench: $(VENV)/linked
 scale: $(VENV)/linked
 	$(BIN)/python benchmarks/data_sets.py
 	$(BIN)/python benchmarks/scale.py
+
+# Train small networks on series and compare their maps with occlusion, in a quarter of an hour; writes tables of docs/composites.md.
+series: $(VENV)/linked
+	$(BIN)/python benchmarks/series.py
 
 # In another folder, mypy reads the installation, where passes/ is a part of lrpfx.
 lint: $(VENV)/linked

@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
+from lrpfx.module_mode.shadows import Shadow
 from lrpfx.passes.canonize import merge_input_normalization, merge_layer_norm
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
@@ -37,8 +39,6 @@ __all__ = [
     "NamedMergeBatchNorm",
     "SequentialMergeBatchNorm",
 ]
-
-_ABSENT = object()
 
 
 class Canonizer(ABC):
@@ -82,24 +82,18 @@ class Canonizer(ABC):
         """A canonizer with the same settings. Override it if __init__ takes arguments."""
         return type(self)()
 
-
-class _Shadow:
-    """Attributes set directly in the __dict__ of module instances, and their former values."""
-
-    def __init__(self) -> None:
-        self.before: list[tuple[nn.Module, str, Any]] = []
-
-    def set(self, module: nn.Module, name: str, value: Any) -> None:
-        self.before.append((module, name, vars(module).get(name, _ABSENT)))
-        vars(module)[name] = value
-
-    def restore(self) -> None:
-        while self.before:
-            module, name, value = self.before.pop()
-            if value is _ABSENT:
-                vars(module).pop(name, None)
-            else:
-                vars(module)[name] = value
+    def _registered_at(self, places: "Sequence[tuple[Any, ...]]") -> "list[Canonizer]":
+        """A copy registered at each place, or at none if one of them fails."""
+        instances: list[Canonizer] = []
+        try:
+            for place in places:
+                instances.append(self.copy())
+                instances[-1].register(*place)
+        except BaseException:
+            for instance in reversed(instances):
+                instance.remove()
+            raise
+        return instances
 
 
 class MergeBatchNorm(Canonizer):
@@ -113,10 +107,13 @@ class MergeBatchNorm(Canonizer):
         super().__init__()
         self.linears: tuple[nn.Module, ...] = ()
         self.batch_norm: nn.Module | None = None
-        self._shadow = _Shadow()
+        self._shadow = Shadow()
+        self._hooks: list[Any] = []
 
     def register(self, linears: Sequence[nn.Module], batch_norm: nn.Module) -> None:
         """Merge a batch norm into linear layers: they compute both, and it becomes the identity.
+
+        Each call of a layer merges anew, so that it follows `load_state_dict` and the steps of an optimizer.
 
         Parameters
         ----------
@@ -124,12 +121,41 @@ class MergeBatchNorm(Canonizer):
             The layers.
         batch_norm
             The batch norm.
+
+        Raises
+        ------
+        InputError
+            The batch norm has no running statistics, a layer has no weight, or a parametrization computes one of them.
         """
         self.linears, self.batch_norm = tuple(linears), batch_norm
-        self._merge(self._shadow, linears, batch_norm)
+        for module in (*self.linears, batch_norm):
+            if is_parametrized(module):
+                raise InputError(
+                    f"a parametrization computes tensors of a {type(module).__name__}, and merged ones cannot replace them. "
+                    "Remove it by torch.nn.utils.parametrize.remove_parametrizations, or use lrpfx.transform, which merges it"
+                )
+        try:
+            for module in (*self.linears, batch_norm):
+                self._merge_at(module)
+                self._hooks.append(module.register_forward_pre_hook(self._before_call))
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
         self._shadow.restore()
+
+    def _before_call(self, module: nn.Module, args: Any) -> None:
+        self._merge_at(module)
+
+    def _merge_at(self, module: nn.Module) -> None:
+        """Compute what a module has while it is merged."""
+        norm, read = self.batch_norm, self._shadow.beneath
+        assert norm is not None
+        for name, value in (_identity(norm, read) if module is norm else _merged(module, norm, read)).items():
+            self._shadow.set(module, name, value)
 
     @staticmethod
     def merge_batch_norm(modules: Sequence[nn.Module], batch_norm: nn.Module) -> None:
@@ -147,31 +173,40 @@ class MergeBatchNorm(Canonizer):
         InputError
             The batch norm has no running statistics, or a layer has no weight.
         """
-        MergeBatchNorm._merge(_Shadow(), modules, batch_norm)
+        found = [(module, _merged(module, batch_norm, getattr)) for module in modules]
+        for module, tensors in (*found, (batch_norm, _identity(batch_norm, getattr))):
+            vars(module).update(tensors)
 
-    @staticmethod
-    def _merge(shadow: _Shadow, linears: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        mean, var = getattr(batch_norm, "running_mean", None), getattr(batch_norm, "running_var", None)
-        if not isinstance(mean, torch.Tensor) or not isinstance(var, torch.Tensor):
-            raise InputError(f"{batch_norm} has no running statistics that could be merged")
-        norm: Any = batch_norm
-        affine, eps = (norm.weight, norm.bias), norm.eps
-        scale = batch_norm_scale(var, affine[0], eps)
-        for linear in linears:
-            weight, bias = linear.weight, linear.bias
-            if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
-                raise InputError(f"{linear} has no weight that {batch_norm} could be merged into")
-            if isinstance(linear, ConvolutionTranspose):
-                merged = scale_output_channels_transposed(weight, scale, int(getattr(linear, "groups", 1)))
-            else:
-                merged = scale_output_channels(weight, scale)
-            shadow.set(linear, "weight", merged)
-            shadow.set(linear, "bias", merged_bias(bias, mean, scale, affine[1]))
-        for name, value in (("running_mean", torch.zeros_like(mean)), ("running_var", torch.ones_like(var)), ("eps", 0.0)):
-            shadow.set(batch_norm, name, value)
-        if affine[0] is not None:
-            shadow.set(batch_norm, "weight", torch.ones_like(affine[0]))
-            shadow.set(batch_norm, "bias", torch.zeros_like(affine[1]))
+
+def _merged(linear: nn.Module, norm: nn.Module, read: Callable[[nn.Module, str], Any]) -> dict[str, Any]:
+    """The weight and bias of a linear layer with a batch norm merged into it. `read` gives attributes before the merge."""
+    weight, bias = (read(linear, name) if hasattr(linear, name) else None for name in ("weight", "bias"))
+    if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
+        raise InputError(f"{linear} has no weight that {norm} could be merged into")
+    mean, var = _statistics(norm, read)
+    scale = batch_norm_scale(var, read(norm, "weight"), read(norm, "eps"))
+    if isinstance(linear, ConvolutionTranspose):
+        merged = scale_output_channels_transposed(weight, scale, int(getattr(linear, "groups", 1)))
+    else:
+        merged = scale_output_channels(weight, scale)
+    return {"weight": merged, "bias": merged_bias(bias, mean, scale, read(norm, "bias"))}
+
+
+def _identity(norm: nn.Module, read: Callable[[nn.Module, str], Any]) -> dict[str, Any]:
+    """The tensors of a batch norm that computes nothing."""
+    mean, var = _statistics(norm, read)
+    found = {"running_mean": torch.zeros_like(mean), "running_var": torch.ones_like(var), "eps": 0.0}
+    weight, bias = read(norm, "weight"), read(norm, "bias")
+    if weight is not None:
+        found |= {"weight": torch.ones_like(weight), "bias": torch.zeros_like(bias)}
+    return found
+
+
+def _statistics(norm: nn.Module, read: Callable[[nn.Module, str], Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    mean, var = (read(norm, name) if hasattr(norm, name) else None for name in ("running_mean", "running_var"))
+    if not isinstance(mean, torch.Tensor) or not isinstance(var, torch.Tensor):
+        raise InputError(f"{norm} has no running statistics that could be merged")
+    return mean, var
 
 
 class SequentialMergeBatchNorm(MergeBatchNorm):
@@ -185,14 +220,13 @@ class SequentialMergeBatchNorm(MergeBatchNorm):
         modules = dict(root_module.named_modules())
         found = [(modules[linear], modules[norm]) for linear, norm in pairs or ()]
         found += self._neighbours(root_module) if pairs is None else []
-        instances: list[Canonizer] = []
-        for linear, norm in found:
-            fitting = isinstance(linear, self.linear_type), isinstance(norm, self.batch_norm_type)
-            if all(fitting):
-                instance = self.copy()
-                instance.register((linear,), norm)
-                instances.append(instance)
-        return instances
+        return self._registered_at(
+            [
+                ((linear,), norm)
+                for linear, norm in found
+                if isinstance(linear, self.linear_type) and isinstance(norm, self.batch_norm_type)
+            ]
+        )
 
     def _neighbours(self, root_module: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
         found = []
@@ -219,15 +253,10 @@ class NamedMergeBatchNorm(MergeBatchNorm):
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
         modules = dict(root_module.named_modules())
-        instances: list[Canonizer] = []
-        for linears, norm in self.name_map:
-            missing = [name for name in (*linears, norm) if name not in modules]
-            if missing:
-                raise InputError(f"there is no module named {missing[0]!r} to merge")
-            instance = self.copy()
-            instance.register([modules[name] for name in linears], modules[norm])
-            instances.append(instance)
-        return instances
+        missing = [name for linears, norm in self.name_map for name in (*linears, norm) if name not in modules]
+        if missing:
+            raise InputError(f"there is no module named {missing[0]!r} to merge")
+        return self._registered_at([([modules[name] for name in linears], modules[norm]) for linears, norm in self.name_map])
 
     def copy(self) -> Self:
         return type(self)(self.name_map)
@@ -246,18 +275,11 @@ class AttributeCanonizer(Canonizer):
 
     def __init__(self, attribute_map: Callable[[str, nn.Module], dict[str, Any] | None]) -> None:
         self.attribute_map = attribute_map
-        self._shadow = _Shadow()
-        self._children: list[tuple[nn.Module, str, Any]] = []
+        self._shadow = Shadow()
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
-        instances: list[Canonizer] = []
-        for name, module in list(root_module.named_modules()):
-            attributes = self.attribute_map(name, module)
-            if attributes is not None:
-                instance = self.copy()
-                instance.register(module, attributes)
-                instances.append(instance)
-        return instances
+        found = [(module, self.attribute_map(name, module)) for name, module in list(root_module.named_modules())]
+        return self._registered_at([(module, attributes) for module, attributes in found if attributes is not None])
 
     def register(self, module: nn.Module, attributes: dict[str, Any]) -> None:
         """Set attributes on a module.
@@ -270,20 +292,10 @@ class AttributeCanonizer(Canonizer):
             The attributes by name; modules among them become its children.
         """
         for name, value in attributes.items():
-            if isinstance(value, nn.Module):
-                self._children.append((module, name, module._modules.get(name, _ABSENT)))
-                module._modules[name] = value
-            else:
-                self._shadow.set(module, name, value)
+            self._shadow.set(module, name, value)
 
     def remove(self) -> None:
         self._shadow.restore()
-        while self._children:
-            module, name, value = self._children.pop()
-            if value is _ABSENT:
-                module._modules.pop(name, None)
-            else:
-                module._modules[name] = value
 
     def copy(self) -> Self:
         copied = type(self).__new__(type(self))

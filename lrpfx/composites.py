@@ -5,6 +5,7 @@ or a module: `isinstance` works on both (see `lrpfx.types`).
 """
 
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
-from lrpfx.module_mode.registration import RemovableHandleList
+from lrpfx.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.rules.formulas import (
     AlphaBeta,
     Epsilon,
@@ -42,7 +43,6 @@ from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
 from lrpfx.rules.modifiers import describe_value
 from lrpfx.rules.numbers import positive_number
-from lrpfx.rules.recurrent import SignalTakesAll
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
     Activation,
@@ -184,6 +184,8 @@ class Composite:
 
     #: Treatment of layers without a rule: "error", or "gradient" to keep their plain gradient.
     unassigned: str = "error"
+    #: The thread that has reserved the composite for one call.
+    used_by: int | None = None
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __init__(self, module_map: ModuleMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
@@ -201,16 +203,22 @@ class Composite:
         return None
 
     def register(self, module: nn.Module) -> None:
-        """Register rules on a model and its modules, in module mode. Earlier registrations are removed.
+        """Register rules on a model and its modules, in module mode. Earlier registrations of this composite are removed.
 
         Parameters
         ----------
         module
             The model.
+
+        Raises
+        ------
+        RuleError
+            A rule does not fit its module, or the model has rules already.
         """
-        self.remove()
         try:
-            with undisturbed():
+            with REGISTERING, undisturbed():
+                self.remove()
+                refuse_rules(module)
                 for canonizer in self.canonizers:
                     self.handles += canonizer.apply(module)
                 run, others = self._modules_in_order(module)
@@ -246,12 +254,14 @@ class Composite:
     def remove(self) -> None:
         """Remove all rules, and undo the canonizers."""
         if self.handles:
-            with undisturbed():
+            with REGISTERING, undisturbed():
                 self.handles.remove()
                 self.hook_refs.clear()
 
     def context(self, module: nn.Module) -> "CompositeContext":
         """A context in which the composite is registered on a module, which it yields.
+
+        Its entry raises `RuleError` if the model has rules already, or if the composite is registered, maybe by another thread.
 
         Parameters
         ----------
@@ -272,6 +282,29 @@ class Composite:
         finally:
             for hook, active in zip(hooks, before, strict=True):
                 hook.active = active
+
+    def reserve(self) -> bool:
+        """Reserve the composite for one call in this thread, until `used_by` is None again. False if it is registered already.
+
+        Raises
+        ------
+        RuleError
+            A call in another thread uses it.
+        """
+        with REGISTERING:
+            if self.used_by not in (None, threading.get_ident()):
+                raise self.in_use()
+            if self.handles:
+                return False
+            self.used_by = threading.get_ident()
+            return True
+
+    def in_use(self) -> RuleError:
+        """The error for a second context of a composite that is registered."""
+        return RuleError(
+            f"{self} is registered on a model already: leave its context, or call its remove(), first. Nested contexts and "
+            "threads need a composite and a model each"
+        )
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
         """The user's entries without a match in a model.
@@ -334,14 +367,21 @@ class CompositeContext(NativeContext):
 
     def entered(self) -> Generator[nn.Module, None, None]:
         """What happens around the body of the `with` statement. Yields the module."""
+        is_own = False
         try:
-            self.composite.register(self.module)
+            with REGISTERING:
+                if self.composite.handles:
+                    raise self.composite.in_use()
+                is_own = True
+                self.composite.register(self.module)
             yield self.module
         finally:
             try:
-                self.composite.remove()
+                if is_own:
+                    self.composite.remove()
             finally:  # an interrupt may have prevented the first call
-                self.composite.remove()
+                if is_own:
+                    self.composite.remove()
 
 
 class LayerMapComposite(Composite):
@@ -589,7 +629,7 @@ def layer_map_base(
         (LayerNorm, NormalizationEpsilon(stabilizer)),
         (RMSNorm, Pass()),
         (Statistic, Norm(stabilizer)),
-        (Recurrent, SignalTakesAll(stabilizer if epsilon is None else epsilon)),
+        (Recurrent, Epsilon(stabilizer if epsilon is None else epsilon)),
     ]
 
 
@@ -742,7 +782,7 @@ class GammaByDepth(_BuiltInComposite):
         positions = self._positions(ctx)
         if name not in positions:
             if isinstance(ctx, MappingContext):
-                ctx.reason = "a convolution that is not called: late"
+                ctx.reason = "a convolution that gets no relevance: late"
             return self._gamma(self.late)
         position, last = positions[name], len(positions) - 1
         depth = position / last if last else 0.0

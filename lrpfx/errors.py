@@ -78,9 +78,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return re.search(r"(not enough|allocate) memory|[Ff]ailed to allocate|bad_alloc", str(error)) is not None
 
 
+#: Characters without a shape that join others, as in emoji and in the scripts of India.
+_JOINERS = "\u200c\u200d"
+
+
 def printable(text: str) -> str:
-    """The text with escapes for control characters and characters that a terminal cannot show."""
-    return "".join(one if one.isprintable() or one == "\n" else f"\\x{ord(one):02x}" for one in text)
+    """The text with escapes for control characters and characters that a terminal cannot show or that change its direction."""
+    return "".join(one if one.isprintable() or one in f"\n{_JOINERS}" else f"\\x{ord(one):02x}" for one in text)
 
 
 def first_lines(error: BaseException, lines: int = 2) -> str:

@@ -11,14 +11,23 @@ from torch.nn.parameter import is_lazy
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.frontends.capture import AUTO, ExampleInputs, Model, fixed_dimensions, guessed_verification, normal_form
+from lrpfx.frontends.capture import (
+    AUTO,
+    ExampleInputs,
+    Model,
+    fixed_dimensions,
+    from_normal_form,
+    guessed_verification,
+    normal_form,
+)
 from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.symbolic import private_copy
 from lrpfx.frontends.traceable import COMPILED
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import run_passes
+from lrpfx.passes.driver import Verification, run_passes
+from lrpfx.passes.program import Program
 from lrpfx.passes.stages import LOGITS, OUTPUT, STAGES, Settings, passes_of
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.interrupts import undisturbed
@@ -29,8 +38,8 @@ from lrpfx.support.interrupts import undisturbed
 def transform(
     model: Model,
     composite: Composite,
-    *,
     example_inputs: ExampleInputs = None,
+    *,
     capture: str = AUTO,
     unassigned: str = "error",
     input_range: InputRange = None,
@@ -62,7 +71,8 @@ def transform(
         The lowest and highest value of the inputs, for all or by name in a dict; it makes rules cheaper.
     fold
         False keeps merged and modified weights as live computations, so relevance can be differentiated with respect to inputs
-        and parameters: compute such derivatives inside `with explain_model.inactive()`.
+        and parameters: take such derivatives, and the gradient of a loss with respect to parameters, inside
+        `with explain_model.inactive()`. Outside of it, they are an `InputError`.
     optimize
         False evaluates every rule as written, without the shortcuts that give the same relevance with less work. Use it for
         comparison, and if relevance enters anywhere but at the output.
@@ -93,37 +103,22 @@ def transform(
     InputError
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
-    _check_arguments(model, composite, unassigned, explain)
-    model = model if isinstance(model, ExportedProgram) else onloaded(model)
-    _check_module(model)
-    canonizers = needed_in_graphs(composite.canonizers)
-    if canonizers:
-        if isinstance(model, ExportedProgram):
-            raise InputError(
-                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
-            )
-        model = private_copy(model)
-        for canonizer in canonizers:
-            canonizer.apply(model)
-    settings = Settings(
-        composite,
-        graph_passes(composite.canonizers),
-        constants,
-        input_range,
-        "gradient" in (unassigned, composite.unassigned),
-        explain,
-        fold,
-        optimize,
-    )
-    program, verification = normal_form(model, example_inputs, settings, capture, dynamic_shapes)
-    verification = verification or guessed_verification(program, model)
+    check_arguments(model, composite, unassigned, explain, "transform")
+    model = prepared(model, composite)
+    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     later = [stage for stage in STAGES if stage != "normalize"]
-    for message in run_passes(program, passes_of(settings, *later), verification):
+
+    def finish(program: Program, verification: Verification | None) -> tuple[Program, list[str]]:
+        verification = verification or guessed_verification(program, model)
+        messages = run_passes(program, passes_of(settings, *later), verification)
+        if verification is not None:
+            program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
+            hold_sizes(program, verification, dynamic_shapes)
+        return program, messages
+
+    program, messages = from_normal_form(finish, model, example_inputs, settings, capture, dynamic_shapes)
+    for message in messages:
         warnings.warn(message, LrpfxWarning, stacklevel=4)
-    if program.fixed_dimensions and verification is not None:
-        program.guards += fixed_dimensions(program, verification)
-    if verification is not None:
-        hold_sizes(program, verification, dynamic_shapes)
     return ExplainModule(
         program.root,
         program.graph,
@@ -139,7 +134,40 @@ def transform(
     )
 
 
-def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
+def prepared(model: Model, composite: Composite) -> Model:
+    """The model to capture: with its weights in memory, and changed by the composite's canonizers, in a private copy."""
+    model = model if isinstance(model, ExportedProgram) else onloaded(model)
+    _check_module(model)
+    canonizers = needed_in_graphs(composite.canonizers)
+    if canonizers:
+        if isinstance(model, ExportedProgram):
+            raise InputError(
+                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
+            )
+        model = private_copy(model)
+        for canonizer in canonizers:
+            canonizer.apply(model)
+    return model
+
+
+def settings_of(
+    composite: Composite,
+    unassigned: str,
+    input_range: InputRange,
+    fold: bool,
+    optimize: bool,
+    constants: Collection[str],
+    explain: str,
+) -> Settings:
+    """The settings that the arguments of `transform` stand for."""
+    keep_gradient = "gradient" in (unassigned, composite.unassigned)
+    canonizers = graph_passes(composite.canonizers)
+    return Settings(composite, canonizers, constants, input_range, keep_gradient, explain, fold, optimize)
+
+
+def node_names(
+    model: Model, example_inputs: ExampleInputs = None, *, capture: str = AUTO, dynamic_shapes: DynamicShapes = None
+) -> list[str]:
     """Qualified names of all nodes that compute something, in the order of execution.
 
     These are the names for composites and `record=`. They follow torchvision's feature extraction.
@@ -150,6 +178,8 @@ def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
         A module, or an `ExportedProgram`.
     example_inputs
         As for `transform`; models that only torch.export can capture need them.
+    capture, dynamic_shapes
+        As for `transform`.
 
     Raises
     ------
@@ -161,21 +191,22 @@ def node_names(model: Model, example_inputs: ExampleInputs = None) -> list[str]:
     if isinstance(model, ExplainModule):
         graph = model.unfused_graph
     elif isinstance(model, (nn.Module, ExportedProgram)):
-        graph = normal_form(model, example_inputs)[0].graph
+        graph = normal_form(model, example_inputs, capture=capture, dynamic_shapes=dynamic_shapes)[0].graph
     else:
         raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}")
     return [name for name, _ in named_nodes(graph)]
 
 
-def _check_arguments(model: Model, composite: Composite, unassigned: str, explain: str) -> None:
+def check_arguments(model: Model, composite: Composite, unassigned: str, explain: str, caller: str) -> None:
+    """Raise `InputError` for arguments of `transform`, or of another function that takes them, that do not go together."""
     if isinstance(model, ExplainModule):
         raise InputTypeError("the model is an explainable module already; transform the source model instead")
     if not isinstance(model, (nn.Module, ExportedProgram)):
-        raise InputTypeError(f"transform takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}")
+        raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}")
     if isinstance(composite, type) and issubclass(composite, Composite):
-        raise InputTypeError(f"transform takes a composite, not its class; did you mean {composite.__name__}()?")
+        raise InputTypeError(f"{caller} takes a composite, not its class; did you mean {composite.__name__}()?")
     if not isinstance(composite, Composite):
-        raise InputTypeError(f"transform takes a composite, not {type(composite).__name__}")
+        raise InputTypeError(f"{caller} takes a composite, not {type(composite).__name__}")
     if unassigned not in ("error", "gradient"):
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
     if explain not in (OUTPUT, LOGITS):

@@ -1,16 +1,25 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
 from lrpfx.errors import InputTypeError
-from lrpfx.ir.node import data_calls, node_info, update_info
+from lrpfx.ir.node import calls_before_output, data_calls, is_data, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
+from lrpfx.rules.formulas import Epsilon, Norm
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
+from lrpfx.types import ConvolutionStandard, ConvolutionTranspose, Linear
+
+#: Linear layers, for which a composite may have rules of their own.
+_LINEAR = (Linear, ConvolutionStandard, ConvolutionTranspose)
+_MOST = 5  # names in a warning
 
 
 class Assign(GraphPass):
-    """Ask the composite for a rule for every layer, in execution order. Warn about entries that match no layer."""
+    """Ask the composite for a rule for every layer, in execution order. Warn about entries that match no layer.
+
+    Layers that only make masks and indices come last, and are no layers of the context: none of them is the first one.
+    """
 
     name = "assign"
     stage = "assign"
@@ -27,8 +36,9 @@ class Assign(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
-        layers = {node: layer_of_node(node, program.root) for node in data_calls(program.graph)}
-        context = MappingContext((layer.name, layer) for layer in layers.values())
+        ordered = calls_before_output(program.graph)
+        layers = {node: layer_of_node(node, program.root) for node in dict.fromkeys([*ordered, *data_calls(program.graph)])}
+        context = MappingContext((layers[node].name, layers[node]) for node in ordered)
         for node, layer in layers.items():
             context.reason = ""
             rule = self.composite.module_map(context, layer.name, layer)
@@ -42,7 +52,30 @@ class Assign(GraphPass):
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.warnings.append(_warning(program, self.composite, unmatched))
+        result.warnings += _parts_of_layers(program)
         return result
+
+
+def _parts_of_layers(program: Program) -> list[str]:
+    """A warning that names what is most often a part of a layer that is written out, and was not recognized as such."""
+    found = []
+    rules = {type(node_info(node).rule) for node in data_calls(program.graph) if node_info(node).kind in _LINEAR}
+    for node in data_calls(program.graph):
+        info = node_info(node)
+        row = info.operator
+        if row is None or info.rule is None or "name_map" in info.chosen_by:
+            continue
+        is_product = row.contraction is not None and not row.adds_up and sum(map(is_data, node.all_input_nodes)) == 1
+        if row.of_softmax or (is_product and rules - {Epsilon, Norm}):
+            found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
+    if not found:
+        return []
+    more = f" and {len(found) - _MOST} others" if len(found) > _MOST else ""
+    return [
+        f"{program.title}: {', '.join(found[:_MOST])}{more} carry relevance as functions of their own. If they are parts of a "
+        "softmax or of a dense layer, the map is not that of the layer: write torch.softmax, or torch.nn.functional.linear. "
+        "Otherwise give them rules by name, in a name map."
+    ]
 
 
 def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> str:

@@ -5,22 +5,22 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.ir.node import attribute_of, data_calls, has_info, map_arguments, node_info, update_info
+from lrpfx.ir.node import attribute_of, has_info, map_arguments, node_info, update_info
+from lrpfx.passes.choices import RecordChoices, RepeatChoices
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.support.torch_internals import pytree
 
 logger = logging.getLogger(__name__)
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
-NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
 
 #: Tolerances for outputs by dtype: relative to the value itself, and relative to the largest value of its tensor.
 _PRECISION = {
@@ -38,9 +38,16 @@ _CANCELLATION = 0.02
 class Verification:
     """The source model's outputs on some inputs, for comparison with the graph's outputs after every change."""
 
-    def __init__(self, args: tuple[Any, ...], expected: Any, records: bool = True) -> None:
-        """`records`: whether to record the shapes and dtypes of values; False for guessed inputs."""
+    def __init__(
+        self, args: tuple[Any, ...], expected: Any, records: bool = True, again: Callable[[], Any] | None = None
+    ) -> None:
+        """`records`: whether to record the shapes and dtypes of values; False for guessed inputs.
+
+        `again`: computes the outputs once more, with the source model.
+        """
         self.records = records
+        self.again = again
+        self.choices: dict[Any, list[torch.Tensor]] | None = None  # that the source of the outputs made, once they are needed
         self.args = fresh(args)
         self.expected = _leaves(fresh(expected))
         tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
@@ -56,6 +63,8 @@ class Verification:
         try:
             with torch.no_grad():
                 actual = _leaves(interpreter.run(*fresh(self.args)))
+                if self._differ_by_choices(actual, program):
+                    return
         except LrpfxError:
             raise
         except Exception as error:
@@ -71,10 +80,43 @@ class Verification:
                 "The usual cause is a Python branch on the type or shape of a tensor: tracing took another branch."
             ) from error
 
+    def _differ_by_choices(self, actual: list[Any], program: Program) -> bool:
+        """Whether outputs that differ from the model's are the same if the graph makes the choices that the model made.
+
+        Only choices are repeated that the graph's own values allow up to rounding: see `lrpfx.passes.choices`.
+        """
+        coarsest = _coarsest(program)
+        try:
+            self._compare(actual, coarsest)
+        except AssertionError:
+            pass
+        else:
+            return False
+        if self.choices is None:
+            if self.again is None:
+                return False
+            with RecordChoices() as record:
+                self.again()
+            self.choices = record.made
+        if not self.choices:
+            return False
+
+        def tolerance(dtype: torch.dtype) -> float:
+            return max(_PRECISION.get(one, _SINGLE_PRECISION)[1] for one in (dtype, coarsest or dtype))
+
+        with RepeatChoices(self.choices, tolerance):
+            repeated = _leaves(_Interpreter(program, False, True).run(*fresh(self.args)))
+        try:
+            self._compare(repeated, coarsest)
+        except AssertionError:
+            return False
+        return True
+
     def expect_outputs_of(self, program: Program) -> None:
         """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
-        with torch.no_grad():
+        with torch.no_grad(), RecordChoices() as record:
             self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
+        self.choices = record.made
         if self.another is not None:
             self.another.expect_outputs_of(program)
 
@@ -161,38 +203,6 @@ class _Interpreter(fx.Interpreter):
         return fresh(value) if self.copies and n.op == "get_attr" else value
 
 
-def random_arguments(program: Program) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Random inputs for a model without example inputs, in shapes that fit its first dense layer or convolution."""
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    weight = _first_weight(program.graph, program.root)
-    if len(placeholders) != 1 or weight is None:
-        return
-    tensor, groups, dimensions = weight
-    generator = torch.Generator(tensor.device).manual_seed(0)
-    for size in _SIZES if dimensions else (1,):
-        if size**dimensions <= _MOST_POSITIONS:
-            shape = (2, tensor.shape[1] * groups, *[size] * dimensions)
-            yield (torch.rand(shape, generator=generator, dtype=tensor.dtype, device=tensor.device),)
-
-
-_MOST_POSITIONS = 1 << 17
-_SIZES = (32, 28, 64, 96, 128, 224, 256, 299, 384, 16, 8)
-
-
-def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
-    """The weight of the first dense layer or convolution, its number of groups and its number of spatial dimensions."""
-    for node in data_calls(graph):
-        operator = node_info(node).operator
-        if operator is None or not operator.weighs_channels:
-            continue
-        weight = node.args[1]
-        if not isinstance(weight, fx.Node) or weight.op != "get_attr":
-            return None
-        tensor = attribute_of(weight, root)
-        return tensor, int(node.kwargs.get("groups", 1)), tensor.ndim - 2  # type: ignore[arg-type]
-    return None
-
-
 def run_pass(program: Program, step: GraphPass, verification: Verification | None = None) -> PassResult:
     """Run `step` on `program`. Lint, record and verify a changed graph; without a verification, record that fact."""
     missing = [need for need in step.requires if need not in program.properties]
@@ -212,7 +222,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
         raise PassError(f"the pass {step.name} must not edit anything, but it changed the graph of {program.title}")
     program.properties += [new for new in step.ensures if new not in program.properties]
     _check_properties(program, step)
-    record(program, step.stage, step.name, result, NOT_VERIFIED if changed and verification is None else "", changed)
+    record(program, step.stage, step.name, result, program.no_verification if changed and verification is None else "", changed)
     log_end(step.stage, step.name, result.matches, began)
     if step.changes_outputs and verification is not None:
         verification.expect_outputs_of(program)
@@ -328,6 +338,12 @@ def verified_after_all(program: Program, first: int = 0) -> None:
     """Record that all changes were verified together, from entry number `first` of the history on."""
     program.unverified.clear()
     program.history[first:] = [dataclasses.replace(stage, unverified="") for stage in program.history[first:]]
+
+
+def not_verified(program: Program, reason: str) -> None:
+    """Record why the changes so far, and those to come, are not verified."""
+    program.no_verification = reason
+    program.history[:] = [dataclasses.replace(stage, unverified=stage.unverified and reason) for stage in program.history]
 
 
 def readable_code(graph: fx.Graph) -> str:

@@ -15,6 +15,8 @@ from lrpfx.passes.properties import NAMED, Property
 from lrpfx.support.html import element
 from lrpfx.support.torch_internals import OpOverload
 
+NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
+
 #: Key in an exported program's metadata for its compilation history.
 HISTORY = "lrpfx_history"
 
@@ -59,6 +61,7 @@ class Program:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of parameters, by name, if the graph is valid for no others
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
+    no_verification: str = NOT_VERIFIED  # why there is none, if there is none
     guards: list[Guard] = field(default_factory=list)  # facts about the arguments that the graph relies on
     fixed_dimensions: bool = False  # whether a pass relied on an example input's number of dimensions
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
@@ -119,6 +122,12 @@ def insert_call(
         node = graph.create_node("call_function", target, args, kwargs, name=info.name.replace(".", "_"))
     set_info(node, info)
     return node
+
+
+def replace_call(node: fx.Node, new: fx.Node) -> None:
+    """Let all readers of a call read `new`, and remove the call."""
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
 
 
 def refuse_state(tensor: fx.Node, name: str) -> None:

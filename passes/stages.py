@@ -9,6 +9,8 @@ from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
+from lrpfx.passes.canonize.merge_padding import MergePadding
+from lrpfx.passes.canonize.merge_scales import MergeScales
 from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
@@ -16,11 +18,15 @@ from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.decompose import Decompose
 from lrpfx.passes.normalize.find_attention import FindAttention
 from lrpfx.passes.normalize.find_gates import FindGates
+from lrpfx.passes.normalize.find_linear import FindLinear
+from lrpfx.passes.normalize.find_recurrent import FindRecurrent
+from lrpfx.passes.normalize.find_softmax import FindSoftmax
 from lrpfx.passes.normalize.fold_masks import FoldMasks
 from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.normalize.split_complex_numbers import SplitComplexNumbers
 from lrpfx.passes.normalize.undo_decompositions import UndoDecompositions
 from lrpfx.passes.program import GraphPass
 from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
@@ -62,12 +68,19 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         RemoveDropout(),
         FoldMasks(),
         Decompose(),
+        SplitComplexNumbers(),
+        FindLinear(),
+        FindSoftmax(),
+        FindRecurrent(),
         RemoveDeadCode(),
         FindGates(),
         FindAttention(),
     ),
     "canonize": lambda settings: (
+        MergePadding(),
+        MergeScales(),
         MergeBatchNormLeft(),
+        MergeScales(),
         MergeBatchNormRight(),
         *settings.canonizers,
         *([ExplainLogits()] if settings.explain == LOGITS else []),

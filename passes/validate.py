@@ -2,8 +2,9 @@
 
 from torch import fx, nn
 
+from lrpfx import types
 from lrpfx.errors import RuleError, UnsupportedOperationError
-from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
+from lrpfx.ir.node import NodeInfo, Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.layers.layer import bound_arguments, layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
@@ -26,9 +27,13 @@ class Validate(GraphPass):
         result = PassResult()
         missing: list[str] = []
         misfits: list[str] = []
+        without_relevance = _without_relevance(program)
         for node in data_calls(program.graph):
             info = node_info(node)
-            if info.rule is not None:
+            if info.rule is None and not info.neutral and node in without_relevance:
+                update_info(node, keeps_gradient=True)
+                result.reasons.append((info.name, "needs no rule: nothing that reads it gives it relevance"))
+            elif info.rule is not None:
                 problem = misfit(program, node)
                 misfits += [] if problem is None else [problem]
                 result.matches += 1
@@ -49,6 +54,30 @@ class Validate(GraphPass):
             return result
         error.add_note("the graph:\n" + program.graph.python_code("self").src)
         raise error
+
+
+def _without_relevance(program: Program) -> set[fx.Node]:
+    """The calls whose readers give them no relevance: comparisons, choices of indices, and gates that they only scale."""
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if not node.op.startswith("call") or node_info(node).role is not Role.DATA:
+            continue
+        if not any(_gives_relevance(program, user, node, found) for user in node.users):
+            found.add(node)
+    return found
+
+
+def _gives_relevance(program: Program, user: fx.Node, node: fx.Node, without_relevance: set[fx.Node]) -> bool:
+    if user.op == "output":
+        return True
+    info = node_info(user)
+    if info.role is not Role.DATA or user in without_relevance:
+        return False
+    if info.rule is None or info.rule.has_code:
+        return True
+    layer = layer_of_node(user, program.root)
+    form = info.rule.multiplier_form(layer)
+    return form is None or any(value is node and not form.keeps_from(place) for place, value in enumerate(layer.inputs))
 
 
 def misfit(program: Program, node: fx.Node) -> str | None:
@@ -99,19 +128,56 @@ def _check_code(rule: Hook) -> None:
             raise RuleError(f"it overrides {name}, which does not run in a graph; register the rule on the module instead")
 
 
+#: The rules that suit the kinds of operations, for messages.
+_SUITABLE: tuple[tuple[type[types.Kind], str], ...] = (
+    (types.Activation, "Pass()"),
+    (types.BatchNorm, "Pass()"),
+    (types.RMSNorm, "Pass()"),
+    (types.Gate, "Only(0)"),
+    (types.Product, "Uniform()"),
+    (types.MatMul, "UniformEpsilon()"),
+    (types.Softmax, "SoftmaxTaylor()"),
+    (types.LayerNorm, "NormalizationEpsilon()"),
+    (types.Recurrent, "Epsilon()"),
+    (types.Linear, "Epsilon()"),
+    (types.Detach, "Pass()"),
+    (types.Unknown, ""),
+    (types.Opaque, ""),
+)
+
+
 def complaint(node: fx.Node) -> str:
     """The message for an operation without a rule: its name, its source line and the remedies."""
     info = node_info(node)
+    what = f"  {info.name}: {' '.join(_description(node))}"
+    if str(node.target).startswith(("aten.item", "aten._local_scalar_dense")):
+        return f"{what}. It makes a number of a value, which has no relevance: keep the tensor, as x.max() for x.max().item()."
+    return f"{what}. {_remedy(info)}"
+
+
+def _description(node: fx.Node) -> list[str]:
+    """What a call is, and where."""
+    info = node_info(node)
+    place = f"at {info.source or 'an unknown place'}"
     if node.op == "call_module":
-        what = f"{info.description} as a whole (lrpfx.types.{info.kind_name})"
-    elif info.operator is None:
-        name = getattr(node.target, "__name__", str(node.target))
-        what = f"{name}, which is not in the operator table"
-    else:
-        what = f"{info.operator} (lrpfx.types.{info.kind_name})"
-    listed = info.operator is not None or node.op == "call_module"
-    by_kind = f" or by kind, (lrpfx.types.{info.kind_name}, rule) in a layer map," if listed else ""
+        return [f"{info.description} as a whole (lrpfx.types.{info.kind_name}),", place]
+    if info.operator is None:
+        return [getattr(node.target, "__name__", str(node.target)) + ", which is not in the operator table,", place]
+    return [f"{info.operator} (lrpfx.types.{info.kind_name}),", place]
+
+
+def _remedy(info: NodeInfo) -> str:
+    """A rule that suits the kind of an operation; what to choose for one that the table does not know."""
+    kind = info.kind or types.Unknown
+    rule = next((rule for one, rule in _SUITABLE if issubclass(kind, one)), "Norm()")
+    if rule:
+        cut = " lets relevance pass where the author has cut the gradient" if issubclass(kind, types.Detach) else ""
+        return (
+            f"Give it a rule by kind, (lrpfx.types.{kind.__name__}, lrpfx.rules.{rule}) in a layer map, or by name, "
+            f"(['{info.name}'], lrpfx.rules.{rule}) in a name map{': this' if cut else ''}{cut}."
+        )
     return (
-        f"  {info.name}: {what}, at {info.source or 'an unknown place'}. Give it a rule by name, (['{info.name}'], rule) in a "
-        f'name map,{by_kind} or allow its plain gradient with unassigned="gradient".'
+        f"Give it a rule by name, (['{info.name}'], rule) in a name map: lrpfx.rules.Epsilon() if it is linear in its input, "
+        'lrpfx.rules.Pass() if it is an element-wise function. If all that it does is move values, unassigned="gradient" is '
+        "right, too. Otherwise write it with other operations of torch."
     )

@@ -1,5 +1,7 @@
 """Canonizers: reversible in module mode, left out or applied to a copy in graph mode."""
 
+import warnings
+
 import pytest
 import torch
 import zennit.composites
@@ -15,6 +17,7 @@ from helpers import (
 )
 from reference.for_zennit import for_zennit
 from torch import nn
+from torch.nn.utils import prune
 from torchvision.models import densenet121
 
 import lrpfx
@@ -29,6 +32,7 @@ from lrpfx.canonizers import (
 )
 from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.core import RemovableHandleList
+from lrpfx.errors import InputError
 from lrpfx.torchvision import ResNetCanonizer, VGGCanonizer
 from lrpfx.types import BatchNorm, Sum
 
@@ -305,3 +309,85 @@ def test_merging_for_good():
     expected = model(x)
     MergeBatchNorm.merge_batch_norm((model[0],), model[1])
     assert_close(model[0](x), expected, 1e-12)
+
+
+def weight_normed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(nn.Conv2d(2, 3, 3))
+
+
+def pruned():
+    layer = nn.Conv2d(2, 3, 3)
+    prune.l1_unstructured(layer, "weight", 0.3)
+    return layer
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Conv2d(2, 3, 3), weight_normed, pruned])
+@pytest.mark.parametrize("canonizer", [SequentialMergeBatchNorm(), NamedMergeBatchNorm([(["0"], "1")])])
+def test_merged_weights_follow_their_parameters(make, canonizer):
+    """After load_state_dict, steps of an optimizer and changes through `.data`; and a second backward pass has its graph."""
+    model, other, plain = (randomize_batch_norm(nn.Sequential(make(), nn.BatchNorm2d(3)).eval()) for _ in range(3))
+    x = torch.randn(2, 2, 5, 5)
+    plain.load_state_dict(model.state_dict())
+    before = snapshot(model)
+    with EpsilonPlus(canonizers=[canonizer]).context(model):
+        assert_close(model[0](x), plain(x), 1e-12)
+        for _ in range(2):
+            model(x).sum().backward()
+        for change in (
+            lambda one: one.load_state_dict(other.state_dict()),
+            lambda one: one.load_state_dict({key: 2.0 * value for key, value in plain.state_dict().items()}, assign=True),
+            lambda one: torch.optim.SGD(one.parameters(), 0.1).step(),
+            lambda one: one.get_submodule("1")._buffers["running_mean"].data.mul_(3.0),
+            lambda one: one.double(),
+        ):
+            for one in (model, plain):
+                one.zero_grad(set_to_none=True)
+                one(x).square().sum().backward()
+                change(one)
+            assert_close(model[0](x), plain(x), 1e-12)
+            assert_close(model(x), plain(x), 1e-12)
+    assert_close(model(x), plain(x), 1e-12)
+    assert list(model[0].state_dict()) == list(plain[0].state_dict()) and snapshot(model)[1] == before[1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_canonizers_are_removed_in_any_order(order):
+    model, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()).eval(), torch.randn(2, 2, 5, 5)
+    randomize_batch_norm(model)
+    before, expected = snapshot(model), model(x)
+
+    def marking(mark):
+        def attributes(name, module):
+            return {"mark": mark, "child": nn.Identity()} if name == "2" else None
+
+        return CompositeCanonizer([SequentialMergeBatchNorm(), AttributeCanonizer(attributes)])
+
+    applied = [RemovableHandleList(marking(mark).apply(model)) for mark in "ab"]
+    assert model[2].mark == "b"
+    for number, place in enumerate(order):
+        assert_close(model[0](x).relu(), expected, 1e-12)
+        applied[place].remove()
+        assert_close(model(x), expected, 1e-12)
+        assert number or model[2].mark == "ba"[place]
+    assert torch.equal(model(x), expected)
+    assert_untouched(model, before)
+
+
+def test_merged_models_can_be_compiled():
+    model, x = randomize_batch_norm(nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).eval()), torch.randn(2, 2, 5, 5)
+    expected = lrpfx.attribute(lrpfx.transform(model, EpsilonPlus()), x, lambda output: output).relevance
+    with EpsilonPlus(canonizers=[SequentialMergeBatchNorm()]).context(model):
+        found = lrpfx.attribute(lrpfx.transform(model, EpsilonPlus()), x, lambda output: output).relevance
+    assert_close(found, expected, 1e-9)
+
+
+def test_what_cannot_be_merged_leaves_nothing_merged():
+    computed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), computed, nn.BatchNorm1d(3)).eval()
+    before = snapshot(model)
+    for act in (SequentialMergeBatchNorm().apply, EpsilonPlus(canonizers=[SequentialMergeBatchNorm()]).register):
+        with pytest.raises(InputError, match="parametrization"):
+            act(model)
+        assert_untouched(model, before)

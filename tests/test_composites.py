@@ -26,6 +26,7 @@ from lrpfx.composites import (
     register_composite,
 )
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.frontends.execution_order import modules_in_order_of_execution
 from lrpfx.rules.mapping import MappingContext
 from lrpfx.types import Activation, AvgPool, BatchNorm, Convolution, Linear, MaxPool, Neutral, Sum
 
@@ -326,6 +327,45 @@ def test_gamma_falls_with_depth_in_module_mode(bounds):
             output = modified(x)
             results.append(torch.autograd.grad(output, x, torch.eye(3, dtype=output.dtype)[:2] * output.detach())[0])
     assert torch.equal(*results) and float(results[0].abs().sum()) > 0.0
+
+
+class Masked(nn.Module):
+    """A convolution that makes a mask, and runs first; two others; and one that is not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask, self.stem, self.last, self.unused = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(4))
+        self.double().eval()
+
+    def forward(self, x):
+        visible = (self.mask(x) > 0).to(x.dtype)
+        return self.last(torch.relu(self.stem(x * visible))).mean((2, 3))
+
+
+def test_a_layer_that_makes_a_mask_is_not_the_first():
+    model = Masked()
+    table = lrpfx.assignment(lrpfx.transform(model, lrpfx.composites.EpsilonPlusFlat()))
+    assert [table.rule_of(name).partition("(")[0] for name in ("mask", "stem", "last")] == ["ZPlus", "Flat", "ZPlus"]
+    table = lrpfx.assignment(lrpfx.transform(model, GammaByDepth(2.0, 0.5)))
+    assert [table.rule_of(name).partition(",")[0] for name in ("stem", "last")] == ["Gamma(gamma=2", "Gamma(gamma=0.5"]
+    assert {row.name: row.chosen_by for row in table}["mask"] == "a convolution that gets no relevance: late"
+    run, others = modules_in_order_of_execution(model)
+    assert [name for name, _ in run] == ["stem", "last"] and {"mask", "unused"} <= {name for name, _ in others}
+
+
+class Measured(Masked):
+    """The same, where only the size of what the first convolution gives is read."""
+
+    def forward(self, x):
+        return self.last(torch.relu(self.stem(x[..., : self.mask(x).shape[-1] - 1]))).mean((2, 3))
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("network", [Masked, Measured])
+def test_both_front_ends_have_one_first_layer(network, capture):
+    model, x = network(), torch.randn(2, 2, 5, 5, dtype=torch.float64)
+    table = lrpfx.assignment(lrpfx.transform(model, lrpfx.composites.EpsilonPlusFlat(), example_inputs=x, capture=capture))
+    assert [row.name for row in table if row.rule.startswith("Flat")] == ["stem"]
 
 
 def test_both_modes_agree_where_each_module_is_called_once():

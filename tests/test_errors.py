@@ -6,9 +6,11 @@ import pytest
 import torch
 from helpers import Binary, Unary, small_net
 from torch import nn
+from torch.nn import functional
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus, LayerMapComposite, NameMapComposite, composite_named
+from lrpfx import rules
+from lrpfx.composites import EpsilonPlus, LayerMapComposite, MixedComposite, NameMapComposite, composite_named
 from lrpfx.rules import Epsilon, Norm, Pass
 
 
@@ -141,7 +143,71 @@ def test_operations_without_a_rule_are_all_listed():
         assert name in message
     assert message.count(f"{__file__}:") == 4
     assert "(['logcumsumexp'], rule) in a name map" in message and 'unassigned="gradient"' in message
-    assert "(lrpfx.types.Sum, rule) in a layer map" in message
+    assert "(lrpfx.types.Sum, lrpfx.rules.Norm()) in a layer map" in message
+
+
+class ManyKinds(nn.Module):
+    """Operations of nearly all kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(2, 4, 3, padding=1),
+            nn.BatchNorm1d(4),
+            nn.ReLU(),
+            nn.AvgPool1d(2),
+            nn.GroupNorm(2, 4),
+            nn.Upsample(size=6),
+        )
+        self.recurrent, self.dense = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 3)
+        self.eval()
+
+    def forward(self, x):
+        y = self.layers(x)
+        y = self.recurrent(y)[0] + y * torch.sigmoid(y)
+        weights = torch.softmax(y @ y.mT, -1)
+        y = functional.rms_norm(weights @ y, (6,)) * y.norm(dim=-1, keepdim=True)
+        return self.dense(y.mean(1) + 0.1 * y.mean(1).detach())
+
+
+@pytest.mark.filterwarnings("ignore:entries of")
+def test_the_entries_that_a_message_proposes_are_right():
+    """Each is taken as it stands. The map is then complete, and that of the same entries in a composite of lrpfx."""
+    model, x = ManyKinds(), torch.randn(2, 2, 8)
+    message = raised(lrpfx.UnsupportedOperationError, lrpfx.transform, model, LayerMapComposite([]), example_inputs=x)
+    proposed = dict.fromkeys(re.findall(r"\(lrpfx\.types\.\w+, lrpfx\.rules\.\w+\(\d*\)\)", message))
+    kinds = re.findall(r"lrpfx\.types\.(\w+), ", " ".join(proposed))
+    assert {"ConvolutionStandard", "Activation", "AvgPool", "LayerNorm", "RMSNorm", "Softmax", "Detach", "Recurrent"} <= {
+        *kinds
+    }
+    composite = LayerMapComposite([eval(entry) for entry in proposed])
+    explain_model = lrpfx.transform(model, composite, example_inputs=x)
+    accounts = lrpfx.ledger(explain_model, x, 0)
+    assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
+
+
+@pytest.mark.parametrize(
+    "function, rule, expected",
+    [
+        (torch.special.i1, rules.Pass(), lambda x, output: output),
+        (torch.trapezoid, rules.Epsilon(0.0), lambda x, output: torch.tensor([0.5, 1, 0.5]) * x),
+        (lambda x: torch.block_diag(x, x), None, lambda x, output: 2 * x),
+    ],
+)
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_the_choices_for_an_operation_that_the_table_lacks(function, rule, expected, capture):
+    """A rule by the name in the message: Pass for an element-wise function, Epsilon for a linear one, none for moves."""
+    model, x = Unary(function), torch.randn(2, 3)
+    options = {"example_inputs": x, "capture": capture}
+    message = raised(lrpfx.UnsupportedOperationError, lrpfx.transform, model, EpsilonPlus(), **options)
+    (name,) = re.findall(r"\(\['([\w.]+)'\], rule\) in a name map", message)
+    if rule is None:
+        explain_model = lrpfx.transform(model, EpsilonPlus(), unassigned="gradient", **options)
+    else:
+        composite = MixedComposite([NameMapComposite([([name], rule)]), EpsilonPlus()])
+        explain_model = lrpfx.transform(model, composite, **options)
+    found = lrpfx.attribute(explain_model, x, lambda output: output)
+    torch.testing.assert_close(found.relevance, expected(x, found.output))
 
 
 def test_the_graph_is_attached_to_the_error():

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.adapters.structure import Structure
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.default_composite import ByContent
 from lrpfx.pipeline import transform
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.structure import Structure, are_equal
 
 #: How many graphs are kept: a metric explains a model and a copy of it, and batches of different shapes.
 LIMIT = 4
@@ -70,15 +70,15 @@ class _Graph:
         self._fixed = {
             name: tensor.detach().clone()
             for name, tensor in structure.parameters.items()
-            if name in frozen or not _are_equal(self._own[name], tensor)
+            if name in frozen or not are_equal(self._own[name], tensor)
         }
 
     def fits(self, structure: Structure) -> bool:
         """Whether the graph is that of a model with this structure, after `take_parameters`."""
         return (
             self._layout == structure.layout
-            and all(map(_are_equal, self._constants, structure.constants))
-            and all(_are_equal(tensor, structure.parameters[name]) for name, tensor in self._fixed.items())
+            and all(map(are_equal, self._constants, structure.constants))
+            and all(are_equal(tensor, structure.parameters[name]) for name, tensor in self._fixed.items())
         )
 
     def admits(self, arguments: tuple[Any, ...]) -> bool:
@@ -99,23 +99,15 @@ class _Graph:
         pairs = [
             (own, structure.parameters[name]) for name, own in self._own.items() if name not in self._fixed and own is not None
         ]
-        changed = [(own, present) for own, present in pairs if not _are_equal(own, present)]
+        changed = [(own, present) for own, present in pairs if not are_equal(own, present)]
         with torch.inference_mode(False), torch.no_grad():
             for own, present in changed:
                 own.copy_(present)
-        return not changed or all(_are_equal(own, present) for own, present in pairs)
+        return not changed or all(are_equal(own, present) for own, present in pairs)
 
 
 def _has_integers(arguments: tuple[Any, ...]) -> bool:
     return any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in arguments)
-
-
-def _are_equal(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    """Whether two tensors have equal values, shapes, dtypes and devices. Values that are no numbers are equal to each other."""
-    if one is None or one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-        return False
-    one, other = one.detach(), other.detach()
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def inside(model: nn.Module) -> nn.Module:

@@ -245,6 +245,8 @@ def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
         if row is not None and row.weighs_channels and node.op == "call_module" and isinstance(node.args[1], fx.Node):
             layer = rule_module_of(node, module)
             groups = 1 if layer is None else layer.ruled.operation.kwargs.get("groups", 1)
+            if not isinstance(groups, int):
+                return ""  # a run-time size
             channels = attribute_of(node.args[1], module).shape[1] * groups
             dense = row.weight_layout is WeightLayout.DENSE
             takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"

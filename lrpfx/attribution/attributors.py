@@ -133,12 +133,20 @@ class Attributor(NativeContext):
             The input, a batch.
         attr_output
             As for the class, which it overrides.
+
+        Raises
+        ------
+        RuleError
+            The model has rules already, for example those of a call in another thread.
         """
         attr_output_fn = self.attr_output_fn if attr_output is None else self._function_of(attr_output)
-        if self.composite is None or self.composite.handles:
+        if self.composite is None or not self.composite.reserve():
             return self.forward(input, attr_output_fn)
-        with self:
-            return self.forward(input, attr_output_fn)
+        try:
+            with self:
+                return self.forward(input, attr_output_fn)
+        finally:
+            self.composite.used_by = None
 
     @property
     def inactive(self) -> Callable[[], AbstractContextManager[Composite]] | None:

@@ -1,6 +1,7 @@
 """One computation of `lrpfx.attribute`: a forward pass, and relevance for each condition and target."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +23,20 @@ from lrpfx.attribution.conditions import (
     relevance_of_start,
     start_of,
 )
-from lrpfx.attribution.names import recorded_names, resolve_names
-from lrpfx.attribution.plausibility import Watch, advice, advice_on_sign, is_inverted, objection_to, saturates
+from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
+from lrpfx.attribution.names import recorded_names, resolved_names
+from lrpfx.attribution.outputs import ExplainedOutput, Passage, explained_output, passage
+from lrpfx.attribution.plausibility import (
+    Watch,
+    advice,
+    advice_on_sign,
+    constants_of_function,
+    is_inverted,
+    magnitudes,
+    objection_to,
+    out_of_balance,
+    saturates,
+)
 from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
 from lrpfx.attribution.targets import (
     OutputSelector,
@@ -31,17 +44,18 @@ from lrpfx.attribution.targets import (
     final_probabilities_of,
     listed,
     relevance_of_output,
-    select_output,
 )
 from lrpfx.errors import InputError
-from lrpfx.ir.node import is_floating, node_info
+from lrpfx.ir.node import data_calls, is_floating, node_info
 from lrpfx.ir.operator import Probability
-from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable
-from lrpfx.runtime.multipliers import multiplier_from, relevance_from
+from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable, rule_module_of
+from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.plain_calls import Called, with_plain_calls
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.tensors import relevance_from
 from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules, pytree
+from lrpfx.types import Kind, Linear
 
 
 @dataclass(frozen=True)
@@ -74,9 +88,13 @@ class Question:
 class _Forward:
     """The result of a forward pass: the explained output, the recorded layers, and the factors of all relevances."""
 
-    output: torch.Tensor
+    explained: ExplainedOutput
     layers: list[torch.Tensor]
     factors: list[torch.Tensor | None]  # of the inputs and the layers: see `factors_of`
+
+    @property
+    def output(self) -> torch.Tensor:
+        return self.explained.value
 
 
 class Computation:
@@ -131,7 +149,12 @@ class Computation:
         if forward.output.is_meta:
             raise InputError(NO_VALUES.format(self.module.title))
         self.output = forward.output.detach()
-        self.seeds = self._seeds = self._seeds_of(forward.output)
+        self.seeds = self._seeds_of(forward.output)
+        self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
+        self._passages: list[Passage] = []
+        if callable(self.question.output) and not torch.compiler.is_compiling():
+            passed = map(forward.explained.behind_function, self._starts)
+            self._passages = [passage(seed, found) for seed, found in zip(self.seeds, passed, strict=True)]
         if self._first is not None:
             runner, forward = self._from_start(self._first, runner, forward, given | masking)
 
@@ -148,7 +171,7 @@ class Computation:
         chosen, recorded = (result[0], list(result[1:])) if self._recording else (result, [])
         plain = [None for _ in self.arguments.leaves]
         factors = [*plain, *factors_of(recorder, recorded), *(None for _ in self._again)]
-        return _Forward(select_output(chosen, self.question.output), recorded, factors)
+        return _Forward(explained_output(chosen, self.question.output), recorded, factors)
 
     def _seeds_of(self, explained: torch.Tensor) -> list[torch.Tensor]:
         """The relevance that each target assigns to the explained output."""
@@ -161,17 +184,17 @@ class Computation:
     ) -> tuple[Callable[..., Any], _Forward]:
         """What runs the module and what it returned, without shortcuts where relevance starts at values that are not positive.
 
-        The seeds become multipliers if the node carries them.
+        It starts with multipliers if the node carries them.
         """
         name, info = self.question.start, node_info(start)
         explained = forward.output
-        if info.relevant_where_positive and any(((explained <= 0) & (seed != 0)).any() for seed in self._seeds):
+        if info.relevant_where_positive and any(((explained <= 0) & (seed != 0)).any() for seed in self.seeds):
             if self._is_compiled:
                 raise InputError(f"relevance starts where {name} is not positive: pass the module that is not compiled")
             runner = executed(self._traced, Execution(several=self._several, as_written=True))
             forward = self._run(runner, self._traced, further)
         if info.carries_multiplier:
-            self._seeds = [multiplier_of_start(forward.output, seed, name) for seed in self._seeds]
+            self._starts = [multiplier_of_start(forward.output, seed, name) for seed in self.seeds]
         return runner, forward
 
     def _relevances(
@@ -179,7 +202,7 @@ class Computation:
     ) -> Sequence[torch.Tensor]:
         """Relevance of the wanted tensors, with leading dimensions for conditions and targets if there are several."""
         question, masks = self.question, self._masks
-        tasks = [(number, seed) for number in range(max(1, len(masks.conditions))) for seed in self._seeds]
+        tasks = [(number, start) for number in range(max(1, len(masks.conditions))) for start in self._starts]
         found: Sequence[torch.Tensor]
         if self._several and self._is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
             parts = []
@@ -194,9 +217,9 @@ class Computation:
             found = _relevances_in_chunks(forward, wanted, tasks, masks, size, question.progress)
         else:
             with masks.set_to(0):
-                found = relevances_of(forward.output, wanted, self._seeds[0], forward.factors)
+                found = relevances_of(forward.output, wanted, self._starts[0], forward.factors)
         if question.conditions is not None and question.targets is not None:
-            return [one.unflatten(0, (len(question.conditions), len(self._seeds))) for one in found]
+            return [one.unflatten(0, (len(question.conditions), len(self._starts))) for one in found]
         if question.conditions is not None and not self._several:
             return [one[None] for one in found]
         return found
@@ -228,18 +251,17 @@ class Computation:
     def _meanings(self, values: Sequence[torch.Tensor]) -> dict[str, type[Index]]:
         """What plain indices of the recorded layers mean, where the graph shows it."""
         known = self.module.lrpfx_cache.meanings
-        found = {}
-        for name, value in zip(self._names, values, strict=False):
-            if (name, value.ndim) not in known:
-                try:
-                    (node,) = resolve_names(self.module.unfused_graph, [name])
-                    known[name, value.ndim] = meaning_of(node, value.ndim)
-                except InputError:
-                    known[name, value.ndim] = None
-            meaning = known[name, value.ndim]
-            if meaning is not None and name in self.record:
-                found[name] = meaning
-        return found
+        dimensions = {name: value.ndim for name, value in zip(self._names, values, strict=False)}
+        new = [name for name, number in dimensions.items() if (name, number) not in known]
+        nodes = resolved_names(self.module.unfused_graph, new) if new else {}
+        for name in new:
+            known[name, dimensions[name]] = None
+            if name in nodes:
+                with suppress(InputError):  # the graph does not show it
+                    known[name, dimensions[name]] = meaning_of(nodes[name], dimensions[name])
+        asked = set(self.record)
+        meanings = {name: known[name, number] for name, number in dimensions.items() if name in asked}
+        return {name: meaning for name, meaning in meanings.items() if meaning is not None}
 
     def objection(self) -> str | None:
         """Why the relevance of the inputs is implausible, or None."""
@@ -254,14 +276,41 @@ class Computation:
         softmax = final if row is not None and row.probability is Probability.OF_ALL_LOGITS else None
         if softmax is not None and explains_class and saturates(softmax):
             return advice(softmax)
-        if final is not None and softmax is None and explains_class and is_inverted(final, self._seeds):
+        if final is not None and softmax is None and explains_class and is_inverted(final, self.seeds):
             return advice_on_sign(final)
+        for seed, passed in zip(self.seeds, self._passages, strict=False):
+            if passed.is_large:
+                return constants_of_function(float(seed.double().sum()), passed.constants)
         shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
+        amounts = [passed.magnitude for passed in self._passages] or [magnitudes([seed[None]], 1)[0] for seed in self.seeds]
 
         def scale() -> float:
             return float(self.output.abs().amax()) if explains_class and self.output.numel() else 0.0
 
-        return objection_to(shares, self._seeds, scale, softmax, self._watch)
+        return objection_to(shares, amounts, scale, softmax, self._watch) or self._balance() or self._cut_inputs()
+
+    def _balance(self) -> str | None:
+        """Where an operation without a rule, whose gradient the user keeps, makes or loses relevance: looked at once."""
+        if self.module.lrpfx_cache.checked_balance:
+            return None
+        self.module.lrpfx_cache.checked_balance = True
+        kept = [node_info(node) for node in data_calls(self.module.graph) if node_info(node).keeps_gradient]
+        if not kept or any(issubclass(info.kind or Kind, Linear) for info in kept):
+            return None  # the map of a composite that leaves dense layers their gradient is a gradient
+        return out_of_balance(self._watch(0))
+
+    def _cut_inputs(self) -> str | None:
+        """What to change where a rule takes all relevance from an input: said once for each module."""
+        cache, module, output = self.module.lrpfx_cache, self.module, self.question.output
+        asked = None if callable(output) else output
+        if any(cache.cut_inputs.values()) or asked in cache.cut_inputs:
+            return None
+
+        def rule_of(node: fx.Node) -> Any:
+            return getattr(rule_module_of(node, module), "rule", None)
+
+        cache.cut_inputs[asked] = advice_on_cut_inputs(module.unfused_graph, rule_of, output)
+        return cache.cut_inputs[asked]
 
     def _watch(self, number: int) -> Watch:
         """What happened at each node in another run, for the target with this number."""
@@ -270,7 +319,7 @@ class Computation:
         with torch.inference_mode(False), torch.enable_grad():
             second = self._run(watched.run_with, recorder, self._masks.holders())
             tensors = [*self.arguments.leaves, *second.layers, *(second.layers[place] for place in self._again.values())]
-            relevances_of(second.output, tensors, self._seeds[number], second.factors)
+            relevances_of(second.output, tensors, self._starts[number], second.factors)
         return watched
 
 

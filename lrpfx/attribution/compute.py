@@ -161,7 +161,9 @@ def attribute(
         divided, and a value of 0 has a multiplier too.
     output
         The output to explain if the model has several: its index, its key or attribute, or a function of all outputs; by
-        default the one called "logits", or else "last_hidden_state".
+        default the one called "logits", or else "last_hidden_state". A function returns entries of the outputs, or computes
+        what is linear in them, such as a difference or a mean: each output then gets its value times its derivative. It runs
+        twice.
     chunk_size
         How many targets are propagated together at most, which bounds the memory. The default is all of them; on a CPU it is
         one, which is faster there.
@@ -175,15 +177,17 @@ def attribute(
     Raises
     ------
     InputError
-        A shape does not fit, a value is not finite, the target is out of range, or a name is unknown.
+        A shape does not fit, a value is not finite, the target is out of range, a name is unknown, or a function as `output`
+        is not linear.
     InputTypeError
         An argument has the wrong type.
 
     Warns
     -----
     LrpfxWarning
-        The map is implausible: relevance of more than a thousand times the seed, not finite, or exactly zero; or a class is
-        explained after a final softmax.
+        The map is implausible: relevance of more than a thousand times the seed, not finite, or exactly zero; a class is
+        explained after a final softmax; constants in a function as `output` take relevance; or a rule takes all relevance from
+        an input, which is said once.
 
     References
     ----------

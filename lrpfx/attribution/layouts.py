@@ -92,7 +92,7 @@ def _of_layer(row: Operator, rank: int) -> int | None:
         return 1 if rank == row.rank_of_batch else None
     if issubclass(row.kind, (BatchNorm, Convolution)) or row.name in _SECOND:
         return 1 if rank > 1 else None
-    return rank - 1 if issubclass(row.kind, (Linear, Embedding, Recurrent)) else None
+    return rank - 1 if issubclass(row.kind, (Linear, Embedding, Recurrent)) and not row.elementwise else None
 
 
 def _keeps(row: Operator) -> bool:

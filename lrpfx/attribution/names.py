@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -34,17 +35,28 @@ def resolve_names(graph: fx.Graph, names: Sequence[str]) -> list[fx.Node]:
     tensors: their items have names of their own.
     """
     nodes = dict(named_nodes(graph))
-    found = []
+    return [_resolved(name, nodes, graph) for name in names]
+
+
+def resolved_names(graph: fx.Graph, names: Iterable[str]) -> dict[str, fx.Node]:
+    """The nodes of those names that `resolve_names` knows."""
+    nodes = dict(named_nodes(graph))
+    found = {}
     for name in names:
-        node = nodes[name] if name in nodes else _returned_by(name, nodes)
-        if node is None:
-            raise InputError(_unknown_name(name, graph, list(nodes)))
-        items = _items(node, nodes)
-        if items is not None:
-            instead = f"record its items instead: {', '.join(map(repr, items))}" if items else "it has no items that are read"
-            raise InputError(f"{node_info(node).name!r} returns several tensors, which have no common relevance; {instead}")
-        found.append(node)
+        with suppress(InputError):
+            found[name] = _resolved(name, nodes, graph)
     return found
+
+
+def _resolved(name: str, nodes: Mapping[str, fx.Node], graph: fx.Graph) -> fx.Node:
+    node = nodes[name] if name in nodes else _returned_by(name, nodes)
+    if node is None:
+        raise InputError(_unknown_name(name, graph, list(nodes)))
+    items = _items(node, nodes)
+    if items is not None:
+        instead = f"record its items instead: {', '.join(map(repr, items))}" if items else "it has no items that are read"
+        raise InputError(f"{node_info(node).name!r} returns several tensors, which have no common relevance; {instead}")
+    return node
 
 
 def _matching(pattern: str, known: Mapping[str, fx.Node]) -> list[str]:

@@ -12,8 +12,8 @@ from torch import fx
 
 from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
 from lrpfx.runtime.explain_module import TreeGraphModule
-from lrpfx.runtime.multipliers import relevance_from
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.tensors import relevance_from
 from lrpfx.types import Softmax
 
 #: The largest plausible ratio of a sample's relevance to its seed, in sums of magnitudes. For sixteen classifiers of
@@ -22,6 +22,8 @@ from lrpfx.types import Softmax
 EXCESS = 1e3
 #: Relevance counts as lost at a final softmax if less than this share of the seed passes it.
 LOST = 1e-2
+#: Relevance counts as out of balance at an operation without a rule if this share of what it received is missing, or added.
+UNBALANCED = 1e-3
 
 
 def magnitudes(tensors: Sequence[torch.Tensor], count: int) -> list[float]:
@@ -41,7 +43,8 @@ class Watch(fx.Interpreter):
 
     def __init__(self, module: TreeGraphModule) -> None:
         super().__init__(module)
-        self.flows: dict[tuple[fx.Node, fx.Node], float] = {}  # (node, its reader), in backward order
+        self.flows: dict[tuple[fx.Node, fx.Node], float] = {}  # (node, its reader), in backward order: sums of magnitudes
+        self.totals: dict[tuple[fx.Node, fx.Node], float] = {}  # the same: sums
 
     def run_with(self, *args: Any, **keywords: Any) -> Any:
         """The module's result."""
@@ -71,6 +74,7 @@ class Watch(fx.Interpreter):
                 relevance = relevance_from(value.detach(), relevance)
             amount = 0.0 if relevance is None else magnitudes([relevance[None]], 1)[0]  # None: zero, as autograd knows
             self.flows[edge] = self.flows.get(edge, 0.0) + amount
+            self.totals[edge] = self.totals.get(edge, 0.0) + (0.0 if relevance is None else float(relevance.double().sum()))
 
         alias = value.view_as(value)
         alias.register_hook(note)
@@ -88,6 +92,20 @@ class Watch(fx.Interpreter):
             received[source] = received.get(source, 0.0) + amount
         outputs = output_node(self.graph).all_input_nodes
         return next((node for node in passed if not passed[node] and (received[node] or node in outputs)), None)
+
+    def first_out_of_balance(self) -> tuple[fx.Node, float, float] | None:
+        """The first node that keeps its plain gradient and passes on another sum than it received: with both sums."""
+        outputs = output_node(self.graph).all_input_nodes
+        kept = [node for node in data_calls(self.graph) if node_info(node).keeps_gradient and node not in outputs]
+        for node in reversed(kept):
+            edges = [edge for edge in self.flows if edge[0] is node]
+            if not edges:
+                continue
+            received = sum(self.totals[edge] for edge in edges)
+            passed = sum(total for (_, user), total in self.totals.items() if user is node)
+            if not abs(passed - received) <= UNBALANCED * sum(self.flows[edge] for edge in edges):
+                return node, received, passed
+        return None
 
     def passed_by(self, name: str) -> float:
         """The relevance that the node called `name` passes on."""
@@ -127,19 +145,18 @@ def advice(softmax: fx.Node) -> str:
 
 def objection_to(
     relevances: Sequence[torch.Tensor],
-    seeds: Sequence[torch.Tensor],
+    seeds: Sequence[float],
     scale: Callable[[], float],
     softmax: fx.Node | None,
     watch: Callable[[int], Watch],
 ) -> str | None:
     """Why the relevance of the inputs is implausible, or None.
 
-    `relevances` of the inputs have a leading dimension for the `seeds`. `scale` gives the reference for relevance if it exceeds
-    the seed; it is asked only for large maps, since it reads the whole output. `softmax` computes the output, if any. `watch`
-    runs the network again for one seed.
+    `relevances` of the inputs have a leading dimension for the seeds; `seeds`: the sums of their magnitudes. `scale` gives the
+    reference for relevance if it exceeds the seed; it is asked only for large maps, since it reads the whole output. `softmax`
+    computes the output, if any. `watch` runs the network again for one seed.
     """
-    of_seeds = [magnitudes([seed[None]], 1)[0] for seed in seeds]
-    for number, (magnitude, seed) in enumerate(zip(magnitudes(relevances, len(seeds)), of_seeds, strict=True)):
+    for number, (magnitude, seed) in enumerate(zip(magnitudes(relevances, len(seeds)), seeds, strict=True)):
         limit = EXCESS * seed
         if not magnitude <= limit:
             limit = max(limit, EXCESS * scale())
@@ -158,6 +175,27 @@ def objection_to(
                 place = _place("nothing goes on from", watched.first_that_stops())
                 return f"the map is empty: {_amounts(magnitude, seed)}{place}"
     return None
+
+
+def constants_of_function(seed: float, constants: float) -> str:
+    """What is wrong with a function of the outputs whose value is not that of the outputs alone."""
+    return (
+        f"the map does not add up to the output: constants in the function given as output= take {constants:.3g} of its "
+        f"relevance of {seed:.3g}, and no input explains them; leave them out of the function"
+    )
+
+
+def out_of_balance(watched: Watch) -> str | None:
+    """Which operation that keeps its plain gradient passes on more or less relevance than it received, or None."""
+    found = watched.first_out_of_balance()
+    if found is None:
+        return None
+    node, received, passed = found
+    info = node_info(node)
+    return (
+        f"the map does not add up: {info.name} ({info.source or 'source unknown'}) has no rule and keeps its plain gradient, "
+        f"which makes {passed:.3g} of the {received:.3g} that it receives; give it a rule by name: (['{info.name}'], rule)"
+    )
 
 
 def _amounts(magnitude: float, seed: float) -> str:

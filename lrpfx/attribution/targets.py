@@ -12,7 +12,10 @@ from torch import fx
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import floating_tensors, is_floating, nodes_in, output_node
 from lrpfx.passes import final_probabilities
+from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
+
+_ALMOST_ZERO = 1e-30  # a normal number in float32
 
 Index = int | np.integer[Any]
 Array = torch.Tensor | np.ndarray[Any, Any]
@@ -77,12 +80,36 @@ def relevance_of_output(output: torch.Tensor, target: Target) -> torch.Tensor:
         return _relevance_at_position(output, target)
     if output.ndim != 2:
         raise InputError(
-            f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; give the relevance of "
-            "the output as the target: a tensor of its shape, or a function of it"
+            f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; "
+            f"{one_place(output.ndim)}, or give lrpfx.attribute the relevance of the output as the target: a tensor of its "
+            "shape, or a function of it"
         )
     if isinstance(target, Mapping):
         return _relevance_of_contrast(output, target)
     return relevance_of_class(output, _class_indices(output, target))
+
+
+def multiplier_of_output(output: torch.Tensor, seed: torch.Tensor, target: Target) -> torch.Tensor:
+    """Relevance of the output divided by the output, with its shape and dtype. `seed`: the relevance, by `relevance_of_output`.
+
+    Where the output is 0, it is the weight of the entry for targets by index and functions that weigh it, and 0 for others.
+    """
+    output, target = output.detach(), without_arrays(target)
+    found = multiplier_from(output, seed)
+    zeros = output == 0
+    if (isinstance(target, torch.Tensor) and target.is_floating_point()) or not bool(zeros.any()):
+        return found
+    almost = output.to(torch.promote_types(output.dtype, torch.float32)).masked_fill(zeros, _ALMOST_ZERO)
+    weighed = relevance_of_output(almost, target)
+    is_weighed = zeros & (weighed.abs() < _ALMOST_ZERO**0.5)  # no number that a function sets there
+    return torch.where(is_weighed, (weighed / almost).to(output), found)
+
+
+def one_place(dimensions: int) -> str:
+    """How to choose a value for each class from an output of so many dimensions, for messages."""
+    if dimensions < 2:
+        return "choose a form with classes: output=lambda output: output.reshape(-1, 1)"
+    return f"choose a place: output=lambda output: output[:, :{', 0' * (dimensions - 2)}]"
 
 
 def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tensor:
@@ -148,16 +175,22 @@ def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
 
 def _relevance_of_contrast(output: torch.Tensor, weights: Contrast) -> torch.Tensor:
     """The weighted outputs of several classes, zero elsewhere. Output (batch, classes)."""
-    if not weights:
-        raise InputError("a contrast has at least one class: {class: weight, ...}")
+    check_contrast(weights)
     total = torch.zeros_like(output)
     for index, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}")
         if index is None:
             raise InputTypeError("a contrast names its classes by index")
         total += weight * relevance_of_class(output, _class_indices(output, index))
     return total
+
+
+def check_contrast(weights: Contrast) -> None:
+    """Raise `InputError` unless a contrast has classes, each with a finite number."""
+    if not weights:
+        raise InputError("a contrast has at least one class: {class: weight, ...}")
+    for index, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}")
 
 
 def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
@@ -204,6 +237,11 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise InputError(f"the model's output has no {selector!r}; it is {_describe_output(result)}") from error
     if isinstance(chosen, torch.Tensor):
+        if chosen.is_complex():
+            raise InputTypeError(
+                f"the output has dtype {chosen.dtype}, which carries no relevance; let the model return real numbers, such as "
+                "z.abs(), or torch.view_as_real(z) for both parts"
+            )
         if not chosen.is_floating_point():
             raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
         return chosen
@@ -236,14 +274,22 @@ def _describe_output(result: Any) -> str:
     return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
 
 
-def final_probabilities_of(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
-    """The softmax or sigmoid that computes the explained output, if the graph shows it."""
+def explained_nodes(graph: fx.Graph, selector: OutputSelector) -> list[fx.Node]:
+    """The nodes of the explained output, of all outputs for a function; none if there is no such output."""
     chosen: Any = output_node(graph).args[0]
-    if selector is not None and not callable(selector):
+    if selector is None:
+        named = [one for one in (_item(chosen, name) for name in _EXPLAINED) if isinstance(one, fx.Node)]
+        chosen = named[0] if named else chosen
+    elif not callable(selector):
         try:
             is_attribute = isinstance(selector, str) and not isinstance(chosen, Mapping)
             chosen = getattr(chosen, str(selector)) if is_attribute else chosen[selector]
         except (AttributeError, KeyError, IndexError, TypeError):
-            return None
-    leaves = nodes_in(chosen)
+            return []
+    return nodes_in(chosen)
+
+
+def final_probabilities_of(graph: fx.Graph, selector: OutputSelector) -> fx.Node | None:
+    """The softmax or sigmoid that computes the explained output, if the graph shows it."""
+    leaves = explained_nodes(graph, selector)
     return final_probabilities(leaves[0]) if len(leaves) == 1 else None

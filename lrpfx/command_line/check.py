@@ -20,9 +20,7 @@ def check(
         module = given.module("check")
         example = example_of(shape, given.preprocess)
         shown.begin("checking")
-        report = report_on(
-            module, composite_or_default(composite, setting, given.preprocess), *([] if example is None else [example])
-        )
+        report = report_on(module, composite_or_default(composite, setting, given.preprocess), example_inputs=example)
     say(str(report))
     if not report.ok:
         raise typer.Exit(1)

@@ -96,7 +96,7 @@ class Results:
 
     def _append(self, row: Sequence[Any]) -> None:
         with self.place.writing():
-            csv.writer(self.file).writerow(row)
+            csv.writer(self.file).writerow(map(_as_text, row))
             self.file.flush()
 
     def raise_problems(self, what: str) -> None:
@@ -182,14 +182,37 @@ def _rows(table: Path, place: Place) -> dict[str, list[str]]:
         return {}
     try:
         with open(table, newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if len(row) == len(place.all_columns)]
+            rows = [list(map(_from_text, row)) for row in csv.reader(file) if len(row) == len(place.all_columns)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{table} is damaged ({error}): choose another folder, or remove it to start over") from error
     return {row[0]: row for row in rows[1:]}
 
 
+#: How a cell begins that a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def _as_text(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: behind an apostrophe, unless it holds numbers."""
+    if not isinstance(cell, str) or not cell.lstrip("'").startswith(_FORMULA) or _holds_numbers(cell):
+        return cell
+    return f"'{cell}"
+
+
+def _from_text(cell: str) -> str:
+    """The cell of which `_as_text` made this one."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+
+
+def _holds_numbers(cell: str) -> bool:
+    try:
+        return bool([float(one) for one in cell.split(";")])
+    except ValueError:
+        return False
+
+
 def _write_rows(table: Path, rows: Iterable[Sequence[Any]]) -> None:
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows(map(_as_text, row) for row in rows)
     with whole_file(table, ".csv") as temporary:
         temporary.write_text(text.getvalue(), newline="", encoding="utf-8")

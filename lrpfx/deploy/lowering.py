@@ -21,12 +21,13 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lrpfx.attribution.arguments import Arguments, embeddings_of
+from lrpfx.attribution.arguments import Arguments, embeddings_of, misfits
 from lrpfx.attribution.computation import Computation, Question, relevances_of
 from lrpfx.attribution.condition_module import names_of_masks, places_in
 from lrpfx.attribution.conditions import Key, ends_of, mask_name, shown
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
+from lrpfx.attribution.outputs import ExplainedOutput, computes, explained_output
 from lrpfx.attribution.plausibility import advice, saturates
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.attribution.targets import (
@@ -35,7 +36,6 @@ from lrpfx.attribution.targets import (
     final_probabilities_of,
     relevance_of_class,
     relevance_of_output,
-    select_output,
 )
 from lrpfx.deploy.program import checked
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, LrpfxWarning, first_lines
@@ -49,6 +49,7 @@ from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
+from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.interrupts import undisturbed
@@ -204,7 +205,8 @@ def _lowered(
     inputs, constants = _named_inputs(module, example_inputs)
     placed = embeddings_of(module, Arguments({**inputs, **constants}, module))
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
-    job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output, masks)
+    is_linear = _computes_output(module, {**inputs, **constants}, output)
+    job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output, is_linear, masks)
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
     of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "max")
@@ -414,6 +416,16 @@ def _from_one(
     return size
 
 
+def _computes_output(module: ExplainModule, values: Mapping[str, Any], output: OutputSelector) -> bool:
+    """Whether a function computes the explained output."""
+    if not callable(output):
+        return False
+    with torch.enable_grad():
+        arguments = Arguments(values, module)
+        with misfits(module, arguments):
+            return computes(arguments.call(module), output)
+
+
 @dataclass(frozen=True)
 class _Job:
     """The computation of a program."""
@@ -427,6 +439,7 @@ class _Job:
     reduce: str | None
     balance: bool
     output: OutputSelector
+    is_linear: bool  # whether a function computes the explained output
     conditions: dict[Key, str]  # place -> the argument that is its mask
 
     @property
@@ -437,10 +450,14 @@ class _Job:
     def arguments(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Arguments of the program: the inputs, a target if the program takes one, and masks."""
         with torch.no_grad():
-            result = select_output(self.module(**self.values(tensors)), self.output)
+            result = self.explained(self.module(**self.values(tensors))).value
         target = self._example_target(result)
         masks = map(_example_mask, self.masked_values(tensors))
         return [*tensors, *([] if target is None else [target]), *masks]
+
+    def explained(self, result: Any) -> ExplainedOutput:
+        """The explained output among those of the module."""
+        return explained_output(result, self.output, self.is_linear)
 
     def masked_values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The values at the places of conditions."""
@@ -501,7 +518,7 @@ class _Job:
         """The program's results, from the module's output and the relevance of inputs and layers by name."""
         reduced = {name: self._reduced(name, relevance) for name, relevance in relevances.items()}
         single = len(reduced) == 1
-        found = {"output": select_output(result, self.output).detach()}
+        found = {"output": self.explained(result).value.detach()}
         if not isinstance(result, torch.Tensor):
             found.update({f"output.{key}": value.detach() for key, value in _tensors_of(result)})
         found.update({"relevance" if single else f"relevance.{name}": value for name, value in reduced.items()})
@@ -528,10 +545,11 @@ class _Job:
             masks = {mask_name(number): mask for number, mask in enumerate(self.masks_in(arguments))}
             result = _Tracer(runner)(**{**values, **read, **masks})
             result, recorded = (result[0], result[1:]) if recording else (result, ())
-            explained = select_output(result, self.output)
-            seed = self._seed(explained.detach(), arguments)
+            output = self.explained(result)
+            explained, seed = output.value, self._seed(output.value.detach(), arguments)
             factors = [*(None for _ in leaves), *factors_of(runner, recorded)]
-            found = relevances_of(explained, [*leaves.values(), *recorded], seed, factors)
+            start = self._multiplier(explained.detach(), seed, arguments) if self.is_linear else seed
+            found = relevances_of(explained, [*leaves.values(), *recorded], start, factors)
         relevances, layers = dict(zip(leaves, found, strict=False)), dict(zip(names, found[len(leaves) :], strict=True))
         for name, embeddings in self.embeddings.items():
             of_input = {embedding: layers[embedding] for embedding in embeddings}
@@ -545,6 +563,17 @@ class _Job:
             return _relevance_of_token(output, *self.target_in(arguments).unbind(1))
         indices = output.argmax(1) if self.target == "max" else self.target_in(arguments)
         return relevance_of_class(output, indices)
+
+    def _multiplier(self, output: torch.Tensor, seed: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The relevance of the output divided by the output."""
+        if self.target == "weights":
+            return multiplier_from(output, seed)
+        filled = torch.where(output == 0, torch.ones_like(output), output)
+        if self.target == "token":
+            seed = _relevance_of_token(filled, *self.target_in(arguments).unbind(1))
+        else:
+            seed = relevance_of_class(filled, output.argmax(1) if self.target == "max" else self.target_in(arguments))
+        return seed / filled
 
     def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The program's results according to `lrpfx.attribute`."""
@@ -715,15 +744,13 @@ def _verify(job: _Job, function: nn.Module, arguments: Sequence[torch.Tensor], t
     for name, value in expected.items():
         if not value.is_floating_point():
             continue
-        scale = value.norm()
-        if name == "balance":
-            scale = expected["output"].norm()
-        difference = (actual[name] - value).norm()
+        scale = _norm(expected["output"] if name == "balance" else value)
+        difference = _norm(actual[name] - value)
         allowed = max(tolerance_of(value.dtype), tolerance) * scale + torch.finfo(value.dtype).tiny
         if not difference <= allowed < torch.inf:  # fails for results that are not finite
             raise LoweringError(
                 f"{name} of the program differs from the module's own for a batch of {len(arguments[0])} by "
-                f"{float(difference / scale):.1e} of its norm"
+                f"{difference / scale if scale else difference:.1e}{' of its norm' if scale else ''}"
             )
     return expected
 
@@ -792,8 +819,13 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor]) -> float:
                 shaken[place] = changed.clamp(value.min(), value.max())  # within the range of the example
         found.append(plain.expected(shaken))
     names = [name for name, value in reference.items() if value.is_floating_point() and value.any()]
-    changes = [float((other[name] - reference[name]).norm() / reference[name].norm()) for other in found for name in names]
+    changes = [_norm(other[name] - reference[name]) / _norm(reference[name]) for other in found for name in names]
     return max(tolerance_of(dtype), 10 * max(changes, default=0.0))
+
+
+def _norm(value: torch.Tensor) -> float:
+    """The norm of a tensor, in double precision: the squares of small numbers would be 0 in less."""
+    return float(value.double().norm())
 
 
 def _in_double_precision(job: _Job, arguments: Sequence[torch.Tensor]) -> list[dict[str, torch.Tensor]]:

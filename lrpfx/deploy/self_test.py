@@ -36,7 +36,7 @@ class SelfTest:
         """The norm of a result's error, relative to the norm of the expected result of the largest batch."""
         scale = self.expected("output" if name == "balance" else name, self.sizes[0])  # a balance is a difference of sums
         change = np.linalg.norm(value.astype(np.float64) - self.expected(name, size))
-        return float(change / (np.linalg.norm(scale) or 1.0))
+        return float(change / (np.linalg.norm(scale.astype(np.float64)) or 1.0))
 
     def _rows(self, key: str, size: int) -> np.ndarray:
         array = self.arrays[key]

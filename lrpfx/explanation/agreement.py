@@ -36,7 +36,7 @@ def shows(photograph: Image.Image, input: Array, geometry: Geometry) -> bool:
     seen = _means(part, cells)
     seen = seen - seen.mean(0)
     energy = (seen**2).sum(0)
-    varied = energy > 1e-12 * max(1.0, float(np.abs(part).max()) ** 2)
+    varied = energy > 1e-12 * float(np.abs(part).max()) ** 2
     for picture in _pictures(photograph, columns, rows):
         colors = np.asarray(picture, dtype=np.float64)[:: -1 if rows.mirrored else 1, :: -1 if columns.mirrored else 1]
         colors = _means(np.moveaxis(colors, -1, 0), cells)

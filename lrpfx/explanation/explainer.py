@@ -1,7 +1,7 @@
 """The front door: a model and photographs in, explanations out."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
@@ -21,9 +21,11 @@ from lrpfx.explanation.photographs import Photograph, as_photographs, count_of, 
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.explanation.running import Class, Compiled, CompiledModel, CompiledProgram, Wanted, placed_for, scores_of_logits
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
+from lrpfx.explanation.texts import texts_in
 from lrpfx.pipeline import transform
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.structure import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +33,11 @@ logger = logging.getLogger(__name__)
 class Explainer:
     """Explains what a model says about photographs or sentences.
 
-    It compiles the model at its first call, and again after changes of its modules, their attributes and hooks, or its tensors,
-    except in place through `.data`. Explanations keep the compiled model that made them. Calls raise the errors of
-    `lrpfx.transform` and `lrpfx.attribute`.
+    It compiles the model at its first call, and again if a later call finds it changed: its modules, attributes and hooks, with
+    what lists, dicts, objects, classes and functions among them hold; the functions of its classes, and global values that a
+    `forward` reads; or the values of its tensors, however they are written. Other state goes unnoticed: global values that
+    other functions read, objects that Python cannot look into, files. Call `recompile` after such a change. Explanations keep
+    the compiled model that made them. Calls raise the errors of `lrpfx.transform` and `lrpfx.attribute`.
 
     Parameters
     ----------
@@ -60,6 +64,8 @@ class Explainer:
         For `lrpfx.transform`; by default the first batch.
     progress
         Whether to show a bar of the photographs or texts that are done (needs tqdm).
+    join
+        Whether the tokens of a word are joined in the picture of a text, as for `lrpfx.text.heatmap`.
 
     Raises
     ------
@@ -82,6 +88,7 @@ class Explainer:
         batch_size: int = 8,
         example_inputs: Any = None,
         progress: bool = False,
+        join: bool = True,
     ) -> None:
         if not isinstance(model, (nn.Module, Runner)):
             raise InputTypeError(
@@ -104,9 +111,11 @@ class Explainer:
         self.batch_size = batch_size if fixed is None else fixed
         self.example_inputs = example_inputs
         self.progress = progress
+        self.join = join
         self._compiled: Compiled | None = None
-        self._state: State = []
+        self._snapshot: Snapshot | None = None
         self._bounds: Any = None
+        self._arguments: set[str] | None = None  # the names of the inputs that the model is compiled for, if they may change
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet")
 
@@ -120,10 +129,12 @@ class Explainer:
             file that is open for reading; a Pillow image; an array or a tensor, as for `lrpfx.pictures.photograph_of`, which is
             one photograph if it has three axes, and several if it has four; or a list or another iterable of all these, such as
             a generator, an array or a Series of paths. "~" is the home folder. Photographs are turned upright as their files
-            say. With a tokenizer: a text, or an iterable of texts.
+            say. With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a
+            row of a data set that holds it, or a chat, which is a list of messages with a role and their content.
         target
             The class to explain, by index or name, or None for the class that the model gives; a list or an array has one for
-            each photograph or text.
+            each photograph or text. For texts, it may be a contrast, `{"good": 1.0, "bad": -1.0}`, and for models that return
+            tokens `(position, token)`, where the token may be a contrast or None.
         targets
             Several classes that are explained for each of them.
 
@@ -132,33 +143,31 @@ class Explainer:
         InputError
             An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
+        if self.tokenizer is not None:
+            return self._of_texts(images, target, targets)
         wanted = Wanted(target, targets)
         if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
-            count = len(images) if self.tokenizer is not None else count_of(images)
+            count = count_of(images)
             if count is not None:
                 wanted.check_number(count)
-        if self.tokenizer is not None:
-            return self._of_texts(images, wanted)
         several = is_several(images)
         total = count_of(images) if self.progress else None
         found = list(progress_bar(self._explanations(images, wanted), self.progress, "explaining", "image", total))
         return Explanations(found) if several else found[0]
 
-    def _of_texts(self, texts: Any, wanted: Wanted) -> TextExplanation | TextExplanations:
+    def _of_texts(self, given: Any, target: Any, targets: Any) -> TextExplanation | TextExplanations:
         if isinstance(self.model, Runner):
             raise InputError("programs of text models take tokens: call the runner itself")
-        several = not isinstance(texts, str) and isinstance(texts, Iterable)
-        texts = list(texts) if several else [texts]
-        if not texts:
-            raise InputError("the list of texts is empty")
+        texts, several = texts_in(given)
+        wanted = Wanted(target, targets, len(texts))
+        wanted.check_number(len(texts))
 
         def compiled_for(inputs: Any) -> CompiledModel:
             compiled = self.compiled_for(inputs)
             assert isinstance(compiled, CompiledModel)
             return compiled
 
-        found = explain_sentences(compiled_for, self.tokenizer, texts, wanted, self.progress)
-        wanted.check_number(len(found))
+        found = explain_sentences(compiled_for, self.model, self.tokenizer, texts, wanted, self.join, self.progress)
         return TextExplanations(found) if several else found[0]
 
     @property
@@ -233,7 +242,7 @@ class Explainer:
     # --- the compiled model --------------------------------------------------------------------------------------------------
 
     def compiled_for(self, inputs: Any) -> Compiled:
-        """The compiled model: made at the first use, and again if the model has changed since.
+        """The compiled model: made at the first use, and again if the model has changed since, as the class says.
 
         Parameters
         ----------
@@ -241,10 +250,21 @@ class Explainer:
             Inputs like those that it is for.
         """
         compiled = self._compiled
-        changed = isinstance(self.model, nn.Module) and not _are_same(self._state, _state_of(self.model))
-        if compiled is None or changed or self._bounds != self._range():
+        changed = isinstance(self.model, nn.Module) and self._snapshot is not None and not self._snapshot.is_of(self.model)
+        names = set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
+        if compiled is None or changed or self._bounds != self._range() or names != self._arguments:
+            self._arguments = names
             compiled = self._compiled = self._compile(inputs)
         return compiled
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the explainer compiles the model for the inputs that it gets."""
+        return self.example_inputs is None and _has_no_rules(self.model)
+
+    def recompile(self) -> None:
+        """Let the next call compile the model again, after a change that it cannot notice."""
+        self._compiled = self._snapshot = None
 
     def _range(self) -> Any:
         """The range of the values that photographs have after the preprocessing, as far as it is known by now."""
@@ -254,7 +274,7 @@ class Explainer:
     def _compile(self, inputs: Any) -> Compiled:
         if isinstance(self.model, Runner):
             return CompiledProgram(self.model, self.categories, self.record)
-        self._state, self._bounds = _state_of(self.model), self._range()
+        self._bounds = self._range()
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
             return CompiledModel(self.model, self.categories, self.record, self.output)
         examples = inputs if self.example_inputs is None else self.example_inputs
@@ -269,6 +289,7 @@ class Explainer:
         if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
             scores = scores_of_logits(final, made)
             made = transform(self.model, composite, example_inputs=examples, explain="logits")
+        self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
         return CompiledModel(made, self.categories, self.record, self.output, scores)
 
@@ -296,6 +317,7 @@ def explain(
     batch_size: int = 8,
     example_inputs: Any = None,
     progress: bool = False,
+    join: bool = True,
 ) -> Any:
     """Why a model gives a photograph or a sentence its class: an `Explanation`, or `Explanations` of several.
 
@@ -329,6 +351,8 @@ def explain(
         For `lrpfx.transform`.
     progress
         Whether to show a bar.
+    join
+        Whether the tokens of a word are joined.
     """
     explainer = Explainer(
         model,
@@ -341,42 +365,13 @@ def explain(
         batch_size=batch_size,
         example_inputs=example_inputs,
         progress=progress,
+        join=join,
     )
     return explainer(images, target, targets=targets)
 
 
-State = list[tuple[Any, Any]]
-
-
 def _has_no_rules(model: nn.Module | Runner) -> bool:
     return isinstance(model, nn.Module) and not isinstance(getattr(model, "_orig_mod", model), ExplainModule)
-
-
-def _state_of(model: nn.Module) -> State:
-    """The modules and tensors of a model, with what a change of them changes."""
-    state: State = [(module, _settings_of(module)) for module in model.modules()]
-    tensors = [*model.parameters(), *model.buffers()]
-    return state + [
-        (tensor, (tensor.dtype, tensor.device, tensor.data_ptr(), None if tensor.is_inference() else tensor._version))
-        for tensor in tensors
-    ]
-
-
-_SIMPLE = (bool, int, float, str, tuple, type(None))
-
-
-def _settings_of(module: nn.Module) -> Any:
-    """A module's own attributes and hooks: what is no number or text counts as another if it is another object."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return [*map(id, hooks)], {
-        name: value if isinstance(value, _SIMPLE) else id(value) for name, value in vars(module).items() if name[0] != "_"
-    }
-
-
-def _are_same(before: State, now: State) -> bool:
-    return len(before) == len(now) and all(
-        one is other and version == present for (one, version), (other, present) in zip(before, now, strict=True)
-    )
 
 
 @dataclass(frozen=True)

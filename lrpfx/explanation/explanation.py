@@ -16,7 +16,7 @@ from PIL import Image
 
 from lrpfx import pictures
 from lrpfx.deploy.files import as_path, written
-from lrpfx.errors import InputError, InputTypeError, first_lines, nearest
+from lrpfx.errors import InputError, InputTypeError, first_lines, nearest, printable
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.geometry import Axis, Geometry
 from lrpfx.support.html import element, html_table, image_html
@@ -34,7 +34,8 @@ class Category:
     probability: float | None  # None if the outputs are no classes
 
     def __str__(self) -> str:
-        return self.name if self.probability is None else f"{self.name} ({self.probability:.0%})"
+        name = printable(self.name)
+        return name if self.probability is None else f"{name} ({self.probability:.0%})"
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Explained(ABC):
 
     def __repr__(self) -> str:
         classes = ", ".join(str(answer.category) for answer in self.answers)
-        return f"<explanation of {self.name}: {classes}; {self.rules}>"
+        return printable(f"<explanation of {self.name}: {classes}; {self.rules}>")
 
     def top(self, count: int = 5) -> list[Category]:
         """The classes, or next tokens, with the largest outputs, the largest first.
@@ -446,7 +447,7 @@ class Several(Sequence[Kind]):
         return len(self.items)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>"
+        return printable(f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>")
 
     @abstractmethod
     def sheet(self) -> Image.Image:

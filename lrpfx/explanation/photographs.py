@@ -67,8 +67,7 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
                 f"an array of shape {tuple(images.shape)} can be four photographs in grey, or one with red, green, blue and "
                 "transparency: pass list(array) for four, or one with its channels last"
             )
-        several = images.ndim == 4 or (images.ndim > 0 and _has_paths(images))
-        yield from _each(images, "batch") if several else iter([(images, "")])
+        yield from _each(images, "batch") if is_several(images) else iter([(images, "")])
     elif isinstance(images, Mapping) and set(images) == {"bytes", "path"}:
         yield _encoded(images["bytes"], images["path"])
     elif isinstance(images, (Mapping, Set)):

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, relevance_of_class
+from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, one_place, relevance_of_class
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of, index_of, listed
@@ -27,21 +27,24 @@ Class = int | str | None
 class Wanted:
     """The classes to explain for each image: one for all, one for each, or several for all."""
 
-    def __init__(self, target: Any, targets: Any) -> None:
+    def __init__(self, target: Any, targets: Any, texts: int | None = None) -> None:
+        """`texts`: how many texts are explained; None for photographs. Texts have contrasts and positions as targets, too."""
         if targets is not None and target is not None:
             raise InputError("target= is one class for each image, targets= are several for each; pass one of them")
-        self.several = None if targets is None else _classes("targets=", targets)
+        self.several = None if targets is None else _classes("targets=", targets, texts is not None)
         if self.several == []:
             raise InputError("targets= is an empty list")
         if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
             target = target.item()
         one = target is None or isinstance(target, (str, int, float, np.generic))  # some of them are refused later
-        if isinstance(target, Mapping) or callable(target):
+        if texts is not None and (isinstance(target, Mapping) or (is_place(target) and not _is_for_each(target, texts))):
+            one = True
+        elif isinstance(target, Mapping) or callable(target):
             raise InputTypeError(
                 f"a class is given by its index or its name, not by {type(target).__name__}; lrpfx.attribute takes contrasts "
                 "and functions of the output"
             )
-        self.each = None if one else _classes("target=", target)
+        self.each = None if one else _classes("target=", target, texts is not None)
         self.target = target if one else None
 
     def of_image(self, number: int) -> list[Class]:
@@ -63,9 +66,25 @@ class Wanted:
             )
 
 
-def _classes(name: str, classes: Any) -> list[Class]:
+def is_place(target: Any) -> bool:
+    """Whether a target is a position and a token, which may be a contrast of tokens."""
+    return (
+        isinstance(target, tuple)
+        and len(target) == 2
+        and isinstance(target[0], (int, np.integer))
+        and not isinstance(target[0], bool)
+        and (target[1] is None or isinstance(target[1], (str, int, np.integer, Mapping)))
+    )
+
+
+def _is_for_each(target: tuple[Any, Any], texts: int) -> bool:
+    """Whether a tuple has two classes, one for each of two texts."""
+    return texts == 2 and isinstance(target[1], (int, np.integer))
+
+
+def _classes(name: str, classes: Any, of_texts: bool) -> list[Class]:
     found = listed(name, classes)
-    if any(isinstance(one, (list, tuple)) for one in found):
+    if any(isinstance(one, (list, tuple)) and not (of_texts and is_place(one)) for one in found):
         raise InputError(f"{name} is a list of classes, not of lists")
     return found
 
@@ -317,7 +336,6 @@ def checked_output(output: Any) -> Any:
     """An output, if it has the form (batch, classes)."""
     if output.ndim != 2:
         raise InputError(
-            f"the model returns an output of shape {tuple(output.shape)}, not (batch, classes): output= may be a function that "
-            "makes it so, such as lambda output: output.flatten(1)"
+            f"the model returns an output of shape {tuple(output.shape)}, not (batch, classes); {one_place(output.ndim)}"
         )
     return output

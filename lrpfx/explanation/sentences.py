@@ -1,7 +1,7 @@
 """Explanations of texts: a sentence and a tokenizer in, relevance of its words out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from PIL import Image
 from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import Target, relevance_of_output
-from lrpfx.errors import InputError, InputTypeError, os_errors
-from lrpfx.explanation.explanation import Answer, Array, Explained, Several, category_of, index_of
-from lrpfx.explanation.running import Class, CompiledModel, Wanted, as_array, checked_output
+from lrpfx.attribution.targets import Target, check_contrast, relevance_of_output, without_arrays
+from lrpfx.errors import InputError, os_errors
+from lrpfx.explanation.explanation import Answer, Array, Category, Explained, Several, category_of, index_of
+from lrpfx.explanation.running import CompiledModel, Wanted, as_array, checked_output
+from lrpfx.explanation.texts import ReadText, check_fits, read
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
@@ -121,106 +122,146 @@ class TextExplanations(Several[TextExplanation]):
 
 def explain_sentences(
     compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    model: Any,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     wanted: Wanted,
+    join: bool = True,
     progress: bool = False,
 ) -> list[TextExplanation]:
-    """Explain each text. `compiled_for`: the compiled model for the model's inputs."""
-    return [
-        _explained(compiled_for, tokenizer, text, wanted.of_image(number))
-        for number, text in enumerate(progress_bar(texts, progress, "explaining", "text"))
-    ]
+    """Explain each text for which `read` has a form. `compiled_for`: the compiled model for the model's inputs."""
+    found = []
+    for number, given in enumerate(progress_bar(texts, progress, "explaining", "text")):
+        text = read(tokenizer, given)
+        check_fits(model, tokenizer, text)
+        found.append(_explained(compiled_for, tokenizer, text, wanted.of_image(number), join))
+    return found
 
 
 def _explained(
-    compiled_for: Callable[[dict[str, Any]], CompiledModel], tokenizer: Any, text: Any, classes: Sequence[Class]
+    compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    tokenizer: Any,
+    text: ReadText,
+    classes: Sequence[Any],
+    join: bool,
 ) -> TextExplanation:
-    if not isinstance(text, str):
-        raise InputTypeError(f"a text is a string, not {type(text).__name__}")
-    if not text.strip():
-        raise InputError("the text is empty")
-    encoded = tokenizer(text, return_tensors="pt")
-    if not isinstance(encoded, Mapping) or "input_ids" not in encoded:
-        raise InputTypeError(f"the tokenizer returned {type(encoded).__name__} without input_ids; pass one of Hugging Face")
-    inputs = {str(name): value for name, value in encoded.items()}
+    inputs: dict[str, Any] = dict(text.encoding)
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
-    seeds = [_Seed(one, compiled, tokenizer, ids[0].tolist()) for one in classes]
+    seeds = [_Seed(one, compiled, tokenizer, text) for one in classes]
     answers: list[Answer] = []
     for seed in seeds:
         attribution = attribute(compiled.module, inputs, seed, record=compiled.record, output=compiled.output)
         tokens, _ = of_attribution(attribution, None, None)
         layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
-        category = category_of(seed.output, seed.index, seed.names, seed.scores)
-        answers.append(Answer(category, as_array(tokens[0]), layers))
+        answers.append(Answer(seed.category(), as_array(tokens[0]), layers))
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
-    drawn = pictures_of_text.heatmap(scores, ids, tokenizer, targets=titles)
-    shortened = text if len(text) <= 60 else f"{text[:59]}…"
+    drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
     rules, first = compiled.explain_model.composite, seeds[0]
     source = TextSource(compiled, inputs, tuple(seeds))
     facts = (first.output, first.names, tuple(answers), rules, first.scores, as_array(ids[0]), drawn, source)
-    return TextExplanation(shortened, *facts)
+    return TextExplanation(text.title(tokenizer), *facts)
 
 
 class _Seed:
-    """The relevance of the output for one class, or for one token: the masked one, or the one after the end of the text."""
+    """The relevance of the output for a class, a token, or a contrast of several.
 
-    def __init__(self, target: Class, compiled: CompiledModel, tokenizer: Any, ids: Sequence[int]) -> None:
-        self.target = target
+    The token is that at the mask, or after the end of the text, unless the target is a position and a token.
+    """
+
+    def __init__(self, target: Any, compiled: CompiledModel, tokenizer: Any, text: ReadText) -> None:
+        self.position, self.target = target if isinstance(target, tuple) else (None, target)
         self.names: Sequence[str] | None = compiled.categories
         self.scores = compiled.scores
         self.tokenizer = tokenizer
-        self.ids = ids
+        self.text = text
         self.output: Array = np.zeros(0)
-        self.index = 0
+        self.weights: dict[int, float] = {}  # of classes or tokens, by their indices
+        self.place: int | None = None  # of the token that is explained
 
     def __call__(self, output: torch.Tensor) -> torch.Tensor:
         if output.ndim != 3:
             checked_output(output)
+            if self.position is not None:
+                raise InputError("a position and a token are a target for models that return tokens; this one returns classes")
             self.output = as_array(output[0])
-            self.index = self._chosen(output.shape[1])
-            return relevance_of_output(output, self.index)
-        if output.shape[2] < len(self.tokenizer):
+            self.weights = self._chosen(output.shape[1])
+            return relevance_of_output(output, self.weights)
+        known, features = len(self.tokenizer), output.shape[2]
+        if features < known:
             raise InputError(
-                f"the model returns {output.shape[2]} features of each token, neither classes nor tokens: explain a model "
-                "with a head, or a module that computes one number from the features"
+                f"the model returns {features} features of each token, neither classes nor tokens, of which the tokenizer has "
+                f"{known}. If they are classes of each token, choose a token: Explainer(..., output=lambda result: "
+                "result.logits[:, 2]). Otherwise explain a model with a head, or a module that computes one number from them"
             )
         self.names = _Vocabulary(self.tokenizer, output.shape[2])
-        place = self._place()
+        place = self._place(output.shape[1])
         self.output = as_array(output[0, place])
-        self.index = self._chosen(output.shape[2])
-        return relevance_of_output(output, (place, self.index))
+        self.weights = self._chosen(output.shape[2])
+        return relevance_of_output(output, (place, self.weights))
 
-    def _place(self) -> int:
-        """The position whose prediction is explained: that of the mask, or else the last."""
+    def category(self) -> Category:
+        """What is explained: of a contrast, the class with the largest weight stands for all."""
+        index = max(self.weights, key=lambda one: abs(self.weights[one]))
+        found = category_of(self.output, index, self.names, self.scores)
+        if isinstance(self.target, Mapping):
+            named = {one: str(one) if self.names is None else self.names[one] for one in self.weights}
+            terms = [_term(weight, named[one]) for one, weight in self.weights.items()]
+            score = sum(weight * float(self.output[one]) for one, weight in self.weights.items())
+            found = replace(found, name=" ".join(terms).removeprefix("+ "), score=score, probability=None)
+        return found if self.position is None else replace(found, name=f"{found.name} (position {self.position})")
+
+    def _place(self, length: int) -> int:
+        """The position whose prediction is explained: the given one, that of the mask, or else the last."""
+        if self.position is not None:
+            if not -length <= self.position < length:
+                raise InputError(f"position {self.position} is out of range: the text has {length} tokens")
+            return int(self.position)
+        ids, last = self.text.ids, self.text.last
         mask = getattr(self.tokenizer, "mask_token_id", None)
-        masked = [place for place, one in enumerate(self.ids) if one == mask and mask is not None]
+        masked = [place for place, one in enumerate(ids) if one == mask and mask is not None]
         if len(masked) > 1:
             raise InputError(
-                f"the text has {len(masked)} masks, and one prediction is explained at a time: lrpfx.attribute(..., "
-                "target=(position, token)) explains any of them"
+                f"the text has {len(masked)} masks, and one prediction is explained at a time: target=(position, token) "
+                "explains any of them"
             )
-        if not masked and self.ids[-1] in getattr(self.tokenizer, "all_special_ids", ()):
-            last = self.tokenizer.decode([self.ids[-1]])
+        if not masked and not self.text.is_chat and ids[last] in getattr(self.tokenizer, "all_special_ids", ()):
+            end = self.tokenizer.decode([ids[last]])
             hint = "" if mask is None else f"; a model that fills in words needs a {self.tokenizer.mask_token} in the text"
             raise InputError(
-                f"the tokenizer ends the text with {last}, so that nothing continues it: a model that continues texts needs a "
+                f"the tokenizer ends the text with {end}, so that nothing continues it: a model that continues texts needs a "
                 f"tokenizer that adds nothing at the end{hint}"
             )
-        return masked[0] if masked else -1
+        return masked[0] if masked else last
 
-    def _chosen(self, classes: int) -> int:
+    def _chosen(self, classes: int) -> dict[int, float]:
+        """The weights of the explained classes or tokens."""
         if self.target is None:
-            return int(self.output.argmax())
-        if isinstance(self.target, str) and isinstance(self.names, _Vocabulary):
-            ids = self.tokenizer(self.target, add_special_tokens=False)["input_ids"]
+            return {int(self.output.argmax()): 1.0}
+        if not isinstance(self.target, Mapping):
+            return {self._index(self.target, classes): 1.0}
+        weights = without_arrays(self.target)
+        check_contrast(weights)
+        found: dict[int, float] = {}
+        for one, weight in weights.items():
+            index = self._index(one, classes)
+            found[index] = found.get(index, 0.0) + float(weight)
+        return found
+
+    def _index(self, target: Any, classes: int) -> int:
+        if isinstance(target, str) and isinstance(self.names, _Vocabulary):
+            ids = self.tokenizer(target, add_special_tokens=False)["input_ids"]
             if len(ids) != 1:
-                raise InputError(f"{self.target!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank")
+                raise InputError(f"{target!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank")
             if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
-                raise InputError(f"the tokenizer does not know {self.target!r}")
+                raise InputError(f"the tokenizer does not know {target!r}")
             return int(ids[0])
-        return index_of(self.target, self.names, classes)
+        return index_of(target, self.names, classes)
+
+
+def _term(weight: float, name: str) -> str:
+    factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
+    return f"{'−' if weight < 0 else '+'} {factor}{name}"
 
 
 class _Vocabulary(Sequence[str]):

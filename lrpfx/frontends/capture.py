@@ -1,12 +1,16 @@
 """CAPTURE and NORMALIZE: build the graph on which all later stages and all node names are based."""
 
+import copy
+import enum
+import functools
 import inspect
 import logging
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import fx, nn
@@ -15,9 +19,21 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lrpfx.errors import CaptureError, InputError, LrpfxError, LrpfxWarning, VerificationError, first_lines
+from lrpfx.errors import (
+    CaptureError,
+    InputError,
+    InputTypeError,
+    LrpfxError,
+    LrpfxWarning,
+    PassError,
+    RuleError,
+    UnsupportedOperationError,
+    VerificationError,
+    first_lines,
+)
 from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
+from lrpfx.frontends.guessed_inputs import guessed_inputs
 from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import (
     Dimension,
@@ -28,23 +44,25 @@ from lrpfx.frontends.open_sizes import (
     Wish,
     attempts,
     enlarged,
+    other_batch,
+    resized,
     settle,
     tensors_in,
     wishes_of,
 )
 from lrpfx.frontends.symbolic import capture_symbolic, private_copy
-from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, is_constant, place_of
+from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
+from lrpfx.passes.choices import RecordChoices
 from lrpfx.passes.driver import (
-    NOT_VERIFIED,
     Verification,
     fresh,
     log_begin,
     log_end,
-    random_arguments,
+    not_verified,
     record,
     run_passes,
     verified_after_all,
@@ -52,12 +70,14 @@ from lrpfx.passes.driver import (
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.rules.mapping import MappingContext, RuleMapping
+from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree, size_symbol
 
 logger = logging.getLogger(__name__)
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
 Model = nn.Module | ExportedProgram
+Result = TypeVar("Result")
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 AUTO = "auto"  # try the front ends in order
@@ -79,20 +99,33 @@ def normal_form(
     and falls back to torch.export if the trace fails, is wrong, or calls unknown operators. The fallback needs example inputs,
     and a composite that maps no module as a whole. `dynamic_shapes`: see `lrpfx.transform`.
     """
-    if capture not in (AUTO, *(one.name for one in FRONT_ENDS)):
-        known = " or ".join(f'"{one.name}"' for one in FRONT_ENDS)
-        raise InputError(f'capture is "auto", {known}, not {capture!r}')
+    return from_normal_form(lambda *found: found, model, example_inputs, settings, capture, dynamic_shapes)
+
+
+def from_normal_form(
+    finish: Callable[[Program, Verification | None], Result],
+    model: Model,
+    example_inputs: ExampleInputs = None,
+    settings: Settings = NO_SETTINGS,
+    capture: str = AUTO,
+    dynamic_shapes: DynamicShapes = None,
+) -> Result:
+    """What `finish` makes of the normal form, never None. If it fails on one front end's graph, the next one is tried."""
+    check_front_end(capture)
     if isinstance(dynamic_shapes, Mapping) and (example_inputs is None or isinstance(model, ExportedProgram)):
         raise InputError("dynamic_shapes is for modules with example_inputs; an exported program has sizes of its own")
     if isinstance(model, ExportedProgram):
-        return _of_exported(model, example_inputs, settings)
+        return finish(*_of_exported(model, example_inputs, settings))
     refuse_scripts(model)
     check_evaluation_mode(model)
     unquantized, replaced = dequantized(without_cache(onloaded(model)))
-    program, verification = _captured(unquantized, example_inputs, settings, capture, dynamic_shapes)
-    if replaced.matches:
-        record(program, "normalize", DEQUANTIZED, replaced)
-    return program, verification
+
+    def finished(program: Program, verification: Verification | None) -> Result:
+        if replaced.matches:
+            record(program, "normalize", DEQUANTIZED, replaced)
+        return finish(program, verification)
+
+    return _captured(unquantized, example_inputs, settings, capture, dynamic_shapes, finished)
 
 
 @dataclass(frozen=True)
@@ -153,7 +186,7 @@ class SymbolicTrace(FrontEnd):
         if args is None:
             return _normalized(program, self.name, None, request.settings), None
         run = _runner(model)
-        verification = Verification(args, run(given))
+        verification = Verification(args, run(given), again=lambda: _runner(model)(given))
         program = _normalized(program, self.name, verification, request.settings)
         if request.wishes:
             guards, verification.another = settle(program, _asked_sizes(request), given, run, request.wishes, given)
@@ -190,74 +223,237 @@ class TorchExport(FrontEnd):
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
         model, named = request.model, request.named
         run = _runner(model)
-        verification = Verification(tuple(named.values()), run(named))
-        failure: LrpfxError | None = None
-        for dimensions in attempts(named, request.wishes):
-            example = enlarged(named, dimensions, lambda larger: _succeeds(run, larger))
-            began = log_begin("capture", self.name)
-            try:
-                program, sizes = capture_export(model, example, dimensions)
-                log_end("capture", self.name, len(program.graph.nodes), began)
-                program = _normalized(program, self.name, verification, request.settings)
-                guards, verification.another = settle(program, sizes, example, run, request.wishes, named)
-            except FinalCaptureError:
+        verification = Verification(tuple(named.values()), run(named), again=lambda: _runner(model)(named))
+        tries = attempts(named, request.wishes)
+
+        def with_open(
+            dimensions: set[Dimension], example: Named | None = None, tied: Collection[Dimension] = ()
+        ) -> tuple[Program, Verification | None]:
+            larger = enlarged(named, dimensions, lambda one: _succeeds(run, one)) if example is None else example
+            return self._with_open(request, run, verification, dimensions, tied, larger)
+
+        try:
+            found = with_open(tries[0])
+            is_open = _leaves_a_batch_open(found[0], tries[0])
+            if is_open and not (_refuses_a_sample(found[0], named, tries[0]) and _succeeds(run, _one_sample(named, tries[0]))):
+                return found
+            # Torch.export takes the batches of two inputs for two sizes, and may fix them or doubt the smaller of both.
+            better = self._with_tied_batches(with_open, named, tries[0])
+            if is_open:
+                return better or self._with_fewer_open(with_open, named, tries[1:-1]) or found
+            if better is not None:
+                return better
+        except (CaptureError, VerificationError) as error:
+            if len(tries) == 1 and not isinstance(error, FinalCaptureError):
                 raise
-            except (CaptureError, VerificationError) as error:  # a batch of one has its own graph, for example
-                failure = error
+            failure: LrpfxError | None = error
+        else:
+            failure = None
+        if failure is None or isinstance(failure, FinalCaptureError):
+            # A model that compares its batch with a number, such as that of an earlier call, may have another graph elsewhere.
+            other = other_batch(named, tries[0])
+            if other is not None and _succeeds(run, other):
+                try:
+                    return with_open(tries[0], other)
+                except (CaptureError, VerificationError) as error:
+                    logger.info("torch.export of another batch: %s", first_lines(error, 1))
+            if failure is None:
+                return found
+            raise failure
+        last = with_open(tries[-1])  # if it fails even so, the sizes are not to blame: no more is tried
+        better = self._with_tied_batches(with_open, named, tries[0])
+        if better is not None:
+            return better
+        for dimensions in tries[1:-1]:
+            try:
+                return with_open(dimensions)
+            except (CaptureError, VerificationError) as error:
+                logger.info("torch.export with other open sizes: %s", first_lines(error, 1))
+        return last
+
+    @classmethod
+    def _with_tied_batches(
+        cls, with_open: Callable[..., tuple[Program, Verification | None]], named: Named, dimensions: set[Dimension]
+    ) -> tuple[Program, Verification | None] | None:
+        """The graph in which the first sizes of all inputs are one size, if they may be and it takes a sample alone."""
+        tied = {dimension for dimension in dimensions if dimension[1] == 0}
+        tensors = dict(tensors_in(named))
+        if len(tied) < 2 or len({tensors[place].shape[0] for place, _ in tied}) > 1:
+            return None
+        return cls._with_fewer_open(functools.partial(with_open, tied=tied), named, [dimensions])
+
+    @staticmethod
+    def _with_fewer_open(
+        with_open: Callable[..., tuple[Program, Verification | None]], named: Named, tries: list[set[Dimension]]
+    ) -> tuple[Program, Verification | None] | None:
+        """The first graph of these open sizes that takes a sample alone, if there is one."""
+        for dimensions in tries:
+            try:
+                found = with_open(dimensions)
+            except (CaptureError, VerificationError) as error:
+                logger.info("torch.export with other open sizes: %s", first_lines(error, 1))
                 continue
-            program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
-            if not any(guard.problem(named) for guard in program.guards):
-                return program, verification
-        raise failure or CaptureError(f"no graph of {type(model).__name__} is valid for the example inputs")
+            if _leaves_a_batch_open(found[0], dimensions) and not _refuses_a_sample(found[0], named, dimensions):
+                return found
+        return None
+
+    def _with_open(
+        self,
+        request: Request,
+        run: Callable[[Named], Any],
+        verification: Verification,
+        dimensions: set[Dimension],
+        tied: Collection[Dimension],
+        example: Named,
+    ) -> tuple[Program, Verification | None]:
+        """The graph of the model on `example` in which these dimensions may vary, as far as the model allows it."""
+        model, named = request.model, request.named
+        began = log_begin("capture", self.name)
+        program, sizes = capture_export(model, example, dimensions, tied)
+        log_end("capture", self.name, len(program.graph.nodes), began)
+        program = _normalized(program, self.name, verification, request.settings)
+        guards, another = settle(program, sizes, example, run, request.wishes, named)
+        program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
+        # The graph is verified at the sizes of the example, where the model may take another way to the same result.
+        program.guards = [one for one in program.guards if not (one.excludes_one_size and one.problem(named))]
+        if any(guard.problem(named) for guard in program.guards):  # a batch of one has its own graph, for example
+            raise CaptureError(f"no graph of {type(model).__name__} is valid for the example inputs")
+        verification = copy.copy(verification)
+        verification.another = another
+        return program, verification
 
 
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 
 
 def _captured(
-    model: nn.Module, example_inputs: ExampleInputs, settings: Settings, capture: str, dynamic_shapes: DynamicShapes
-) -> tuple[Program, Verification | None]:
-    """The normalized graph of a module, from the requested front end or from the first one whose graph has no unknown calls."""
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    settings: Settings,
+    capture: str,
+    dynamic_shapes: DynamicShapes,
+    finish: Callable[[Program, Verification | None], Result],
+) -> Result:
+    """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
     args, names = positional(model, example_inputs)
     wishes = wishes_of(dynamic_shapes, dict(zip(names, args or (), strict=True)))
     request = Request(model, args, names, _opaque_paths(model, settings.composite), settings, wishes)
     chosen = [one for one in FRONT_ENDS if capture in (AUTO, one.name)]
-    others = [one for one in FRONT_ENDS if one not in chosen]
-    captured: tuple[Program, Verification | None] | None = None
-    failure: LrpfxError | None = None
+    failures: list[_Failure] = []
+    kept: tuple[FrontEnd, Program, Verification | None] | None = None  # a graph with unknown calls
     unknown: list[str] = []
+    untried = [one for one in FRONT_ENDS if one not in chosen]
+
+    def finished(front_end: FrontEnd, program: Program, verification: Verification | None) -> Result | None:
+        for failure in failures:
+            if failure.stage is _Stage.LATER:
+                reason = (failure.front_end.title, f"left for {front_end.title}: {first_lines(failure.error, 1)}")
+                record(program, "capture", failure.front_end.name, PassResult(reasons=[reason]), changed=False)
+        try:
+            return finish(program, verification)
+        except (CaptureError, VerificationError, UnsupportedOperationError, RuleError, PassError) as error:
+            failures.append(_Failure(front_end, error, _Stage.LATER))
+            return None
+
     for front_end in chosen:
         obstacle = front_end.obstacle(request)
         if obstacle is not None:
-            if captured is None and failure is None:
+            if kept is None and not failures:
                 raise obstacle
-            others.append(front_end)
+            untried.append(front_end)
             continue
         try:
-            found = front_end.capture(request)
+            program, verification = front_end.capture(request)
         except (CaptureError, VerificationError) as error:
             logger.info("%s cannot capture %s: %s", front_end.title, type(model).__name__, first_lines(error, 1))
-            if captured is not None:
+            if kept is not None:
                 reason = (unknown[0], f"kept the graph of another front end: {error}")
-                record(captured[0], "capture", front_end.name, PassResult(reasons=[reason]))
-            elif isinstance(error, FinalCaptureError) and failure is not None:
-                error.add_note(str(failure))
-                failure = error
-            elif failure is not None:
-                failure.add_note(f"{front_end.title}, tried as well: {error}")
-            else:
-                failure = error
+                record(kept[1], "capture", front_end.name, PassResult(reasons=[reason]))
+            stage = _Stage.VERIFICATION if isinstance(error, VerificationError) else _Stage.CAPTURE
+            failures.append(_Failure(front_end, error, stage))
             continue
-        unknown = _unknown_calls(found[0], settings.composite)
-        if not unknown:
-            return found
-        captured = found
-    if captured is not None:
-        return captured
-    failed = failure or CaptureError(f"no front end can capture {type(model).__name__}")
-    for front_end in others:
-        failed.add_note(front_end.hint(request))
+        unknown = _unknown_calls(program, settings.composite)
+        if unknown:
+            kept = front_end, program, verification
+            continue
+        result = finished(front_end, program, verification)
+        if result is not None:
+            return result
+    if kept is not None:
+        result = finished(*kept)
+        if result is not None:
+            return result
+    if not failures:
+        raise CaptureError(f"no front end can capture {type(model).__name__}")
+    failed = _failed(failures)
+    for front_end in untried:
+        if failures[0].stage is not _Stage.LATER:
+            failed.add_note(front_end.hint(request))
     raise failed
+
+
+class _Stage(enum.IntEnum):
+    """How far a front end came before it failed."""
+
+    CAPTURE = 0  # there is no graph
+    VERIFICATION = 1  # there is one, which does not compute the same
+    LATER = 2  # it does, but a later stage fails
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A front end that failed, and why."""
+
+    front_end: FrontEnd
+    error: LrpfxError
+    stage: _Stage
+
+
+def _failed(failures: list[_Failure]) -> LrpfxError:
+    """One error for all front ends. The cause to mend comes first: that of the front end that came furthest.
+
+    Of two that came equally far, it is the last one, which follows more than those before it, unless its graph fails for the
+    reason that the first one explains better.
+    """
+    if len(failures) == 1:
+        return failures[0].error
+
+    def order(failure: _Failure) -> tuple[bool, int, int]:
+        place = failures.index(failure)
+        follows_more = failure.stage is _Stage.CAPTURE and not _same_branch(failures)
+        return isinstance(failure.error, FinalCaptureError), failure.stage, place if follows_more else -place
+
+    first, *others = sorted(failures, key=order, reverse=True)
+    texts = [str(first.error).rstrip()]
+    for other in others:
+        text = str(other.error).split("\n\n")[0].strip()
+        if text != texts[0].split("\n\n")[0]:
+            texts.append(f"{other.front_end.title[0].upper()}{other.front_end.title[1:]} fails, too: {text}")
+    first.error.args = ("\n\n".join(texts), *first.error.args[1:])
+    return first.error
+
+
+def _same_branch(failures: Sequence[_Failure]) -> bool:
+    """Whether both front ends stop at a branch on values, which the trace shows in the user's words."""
+    texts = [str(failure.error) for failure in failures]
+    return "branches on a value" in texts[0] and all(re.search("[Dd]ata-?[Dd]ependent", text) for text in texts[1:])
+
+
+def _leaves_a_batch_open(program: Program, dimensions: set[Dimension]) -> bool:
+    """Whether a first dimension may vary, or none was to be left open."""
+    batches = {dimension for dimension in dimensions if dimension[1] == 0}
+    shared = [dimension for guard in program.guards if isinstance(guard, SharedSize) for dimension in guard.of]
+    return not batches or bool(batches & set(shared))
+
+
+def _one_sample(named: Named, dimensions: set[Dimension]) -> Named:
+    return resized(named, {dimension: 1 for dimension in dimensions if dimension[1] == 0})
+
+
+def _refuses_a_sample(program: Program, named: Named, dimensions: set[Dimension]) -> bool:
+    """Whether a condition on several sizes excludes a batch of one: torch.export assumes that no tensor has a single entry."""
+    one = _one_sample(named, dimensions)
+    return any(isinstance(guard, SizeCondition) and len(guard.of) > 1 and guard.problem(one) for guard in program.guards)
 
 
 def _asked_sizes(request: Request) -> OpenSizes:
@@ -331,9 +527,10 @@ def _of_exported(
         if example_inputs is not None:
             raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
         return _normalized(program, TorchExport.name, None, settings), None
-    with torch.no_grad():
+    with torch.no_grad(), RecordChoices() as record_of_choices:
         values = fx.Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
+    verification.choices = record_of_choices.made
     return _normalized(program, TorchExport.name, verification, settings), verification
 
 
@@ -344,7 +541,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         raise InputError(f"constants must be names of inputs ({', '.join(inputs)}), not {settings.constants!r}")
     if front_end == TorchExport.name:
         program.dtypes = _fixed_dtypes(program)
-    unverified = NOT_VERIFIED if verification is None else ""
+    unverified = program.no_verification if verification is None else ""
     record(program, "capture", front_end, PassResult(len(program.graph.nodes)), unverified)
     if program.frozen:
         values = [(name, f"read as a number: the graph holds {value.tolist()}") for name, value in program.frozen.items()]
@@ -385,17 +582,21 @@ def guessed_verification(program: Program, model: Model) -> Verification | None:
     """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
     if isinstance(model, ExportedProgram):
         return None
+    guess = guessed_inputs(program)
+    if not guess.args:
+        not_verified(program, guess.reason)
+        return None
     model, _ = dequantized(without_cache(onloaded(model)))
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
-    for args in random_arguments(program):
-        try:
-            verification = Verification(args, _runner(model)(dict(zip(names, args, strict=True))), records=False)
-            verification.check(program, "normalize")
-        except InputError:  # the inputs have the wrong size for this model or its graph
-            continue
-        verified_after_all(program)
-        return verification
-    return None
+    given = dict(zip(names, guess.args, strict=True))
+    try:
+        expected = _runner(model)(given)
+    except InputError:  # the model checks more than the graph
+        return None
+    verification = Verification(guess.args, expected, records=False, again=lambda: _runner(model)(given))
+    verification.check(program, "normalize")
+    verified_after_all(program)
+    return verification
 
 
 def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]:
@@ -438,9 +639,31 @@ def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
     }
 
 
-def names_arguments(model: nn.Module, value: Any) -> bool:
-    """Whether a value is a dict of the model's arguments by name, not an argument itself."""
-    return isinstance(value, Mapping) and bool(value) and next(iter(value)) in inspect.signature(model.forward).parameters
+def check_front_end(capture: str) -> None:
+    """Raise `InputError` for an unknown value of `capture`."""
+    if capture not in (AUTO, *(one.name for one in FRONT_ENDS)):
+        known = " or ".join(f'"{one.name}"' for one in FRONT_ENDS)
+        raise InputError(f'capture is "auto", {known}, not {capture!r}')
+
+
+def examples_of(model: Model, inputs: tuple[Any, ...]) -> ExampleInputs:
+    """The example inputs that positional arguments stand for: the model's arguments, or one value that holds all of them.
+
+    A dict or a sequence holds all of them if it fits the model's forward, as in `example_inputs=`; otherwise it is an argument.
+    """
+    if len(inputs) > 1 or isinstance(model, ExportedProgram):
+        return inputs
+    value: ExampleInputs = inputs[0]
+    signature = inspect.signature(model.forward)
+    if isinstance(value, Mapping):
+        return value if value and next(iter(value)) in signature.parameters else inputs
+    if not isinstance(value, (tuple, list)) or hasattr(value, "_fields"):  # a packed sequence is one argument, too
+        return inputs
+    try:
+        signature.bind(*value)
+    except TypeError:
+        return inputs
+    return value
 
 
 def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[Any, ...] | None, list[str]]:
@@ -468,6 +691,14 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
         named |= value if kind is _GATHERED_BY_NAME else {name: value}
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(named)):
         raise InputError("example_inputs hold no tensors; a tokenizer returns them with return_tensors='pt'")
+    for name, value in named.items():
+        for leaf in pytree.tree_leaves(value):
+            problem = not_dense(leaf) if isinstance(leaf, torch.Tensor) else None
+            if problem is not None:
+                raise InputTypeError(
+                    f"the example input {name!r} is {problem}; relevance is that of dense tensors: give the model a dense one "
+                    "(for nested tensors a padded one and a mask)"
+                )
     packed = [name for name, value in named.items() if isinstance(value, PackedSequence)]
     if packed:
         raise InputError(f"the example input {packed[0]!r} is packed: {PACKED}.")

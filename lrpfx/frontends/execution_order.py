@@ -4,7 +4,7 @@ from torch import nn
 
 from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_copy, private_copy
-from lrpfx.ir.node import data_calls, node_info
+from lrpfx.ir.node import calls_before_output, data_calls, node_info
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import Program
@@ -22,7 +22,7 @@ def traced(model: nn.Module) -> Program | None:
 
 
 def modules_in_order_of_execution(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[tuple[str, nn.Module]]]:
-    """`model.named_modules()` in two parts: layers that run, in the order of their first call, and all others.
+    """`model.named_modules()` in two parts: layers that get relevance, in the order of their first call, and all others.
 
     If the model cannot be traced, all count as layers that run, in the order of registration.
     """
@@ -30,7 +30,7 @@ def modules_in_order_of_execution(model: nn.Module) -> tuple[list[tuple[str, nn.
     program = traced(model)
     if program is None:
         return list(modules.items()), []
-    paths = [node_info(node).module_path for node in data_calls(program.graph)]
+    paths = [node_info(node).module_path for node in calls_before_output(program.graph)]
     called = [path for path in dict.fromkeys(paths) if path is not None and path in modules]
     others = [item for item in modules.items() if item[0] not in set(called)]
     return [(path, modules[path]) for path in called], others

@@ -22,7 +22,7 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
-from lrpfx.frontends.symbolic import private_copy, restore_tensors, tensors_held
+from lrpfx.frontends.symbolic import DIFFERENTIATES, private_copy, restore_tensors, tensors_held
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
@@ -83,24 +83,31 @@ def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> boo
     return len(args) <= len(names) and set(keywords) <= set(names)
 
 
-def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension] = ()) -> tuple[Program, OpenSizes]:
+def capture_export(
+    model: nn.Module, named: Named, opened: Collection[Dimension] = (), tied: Collection[Dimension] = ()
+) -> tuple[Program, OpenSizes]:
     """Export `model`, called with the arguments `named`, without changing it, and find out which sizes may vary.
 
-    The dimensions in `opened` may vary unless the model fixes them; all other sizes are those of the example. Raises
-    `CaptureError` if torch.export cannot follow the model.
+    The dimensions in `opened` may vary unless the model fixes them, those in `tied` together; all other sizes are those of the
+    example. Raises `CaptureError` if torch.export cannot follow the model.
     """
     require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
-    root = private_copy(model).requires_grad_(True)  # frozen parameters would let torch.nn take its fused fast paths
-    before = tensors_held(root)
+    root = private_copy(model)
+    for parameter in root.parameters():  # frozen parameters would let torch.nn take its fused fast paths
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # those of integers have no gradient
+    before, of_model = tensors_held(root), tensors_held(model)
+    open_sizes: dict[Dimension, Any] = dict.fromkeys(opened, Dim.AUTO) | dict.fromkeys(tied, Dim("batch"))
     shapes = {
-        name: pytree.tree_map_with_path(lambda path, leaf, name=name: _dynamic_shape(place_of(name, path), leaf, opened), value)
+        name: pytree.tree_map_with_path(
+            lambda path, leaf, name=name: _dynamic_shape(place_of(name, path), leaf, open_sizes), value
+        )
         for name, value in named.items()
     }
     reads = ReadBuffers(root)
     try:
         with (
             undisturbed(),
-            _quiet(),
+            quiet(),
             torch.enable_grad(),
             loops_as_operators(root),
             reads,
@@ -114,9 +121,23 @@ def capture_export(model: nn.Module, named: Named, opened: Collection[Dimension]
         raise _failure(model, error) from error
     finally:
         restore_tensors(root, before)  # tensors that forward stored during the export are fake
+        restore_tensors(model, of_model)  # a hook may read the model by a global name
+    exported = _without_transforms(exported, model)
     program, sizes = _to_program(exported, root, type(model).__name__)
     program.frozen.update(reads.frozen)
     return program, sizes
+
+
+def _without_transforms(exported: ExportedProgram, model: nn.Module) -> ExportedProgram:
+    """The program with torch.vmap written out as operations on batches. `CaptureError` for derivatives by torch.func."""
+    steps = {
+        getattr(node.target, "__name__", "")
+        for node in exported.graph.nodes
+        if getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
+    }
+    if any("jvp" in step or "grad" in step or "dual" in step for step in steps):
+        raise CaptureError(f"forward of {type(model).__name__} differentiates by torch.func. {DIFFERENTIATES}")
+    return exported.run_decompositions({}) if steps else exported
 
 
 @contextmanager
@@ -158,6 +179,8 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
         "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
         'as a whole with capture="symbolic".'
     )
+    if "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
+        remedy = f"If forward reads .data, write .detach() instead. If it computes derivatives: {DIFFERENTIATES}"
     if unknown is not None:
         remedy = f"Wrap the model in a module that returns tensors, not a {name}."
     return CaptureError(f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(error, 3)}. {remedy}")
@@ -179,10 +202,10 @@ def capture_program(program: ExportedProgram) -> Program:
     return captured
 
 
-def _dynamic_shape(place: Place, value: Any, opened: Collection[Dimension]) -> Any:
+def _dynamic_shape(place: Place, value: Any, opened: Mapping[Dimension, Any]) -> Any:
     if not isinstance(value, torch.Tensor):
         return None
-    return {number: Dim.AUTO for number in range(value.ndim) if (place, number) in opened} or None
+    return {number: opened[place, number] for number in range(value.ndim) if (place, number) in opened} or None
 
 
 def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> tuple[Program, OpenSizes]:
@@ -268,7 +291,7 @@ _EXPORTING = threading.Lock()
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress torch's log and prints about a failed export, which the error reports; other output is unaffected."""
     thread = threading.get_ident()
 

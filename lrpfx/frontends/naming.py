@@ -2,9 +2,11 @@
 
 import inspect
 import os
+import sys
 import sysconfig
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,6 +27,17 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith(("<", _TORCH)) or (filename.startswith(_COMPILER) and not filename.startswith(_EXAMPLES)):
         return False
     return not filename.startswith(_STANDARD_LIBRARY) or "-packages" in filename
+
+
+def user_source() -> str:
+    """file:line of the innermost frame outside torch and lrpfx."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if is_user_file(filename):
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 @dataclass

@@ -5,7 +5,9 @@ rows than the batch fails only when the graph runs, and sizes of one are assumed
 other sizes, against the model itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +37,7 @@ SIZES = "open_sizes"  # the name of the entry in the history
 _MOST_ENTRIES = 1 << 20
 #: The largest batch, and the largest other size, of runs that find relations between sizes.
 _BASE = ((2, 12), (2, 1 << 62))
+_SMALL = 8  # a condition that holds from two to here excludes one alone
 _CANDIDATES = 64  # sizes tried in each direction, until one satisfies all conditions
 
 
@@ -119,7 +122,7 @@ def tensors_in(named: Mapping[str, Any]) -> list[tuple[Place, torch.Tensor]]:
     ]
 
 
-def attempts(named: Mapping[str, Any], wishes: Mapping[Dimension, Wish]) -> Iterator[set[Dimension]]:
+def attempts(named: Mapping[str, Any], wishes: Mapping[Dimension, Wish]) -> list[set[Dimension]]:
     """Sets of dimensions to leave open in an export, each smaller than the one before.
 
     Height and width of images, floating-point inputs of four or more dimensions, are open only on request: reasoning about
@@ -142,7 +145,7 @@ def attempts(named: Mapping[str, Any], wishes: Mapping[Dimension, Wish]) -> Iter
         chosen = dimensions - fixed | asked
         if chosen not in tried:
             tried.append(chosen)
-            yield chosen
+    return tried
 
 
 def enlarged(named: Named, dimensions: set[Dimension], runs: Callable[[Named], bool]) -> Named:
@@ -159,6 +162,18 @@ def enlarged(named: Named, dimensions: set[Dimension], runs: Callable[[Named], b
             if runs(larger):
                 return larger
     return named
+
+
+def other_batch(named: Named, dimensions: set[Dimension]) -> Named | None:
+    """The arguments with a larger batch, of a size that no other of their dimensions has; None if no batch is to be open."""
+    tensors = dict(tensors_in(named))
+    batches = [(place, number) for place, number in dimensions if number == 0]
+    taken = {size for tensor in tensors.values() for size in tensor.shape}
+    sizes = {tensors[place].shape[0] for place, _ in batches}
+    if len(sizes) != 1:
+        return None
+    larger = next(size for size in itertools.count(max(*sizes, 1) + 1) if size not in taken)
+    return resized(named, dict.fromkeys(batches, larger))
 
 
 def resized(named: Mapping[str, Any], sizes: Mapping[Dimension, int]) -> Named:
@@ -278,7 +293,8 @@ class _Probe:
         """The model's output for these sizes if the graph gives the same; else None."""
         arguments = self.arguments(values)
         try:
-            verification = Verification(tuple(arguments.values()), self.run(arguments), records=False)
+            again = functools.partial(self.run, arguments)
+            verification = Verification(tuple(arguments.values()), again(), records=False, again=again)
             verification.check(self.program, "capture")
         except LrpfxError:
             return None
@@ -391,8 +407,26 @@ def settle(
         fixed.append(FixedSizes(place, tuple(kept), _ON_REQUEST if on_request else _FIXED))
     if shared:
         record(program, "capture", SIZES, PassResult(len(shared), [(str(one), "may vary") for one in shared]), changed=False)
-    program.guards = [guard for guard in program.guards if not _follows(guard, fixed, shared, example)]
+    needless = [
+        guard for group, one in zip(groups, shared, strict=True) for guard in _exclude_one(probe, group, one, conditions)
+    ]
+    program.guards = [
+        guard for guard in program.guards if guard not in needless and not _follows(guard, fixed, shared, example)
+    ]
     return [*fixed, *shared], another
+
+
+def _exclude_one(probe: _Probe, group: _Group, shared: SharedSize, conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
+    """Conditions on one size of several inputs that forbid it to be one alone, where the graph is right nevertheless.
+
+    Torch.export assumes that no size is one, and writes 1 % min(x.shape[0], y.shape[0]) != 0, for example.
+    """
+    within = [guard for guard in conditions if len(guard.of) > 1 and set(guard.of) <= set(shared.of)]
+    at_one, larger = (
+        [probe.arguments(probe.values(group.symbols, size)) for size in sizes] for sizes in ((1,), range(2, _SMALL))
+    )
+    found = [guard for guard in within if guard.problem(at_one[0]) and not any(map(guard.problem, larger))]
+    return found if found and group.lower < 2 and probe.works(probe.values(group.symbols, 1)) else []
 
 
 def _groups(probe: _Probe, wishes: Mapping[Dimension, Wish]) -> list[_Group]:

@@ -1,13 +1,14 @@
 """CAPTURE by symbolic tracing: turn a model into a graph of functions, through torch.nn down to functional calls."""
 
 import copy
+import functools
 import inspect
 import operator
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import CellType, FunctionType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,15 @@ from torch.nn.utils import rnn
 
 from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.known_values import KnownValues
-from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
+from lrpfx.frontends.naming import (
+    ModuleCall,
+    describe_module,
+    is_user_file,
+    names_in,
+    stands_for_call,
+    user_source,
+    with_qualified_names,
+)
 from lrpfx.frontends.traceable import make_traceable, traceable
 from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.ir.node import attribute_of
@@ -26,6 +35,14 @@ from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 
 UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
+
+#: Layouts of sparse tensors that cannot be copied.
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+#: The remedy for derivatives in forward.
+DIFFERENTIATES = (
+    "Put this step into a module of its own, compute the derivative there by torch.func.grad, and map the module to one rule "
+    "as a whole, by its name: (['name'], lrpfx.rules.Epsilon()) in a name map."
+)
 
 # A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
 _TRACING = threading.Lock()
@@ -52,7 +69,7 @@ def capture_copy(
     for module in root.modules():  # no part of the forward; torch would set them up in vain, with a warning
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
-    before = tensors_held(root)
+    before, of_source = tensors_held(root), {} if source is None else tensors_held(source)
     tracer = _Tracer(set(opaque), {} if given is None else dict(given), source)
     try:
         try:
@@ -79,6 +96,8 @@ def capture_copy(
         return program
     finally:
         tracer.release()
+        if source is not None:
+            restore_tensors(source, of_source)  # a hook may read the model by a global name
 
 
 #: Operators that torch marks as random although they draw random numbers only for some arguments.
@@ -104,7 +123,7 @@ class _RandomNumbers(TorchDispatchMode):
         )
         if not (given or draws) or without_values:
             return result
-        _, name, source = given[0] if given else (None, str(func.overloadpacket), _user_source())
+        _, name, source = given[0] if given else (None, str(func.overloadpacket), user_source())
         for leaf in pytree.tree_leaves(result):
             if not isinstance(leaf, torch.Tensor):  # a number, which cannot be tracked
                 raise random_error(name, source)
@@ -191,8 +210,44 @@ def private_copy(model: nn.Module, share_parameters: bool = False, shared: Itera
                 "the model is an UnflattenedModule of torch.export, whose graphs hold tensors without values and cannot be "
                 "copied. Transform the ExportedProgram itself, or its module(): the names are the same."
             ) from error
-        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {first_lines(error)}") from error
+        compressed = [name for name, one in model.state_dict().items() if getattr(one, "layout", None) in _COMPRESSED]
+        remedy = f". Keep {compressed[0]!r} in coordinates: .to_sparse_coo()" if compressed else ""
+        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {first_lines(error)}{remedy}") from error
+    for module in root.modules():
+        for table in (vars(module), *vars(module).values()):  # the second of hooks
+            if isinstance(table, dict):
+                functions = {key: value for key, value in table.items() if isinstance(value, FunctionType)}
+                table.update({key: _rebound(value, memo) for key, value in functions.items()})
     return root
+
+
+def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
+    """A function that a model holds, such as a hook, with the copies of what it closes over or has as a default.
+
+    A deep copy does not copy functions: they would go on to read and change the model that was copied.
+    """
+    if id(function) in copies:
+        return cast(FunctionType, copies[id(function)])
+    copies[id(function)] = function  # it may close over itself
+
+    def copied(value: Any) -> Any:
+        return _rebound(value, copies) if isinstance(value, FunctionType) else copies.get(id(value), value)
+
+    def copied_cell(cell: CellType) -> CellType:
+        try:
+            changed = copied(cell.cell_contents)
+        except ValueError:  # nothing is assigned yet
+            return cell
+        return cell if changed is cell.cell_contents else CellType(changed)
+
+    closure, defaults = function.__closure__ or (), function.__defaults__ or ()
+    cells, values = tuple(map(copied_cell, closure)), tuple(map(copied, defaults))
+    if all(map(operator.is_, (*cells, *values), (*closure, *defaults))):
+        return function
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, values or None, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    copies[id(function)] = functools.update_wrapper(made, function)
+    return made
 
 
 def packs_sequences(error: BaseException) -> bool:
@@ -220,6 +275,10 @@ def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") ->
             f"the forward of {name} branches on a value that depends on the input, so it has no single graph{place}. "
             f"Move the branch out of forward, write it with tensor operations such as torch.where, or {whole}."
         )
+    if isinstance(error, _FixedSizeError):
+        return f"the forward of {name} cannot be traced symbolically: {error}{place}."
+    if "transform API" in str(error) or "jvp(" in str(error):
+        return f"the forward of {name} differentiates by torch.func{place}. {DIFFERENTIATES}"
     return (
         f"the forward of {name} cannot be traced symbolically: {type(error).__name__}: {error}{place}. "
         f"Write it with tensor operations, or {whole}."
@@ -236,23 +295,23 @@ def _last_user_frame(error: BaseException) -> str:
     return place
 
 
-def _user_source() -> str:
-    """file:line of the innermost frame outside torch and lrpfx."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if is_user_file(filename):
-            return f"{filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
 #: Attributes that depend only on the number of dimensions or on whether the dtype is floating-point.
 _OF_ALL_INPUTS = frozenset({"ndim", "dim", "ndimension", "is_floating_point", "is_complex"})
 _OF_SHAPES = _OF_ALL_INPUTS | {"shape", "size", "numel", "nelement"}
 _OF_VALUES = frozenset({"item", "tolist", "numpy"})
 #: Attributes whose result code queries again: `len(x.shape)`, `weight.T.shape`.
 _READ_AT_ONCE = frozenset({"shape", "T", "mT", "H", "mH", "data"})
+
+
+class _FixedSizeError(TypeError):
+    """Python asks for a number where the graph has a size."""
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node is computed from sizes alone."""
+    if node.target in (getattr, "size", "numel", "nelement"):
+        return node.target is not getattr or node.args[1] == "shape"
+    return bool(node.all_input_nodes) and all(map(_is_size, node.all_input_nodes))
 
 
 class _Proxy(fx.Proxy):
@@ -277,7 +336,9 @@ class _Proxy(fx.Proxy):
     def __len__(self) -> int:
         constant = self.tracer.known.constant(self.node)
         count = self.tracer.known.count_of_sizes(self.node) if constant is None else len(constant)
-        return super().__len__() if count is None else count
+        if count is None:
+            raise _FixedSizeError("len() of a tensor is a number, which fixes its size. Write x.shape[0], which may vary")
+        return count
 
     def __int__(self) -> int:
         return int(self._number())
@@ -290,13 +351,18 @@ class _Proxy(fx.Proxy):
 
     def _number(self) -> Any:
         value = self.tracer.known.value(self.node)
+        if value is None and _is_size(self.node):
+            raise _FixedSizeError(
+                "int(), float() or range() reads a size as a number, which fixes it. As it is, it may vary: "
+                "x.shape[0] for int(x.shape[0])"
+            )
         if value is None:
             raise TypeError("a value that depends on the input, or on parameters, is read as a number")
         return value
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise CaptureError(
-            f"x[...] = value writes into a tensor, which the compiler cannot express as an operation ({_user_source()}). "
+            f"x[...] = value writes into a tensor, which the compiler cannot express as an operation ({user_source()}). "
             "Use torch.where, torch.cat or torch.index_put, which return a new tensor."
         )
 
@@ -410,7 +476,7 @@ class _Tracer(fx.Tracer):
                 return traceable(m)._call_impl(*args, **kwargs)  # as if its code were inlined in the calling forward
             raise CaptureError(
                 f"forward calls a {type(m).__name__} with its own parameters that is not a submodule of the model "
-                f"({_user_source()}). Create it in __init__ and keep it as an attribute, so that it has a name."
+                f"({user_source()}). Create it in __init__ and keep it as an attribute, so that it has a name."
             ) from error
         opaque = self.is_leaf_module(m, path)
         self.open_calls.append(ModuleCall(path, opaque or stands_for_call(m), describe_module(m)))
@@ -431,8 +497,10 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if args[1] in (torch.autograd.grad, torch.autograd.backward, "backward"):
+            raise CaptureError(f"forward differentiates by torch.autograd ({user_source()}). {DIFFERENTIATES}")
         node = super().create_node(*args, **kwargs)
-        self.source_of_node[node] = _user_source()
+        self.source_of_node[node] = user_source()
         if self.open_calls and node.op.startswith("call"):
             self.call_of_node[node] = self.open_calls[-1]
             self.open_calls[-1].last_node = node

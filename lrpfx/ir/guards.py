@@ -5,6 +5,7 @@ A guard is plain data and can be pickled. Its check is cheap, and torch.compile 
 
 import ast
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ def is_constant(value: Any) -> bool:
 
 class Guard(ABC):
     """A fact about the arguments that the graph relies on."""
+
+    #: Whether it rules out a single value of one size, and no other.
+    excludes_one_size = False
 
     @abstractmethod
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
@@ -227,6 +231,11 @@ class SizeCondition(Guard):
         object.__setattr__(self, "readable", readable)
         names_of_sizes = tuple(f"dimension {dimension} of the input {str(place)!r}" for place, dimension in self.of)
         object.__setattr__(self, "names", names_of_sizes)
+
+    @property
+    def excludes_one_size(self) -> bool:  # type: ignore[override]
+        text = self.expression.replace(" ", "")
+        return re.fullmatch(r"sizes\[0\]!=\d+|\d+!=sizes\[0\]|Ne\(sizes\[0\],\d+\)|Ne\(\d+,sizes\[0\]\)", text) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SizeCondition, (self.expression, self.of)

@@ -158,10 +158,10 @@ def role_from(arguments: Iterable[Any]) -> Role:
 
 
 def _of_parameters(node: fx.Node) -> bool:
-    """Whether a node is computed from parameters, as also `weight.dtype` is, without the shape or dtype of an input."""
+    """Whether a node is computed from parameters, as also `weight.dtype` is, or from numbers, as `torch.ones(3)` is."""
     if node_info(node).role is not Role.METADATA:
         return node_info(node).role is Role.PARAMETER
-    return bool(node.all_input_nodes) and all(map(_of_parameters, node.all_input_nodes))
+    return all(map(_of_parameters, node.all_input_nodes))
 
 
 def output_node(graph: fx.Graph) -> fx.Node:
@@ -174,6 +174,27 @@ def attribute_of(node: fx.Node, root: nn.Module) -> Any:
     """The parameter, buffer or constant of `root` that a `get_attr` node reads."""
     path, _, leaf = str(node.target).rpartition(".")
     return getattr(root.get_submodule(path), leaf)
+
+
+def parameter_value(node: fx.Node, root: nn.Module) -> Any:
+    """The value of a node that depends only on parameters."""
+    values: dict[fx.Node, Any] = {}
+    pending = [node]
+    while pending:
+        current = pending[-1]
+        if current.op == "get_attr":
+            values[current] = attribute_of(current, root)
+        missing = [argument for argument in current.all_input_nodes if argument not in values]
+        if missing:
+            pending += missing
+            continue
+        pending.pop()
+        if current not in values:
+            args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
+            with torch.no_grad():
+                assert callable(current.target)
+                values[current] = current.target(*args, **kwargs)
+    return values[node]
 
 
 def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
@@ -192,6 +213,21 @@ def floating_tensors(value: Any) -> list[torch.Tensor]:
     return [value] if is_floating(value) else []
 
 
+def map_result(value: Any, change: Any) -> Any:
+    """A model's result with changed tensors; a dataclass keeps its class."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(
+            **{field.name: map_result(getattr(value, field.name), change) for field in dataclasses.fields(value)}
+        )
+    return map_arguments(value, change)
+
+
+def is_call_of(value: Any, row: str) -> TypeGuard[fx.Node]:
+    """Whether a value is the result of a call of the operator that has the name `row` in the table."""
+    operator = node_info(value).operator if isinstance(value, fx.Node) and value.op == "call_function" else None
+    return operator is not None and operator.name == row
+
+
 def calls(graph: fx.Graph) -> Iterator[fx.Node]:
     """The nodes of `graph` that compute something, in execution order."""
     for node in graph.nodes:
@@ -202,6 +238,15 @@ def calls(graph: fx.Graph) -> Iterator[fx.Node]:
 def data_calls(graph: fx.Graph) -> Iterator[fx.Node]:
     """The nodes of `graph` that relevance flows through, in execution order."""
     return (node for node in calls(graph) if node_info(node).role is Role.DATA)
+
+
+def calls_before_output(graph: fx.Graph) -> list[fx.Node]:
+    """The data calls that the output reads directly or through others of them, and not as masks or indices only."""
+    found: dict[fx.Node, None] = {}
+    for node in reversed(list(data_calls(graph))):
+        if any(user.op == "output" or user in found for user in node.users):
+            found[node] = None
+    return list(reversed(found))
 
 
 def bottlenecks(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -54,6 +54,19 @@ class NotAffineError(Exception):
     """The reason why a call does not commute with a map x -> scale * x + shift per channel; "" if it is obvious."""
 
 
+class NotAContractionError(Exception):
+    """The reason why a call is not known to be a contraction of two operands."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A product of two operands, summed over the dimensions that are not in the result."""
+
+    operands: tuple[Any, Any]
+    labels: tuple[str, str]
+    result: str
+
+
 class Builder(ABC):
     """Decomposes a call of an operator into other calls, which it inserts before the call."""
 
@@ -79,14 +92,6 @@ class Builder(ABC):
         new call's name, by default that of the operator. With "", it takes the name of the decomposed call. A call with a label
         is a layer of the module whose call is decomposed.
         """
-
-    @abstractmethod
-    def is_parameter(self, value: Any, dimensions: tuple[int, ...]) -> bool:
-        """Whether a value depends only on parameters and has one of these numbers of dimensions."""
-
-    @abstractmethod
-    def is_looked_up(self, value: Any) -> bool:
-        """Whether a value consists of entries of a parameter that integers choose, which may depend on the inputs."""
 
     @abstractmethod
     def is_boolean(self, value: fx.Node) -> bool:
@@ -130,6 +135,9 @@ Decomposition = Callable[[Builder], fx.Node | tuple[fx.Node, ...] | None]
 DimensionBefore = Callable[[int, Sequence[Any], int], int | None]
 #: (arguments by name, or by place where the row does not name them, rank of the first argument) -> dimensions of it.
 Mixes = Callable[[dict[Any, Any], int], Sequence[int]]
+
+#: (call, function that gives the number of dimensions of a value, or None) -> the call as a contraction.
+Contract = Callable[[fx.Node, Callable[[Any], int | None]], Contraction]
 
 #: Stands for the missing default of a required argument.
 REQUIRED = object()
@@ -204,8 +212,13 @@ class Operator:
     keeps_nonpositive: bool = False  # an entry of the result is positive only where the input is positive
     negates: bool = False  # it is an operator of the same kind, applied to -input
     logarithm: bool = False  # it is the natural logarithm
+    of_softmax: bool = False  # alone, it is most often a part of a softmax that is written out
+    returns_complex: bool | None = None  # whether the result is complex; None: whether an argument is
+    transforms: bool = False  # it is a Fourier transform
     probability: Probability | None = None  # it returns probabilities or their logarithms
+    total: Callable[[torch.Tensor, Bound], torch.Tensor] | None = None  # of a softmax: the sums over what it normalizes over
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
+    contraction: Contract | None = None  # set if it is a product of two operands, summed over some dimensions
     scaled: str = ""  # the row for a call in which one of two operands scales the other
     activated: str = ""  # the row for a call in which one of two operands is an activation
     weighted: str = ""  # the row for a call in which attention weights, the first factor, multiply values
@@ -226,7 +239,7 @@ class Operator:
     copying: dict[Function, Function] = field(default_factory=dict)  # need matching strides -> can copy
 
     # For rules, besides the forward.
-    adjoint: Adjoint | None = None  # the transposed map, if the operator is linear in its data
+    adjoint: Adjoint | None = None  # the gradients of the data inputs: the transposed map of a linear operator
     constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
     detached: Detached | None = None  # the operator with its scale held constant, if it normalizes
     saved_scale: SavedScale | None = None  # the same, for a derivative that saves the scale only
@@ -244,6 +257,7 @@ class Operator:
     scales_features: bool = False  # as its last step, it multiplies the last dimensions by its weight and adds its bias
 
     # Dimensions.
+    keeps_order: bool = False  # the entries of the result are those of the first argument, in the same order
     rank: Callable[[Bound], int | None] | None = None  # the fixed number of dimensions of its result, or None
     rank_of: dict[type, int] = field(default_factory=dict)  # the number of dimensions of its input and result, by module class
     keeps_rank: bool = False  # the result has as many dimensions as the first argument

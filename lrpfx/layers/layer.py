@@ -57,9 +57,7 @@ class Operation:
         self.row = operator or row
         self.kind = kind if self.row is None else self.row.kind
         self.nested = any(isinstance(argument, (tuple, list, dict, slice)) for argument in (*args, *kwargs.values()))
-        self.in_order = not any(isinstance(argument, Slot) for argument in kwargs.values()) and args == tuple(
-            Slot(index) for index in range(len(args))
-        )
+        self.in_order = args == tuple(Slot(index) for index in range(len(args))) and not _slots_in(kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -90,11 +88,11 @@ class Operation:
 
     @property
     def has_adjoint(self) -> bool:
-        """Whether the operation is linear in its data up to a bias, with a known transposed map."""
+        """Whether the gradients of the data have a formula: mostly the transposed map of an operation that is linear."""
         return self.operator is not None and self.operator.adjoint is not None
 
     def adjoint(self, gradient: torch.Tensor, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...] | None:
-        """The transposed map applied to `gradient`, one result for each data input; None where there is none."""
+        """The gradients of the data inputs, from that of the result; None where there is no formula."""
         operator = self.operator
         if operator is None or operator.adjoint is None:
             return None
@@ -105,6 +103,13 @@ class Operation:
         args, kwargs = self.filled(values)
         names = self.listed.arguments
         return {**names, **dict(zip(names, args, strict=False)), **kwargs}
+
+    @property
+    def names_of_inputs(self) -> list[str]:
+        """The names of the arguments that hold the inputs of a listed operation, in the order of the inputs."""
+        given = [*zip(self.listed.arguments, self.args, strict=False), *self.kwargs.items()]
+        found = {value.index: name for name, value in given if isinstance(value, Slot) and value.index < self.inputs}
+        return [found[place] for place in sorted(found)]
 
     @property
     def listed(self) -> Operator:
@@ -174,7 +179,22 @@ class FunctionalModule:
 
     def __call__(self, inputs: tuple[Any, ...], keywords: dict[str, Any], values: tuple[Any, ...]) -> Any:
         state = dict(zip(self.tensors, values, strict=True))
-        return torch.func.functional_call(self.module, state, inputs, keywords)
+        try:
+            return torch.func.functional_call(self.module, state, inputs, keywords)
+        except RuntimeError as error:
+            if "functorch transform" in str(error) and "setup_context" not in str(error):  # `vjp` knows of the latter
+                raise RuleError(
+                    f"{type(self.module).__name__} differentiates by torch.autograd in its forward, which allows no derivative "
+                    "of the module itself; use torch.func.grad there"
+                ) from error
+            raise
+
+
+def _slots_in(arguments: Any) -> list[Slot]:
+    """The slots in nested arguments."""
+    found: list[Slot] = []
+    map_arguments(arguments, lambda leaf: found.append(leaf) if isinstance(leaf, Slot) else None)
+    return found
 
 
 def _with_slots(arguments: Any, slots: dict[fx.Node, int]) -> Any:

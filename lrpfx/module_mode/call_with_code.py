@@ -11,7 +11,8 @@ from torch import nn
 from lrpfx.ir.node import is_floating, map_arguments
 from lrpfx.layers.layer_of_call import Forward, tensors_in
 from lrpfx.module_mode.call_with_rule import carries_gradient
-from lrpfx.runtime.ruled_operation import Switch
+from lrpfx.runtime.overwriting import Untouched
+from lrpfx.runtime.ruled_operation import Switch, relevances_from
 
 
 class GeneralRule(Protocol):
@@ -67,11 +68,13 @@ class _Entry(_Boundary):
         if not record.switch.on:
             return (None, *gradients)
         grad_output = record.stored_tensors.get("grad_output")
+        untouched = Untouched({"relevance": grad_output or ()})
         result = record.invoke(record.rule.backward, record.module, list(gradients), grad_output)
+        untouched.check(record.rule, type(record.module).__name__)
         if result is None:
             return (None, *gradients)
-        replaced = (result,) if isinstance(result, torch.Tensor) else tuple(result)
-        return (None, *replaced[: len(gradients)], *[None] * (len(gradients) - len(replaced)))
+        replaced = relevances_from(record.rule, result, [gradient.shape for gradient in gradients])
+        return (None, *replaced)
 
 
 class _Exit(_Boundary):
@@ -86,7 +89,9 @@ class _Exit(_Boundary):
         record: CallRecord = ctx.record
         if record.switch.on:
             record.stored_tensors["grad_output"] = gradients
+            untouched = Untouched({"relevance": gradients})
             record.invoke(record.rule.pre_backward, record.module, [], gradients)
+            untouched.check(record.rule, type(record.module).__name__)
         return (None, *gradients)
 
 
@@ -97,15 +102,19 @@ def call_with_code(
 
     The code around the forward pass runs even if no backward pass follows.
     """
-    record = CallRecord(rule, module)
+    record, name = CallRecord(rule, module), type(module).__name__
+    untouched = Untouched({"input": tensors_in((args, kwargs))})
     changed = record.invoke(rule.pre_forward, module, *_fitting(rule.pre_forward, args, kwargs))
+    untouched.check(rule, name)
     if changed is not None:
         args, kwargs = changed if _is_arguments(changed) else (changed, kwargs)
     args, kwargs = _through(_Entry, record, (args, kwargs))
     output = forward(*args, **kwargs)
+    untouched = Untouched({"input": tensors_in((args, kwargs))})  # a module such as ReLU(inplace=True) may write into it
     replaced = record.invoke(rule.forward, module, *_fitting(rule.forward, args, kwargs), output)
     output = output if replaced is None else replaced
     replaced = record.invoke(rule.post_forward, module, *_fitting(rule.post_forward, args, kwargs), output)
+    untouched.check(rule, name)
     return _through(_Exit, record, output if replaced is None else replaced)
 
 

@@ -5,12 +5,17 @@ restores the attribute. Nothing else of the module changes: not its class, param
 """
 
 import functools
+import threading
 import weakref
 from typing import Any, Protocol
 
 from torch import nn
 
+from lrpfx.errors import RuleError
 from lrpfx.layers.layer_of_call import Forward
+
+#: Held while rules are registered or removed, so that of two threads with one model the second finds the rules of the first.
+REGISTERING = threading.RLock()
 
 
 class Caller(Protocol):
@@ -54,47 +59,61 @@ class RemovableHandleList(list[Any]):
 
 
 class RegisteredForward:
-    """The `forward` of one module while rules are registered on it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.previous: Forward | None = vars(module).get("forward")
-        self.callers: list[Caller] = []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = inner_forward(self.module)
-        for caller in self.callers:
-            forward = functools.partial(caller.call, self.module, forward)
-        return forward(*args, **kwargs)
-
-
-class Registration:
-    """A rule on a module; `remove` takes it off."""
+    """The `forward` of one module while a rule is registered on it."""
 
     def __init__(self, module: nn.Module, caller: Caller) -> None:
         self.module = module
+        self.previous: Forward | None = vars(module).get("forward")
         self.caller = caller
-        forward = vars(module).get("forward")
-        if not isinstance(forward, RegisteredForward):
-            forward = vars(module)["forward"] = RegisteredForward(module)
-        forward.callers.append(caller)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.caller.call(self.module, inner_forward(self.module), *args, **kwargs)
+
+
+class Registration:
+    """A rule on a module; `remove` takes it off. `RuleError` if the module has a rule already."""
+
+    def __init__(self, module: nn.Module, caller: Caller) -> None:
+        with REGISTERING:
+            present = _registered_on(module)
+            if present is not None:
+                raise RuleError(
+                    f"{type(module).__name__} has a rule already: {present.caller}. Remove its handles, or leave its context, "
+                    "before another rule is registered"
+                )
+            self.forward = RegisteredForward(module, caller)
+            vars(module)["forward"] = self.forward
 
     def remove(self) -> None:
-        forward = vars(self.module).get("forward")
-        if not isinstance(forward, RegisteredForward) or self.caller not in forward.callers:
-            return
-        forward.callers.remove(self.caller)
-        if forward.callers:
-            return
-        if forward.previous is None:
-            del vars(self.module)["forward"]
-        else:
-            vars(self.module)["forward"] = forward.previous
+        with REGISTERING:
+            attributes, previous = vars(self.forward.module), self.forward.previous
+            if attributes.get("forward") is not self.forward:
+                return
+            if previous is None:
+                del attributes["forward"]
+            else:
+                attributes["forward"] = previous
+
+
+def _registered_on(module: nn.Module) -> RegisteredForward | None:
+    forward = vars(module).get("forward")
+    return forward if isinstance(forward, RegisteredForward) else None
+
+
+def refuse_rules(model: nn.Module) -> None:
+    """Raise `RuleError` if a rule is registered on a module of the model: two registrations would change each other's maps."""
+    for name, module in model.named_modules():
+        present = _registered_on(module)
+        if present is not None:
+            raise RuleError(
+                f"the model has rules already: {present.caller} is registered on {name or 'the model itself'}. Leave the other "
+                "context or remove its handles first. MixedComposite combines composites; threads that explain one model share "
+                "the result of lrpfx.transform(model, composite), or have a copy of the model each"
+            )
 
 
 def inner_forward(module: nn.Module) -> Forward:
-    """The `forward` of a module without the rules registered on it."""
-    forward = vars(module).get("forward")
-    if isinstance(forward, RegisteredForward):
-        forward = forward.previous
+    """The `forward` of a module without the rule registered on it."""
+    present = _registered_on(module)
+    forward = vars(module).get("forward") if present is None else present.previous
     return forward or functools.partial(type(module).forward, module)

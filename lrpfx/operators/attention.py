@@ -7,12 +7,29 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import node_info
-from lrpfx.ir.operator import Builder, Operator, Probability
+from lrpfx.ir.operator import Bound, Builder, Operator, Probability
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.functions import attention_bias, head_bias, masked_softmax, padding_bias
+from lrpfx.operators.functions import (
+    attention_bias,
+    exponential_shares,
+    head_bias,
+    masked_softmax,
+    padding_bias,
+    shares_of_groups,
+    total_of_groups,
+    total_over,
+)
 from lrpfx.operators.row import neutral, row
-from lrpfx.operators.samples import MATRIX, call, signal, weight
+from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
 from lrpfx.support.torch_internals import aten as aten_operator
+
+
+def _total(values: torch.Tensor, bound: Bound) -> torch.Tensor:
+    """The sum over the dimension of a softmax, which has torch's default."""
+    dimension = bound["dim"]
+    if dimension is None:
+        dimension = 0 if values.ndim in (0, 1, 3) else 1
+    return total_over(values, dimension)
 
 
 def _of_the_negative(build: Builder) -> fx.Node:
@@ -69,6 +86,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
+        total=_total,
         mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
@@ -83,6 +101,7 @@ ROWS: tuple[Operator, ...] = (
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
         negates=True,
+        total=_total,
         decomposition=_of_the_negative,
         mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
@@ -96,8 +115,50 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
+        total=_total,
         mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1),
+    ),
+    row(
+        "exponential_shares",
+        types.Softmax,
+        exponential_shares,
+        "input exponentials sums dim",
+        controls="exponentials sums",
+        scales=2,
+        probability=Probability.OF_ALL_LOGITS,
+        total=lambda values, bound: total_over(values, bound["dim"]),
+        mixes=mixing.given(),
+        sample=call(
+            loses="expansion",
+            batch=False,
+            input=MATRIX,
+            exponentials=weight(2, 4, low=0.1),
+            sums=weight(2, 1, low=5.0, high=6.0),
+            dim=1,
+        ),
+    ),
+    row(
+        "shares_of_groups",
+        types.Softmax,
+        shares_of_groups,
+        "input exponentials sums totals index dim",
+        controls="exponentials sums totals",
+        indices="index",
+        scales=2,
+        probability=Probability.OF_ALL_LOGITS,
+        total=lambda values, bound: total_of_groups(values, bound["totals"], bound["index"], bound["dim"]),
+        mixes=mixing.given(),
+        sample=call(
+            loses="expansion",
+            batch=False,
+            input=MATRIX,
+            exponentials=weight(2, 4, low=0.1),
+            sums=weight(2, 4, low=5.0, high=6.0),
+            totals=weight(2, 2),
+            index=Fixed([0, 1, 1, 0]),
+            dim=1,
+        ),
     ),
     row(
         "scaled_dot_product_attention",

@@ -1,21 +1,24 @@
-"""Linear maps of real tensors that pass through complex numbers: rotations of pairs, and Fourier transforms.
+"""Complex numbers and Fourier transforms.
 
-Relevance is defined for real numbers, so such a map is one operator from its last real tensor to its next one.
+Relevance belongs to real numbers: a complex value has that of its real part and that of its imaginary part. The pass
+`split_complex_numbers` therefore computes with the two parts. Rows state whether their result is complex; the pass knows what
+becomes of each operation. A transform remains one operation, linear in its real input or in the pairs of its complex one.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from lrpfx import types
-from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Operator
+from lrpfx.ir.operator import Bound, Builder, Function, Operator, Sample
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
-from lrpfx.operators.row import row
-from lrpfx.operators.samples import call, of, signal
+from lrpfx.operators.row import neutral, row
+from lrpfx.operators.samples import of
+from lrpfx.support.dotted_paths import resolve_path
 
 # --- functions --------------------------------------------------------------------------------------------------------------
 
@@ -26,11 +29,17 @@ def rotated(input: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(torch.view_as_complex(input.contiguous()) * by)
 
 
-@kept_in_traces
-def real_fourier(input: torch.Tensor, dim: Sequence[int] | None = None, norm: str | None = None) -> torch.Tensor:
-    """The real part of the Fourier transform over some dimensions."""
-    transformed: torch.Tensor = torch.fft.fftn(input, dim=dim, norm=norm)
-    return transformed.real
+def fourier(transform: str, input: torch.Tensor, of_pairs: bool, *args: Any, **options: Any) -> torch.Tensor:
+    """A transform, by the import path of its function, of real numbers or of pairs (..., 2) that stand for complex ones.
+
+    A complex result is returned as pairs.
+    """
+    given = torch.view_as_complex(input.contiguous()) if of_pairs else input
+    result: torch.Tensor = _function_at(transform)(given, *args, **options)
+    return torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
+
+
+_function_at = functools.cache(resolve_path)
 
 
 def _rotated_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
@@ -38,100 +47,180 @@ def _rotated_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: B
     return (rotated(gradient, arguments["by"].conj()).sum_to_size(input.shape),)
 
 
-def _fourier_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
-    """The map itself: its matrix is symmetric."""
-    return (real_fourier(gradient, arguments["dim"], arguments["norm"]),)
-
-
 # --- decompositions ---------------------------------------------------------------------------------------------------------
 
 
-def _call_of(value: Any, name: str) -> bool:
-    """Whether a value is the result of an operator of the table."""
-    row = node_info(value).operator if isinstance(value, fx.Node) else None
-    return row is not None and row.name == name
-
-
-def _pairs(build: Builder) -> fx.Node | None:
-    """The rotation of pairs that were complex numbers for one product."""
-    product = build["input"]
-    if not _call_of(product, "mul"):
-        return None
-    turned = [factor for factor in product.args if _call_of(factor, "view_as_complex")]
-    others = [factor for factor in product.args if not is_data(factor)]
-    if len(turned) != 1 or len(others) != 1:
-        return None
-    return build.call("rotated", turned[0].args[0], others[0])
-
-
-def _real_part(build: Builder) -> fx.Node | None:
-    transform = build["input"]
-    if not _call_of(transform, "fft_fftn"):
-        return None
-    if transform.kwargs.get("s") is not None:
-        return None
-    return build.call("real_fourier", transform.args[0], **transform.kwargs)
+def _polar(build: Builder) -> fx.Node:
+    """The parts of a complex number with this magnitude and angle."""
+    magnitude, angle = build["abs"], build["angle"]
+    parts = [build.call("mul", magnitude, build.call(name, angle)) for name in ("cos", "sin")]
+    return build.call("complex", *parts)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
-_WITHOUT_SAMPLE = "it has no rule by itself, only as a part of a real map"
+
+def _pairs(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def _transform(name: str, to_complex: bool, functions: Iterable[Function], aten: str, sample: Sample, **facts: Any) -> Operator:
+    options: dict[str, Any] = {"returns_complex": to_complex, "transforms": True, "sample": sample, **facts}
+    return row(name, types.Sum, functions=functions, aten=aten, **options)
+
+
+def _of_torch(name: str) -> Operator:
+    """The row of a function of torch.fft."""
+    function, of_signals = getattr(torch.fft, name), name.startswith(("rfft", "ihfft"))
+    options = {"dim": (-2, -1)} if name.endswith(("2", "n")) else {"dim": 1}
+    to_complex = not name.startswith(_TO_REAL)
+
+    def sampled(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = function(x if of_signals else _pairs(x), norm="ortho", **options)
+        return torch.view_as_real(result.resolve_conj()) if to_complex else result
+
+    # The imaginary part of a sum of real numbers is 0, whatever relevance it is given.
+    sample = of(sampled, (2, 4, 4), loses="absent" if of_signals else "")
+    return _transform(f"fft_{name}", to_complex, [function], f"fft_{name}.default", sample)
+
+
+def _shift(name: str) -> Operator:
+    function = getattr(torch.fft, name)
+    options: dict[str, Any] = {"methods": "", "aten": f"fft_{name}.default", "moves": True}
+    return neutral(f"fft_{name}", [function], sample=of(lambda x: function(x, dim=1)), **options)
+
+
+_TO_COMPLEX, _TO_REAL = ("fft", "ifft", "rfft", "ihfft"), ("irfft", "hfft")
+
 
 ROWS: tuple[Operator, ...] = (
     row(
         "view_as_complex",
-        types.Unknown,
+        types.Neutral,
         torch.view_as_complex,
         "input",
         aten="view_as_complex.default",
         view=True,
-        without_sample=_WITHOUT_SAMPLE,
+        returns_complex=True,
+        sample=of(lambda x: torch.view_as_complex(x).real, (2, 2, 2)),
     ),
     row(
         "view_as_real",
-        types.Unknown,
+        types.Neutral,
         torch.view_as_real,
         "input",
         aten="view_as_real.default",
         view=True,
-        decomposition=_pairs,
+        returns_complex=False,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
     row(
-        "fft_fftn",
-        types.Unknown,
-        torch.fft.fftn,
-        "input s=None dim=None norm=None",
-        aten="fft_fftn.default",
-        without_sample=_WITHOUT_SAMPLE,
-    ),
-    row(
         "real",
-        types.Unknown,
+        types.Neutral,
         torch.real,
         "input",
         aten="real.default",
         view=True,
-        decomposition=_real_part,
+        returns_complex=False,
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
+    ),
+    row(
+        "imag",
+        types.Neutral,
+        torch.imag,
+        "input",
+        aten="imag.default",
+        view=True,
+        returns_complex=False,
+        sample=of(lambda x: torch.imag(_pairs(x))),
+    ),
+    row(
+        "complex",
+        types.Neutral,
+        torch.complex,
+        "real imag",
+        data="real imag",
+        aten="complex.default",
+        returns_complex=True,
+        sample=of(lambda x, y: torch.view_as_real(torch.complex(x, y)), (2, 4), (2, 4)),
+    ),
+    row(
+        "polar",
+        types.Product,
+        torch.polar,
+        "abs angle",
+        data="abs angle",
+        aten="polar.default",
+        returns_complex=True,
+        decomposition=_polar,
+        sample=of(lambda x, y: torch.view_as_real(torch.polar(x, y)), (2, 4), (2, 4)),
+    ),
+    neutral(
+        "conj",
+        [torch.conj, torch.conj_physical],
+        methods="conj conj_physical",
+        inplace=[torch.conj_physical_],
+        inplace_methods="conj_physical_",
+        aten="conj.default _conj.default conj_physical.default _conj_physical.default",
+        inplace_aten="conj_physical_.default",
+        view=True,
+        sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x).conj() * torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
+    ),
+    neutral(
+        "resolve_conj",
+        [torch.resolve_conj, torch.resolve_neg],
+        methods="resolve_conj resolve_neg",
+        aten="resolve_conj.default resolve_neg.default",
+        view=True,
+        sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x).resolve_conj()), (2, 2, 2)),
+    ),
+    row(
+        "angle",
+        types.Unknown,
+        torch.angle,
+        "input",
+        methods="angle",
+        aten="angle.default",
+        returns_complex=False,
+        sample=of(lambda x: torch.angle(torch.view_as_complex(x)), (2, 2, 2)),
     ),
     row(
         "rotated",
         types.Sum,
         rotated,
         "input by",
+        returns_complex=False,
         adjoint=_rotated_adjoint,
         mixes=mixing.last_dimension,
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
     row(
-        "real_fourier",
+        "fourier",
         types.Sum,
-        real_fourier,
-        "input dim=None norm=None",
-        adjoint=_fourier_adjoint,
-        mixes=mixing.given(),
-        keeps_rank=True,
-        sample=call(input=signal(2, 4), dim=(1,), norm="ortho"),
+        functions=[fourier],
+        returns_complex=False,
+        without_sample="only the compiler inserts it",
+    ),
+    *(_of_torch(f"{name}{dimensions}") for name in (*_TO_COMPLEX, *_TO_REAL) for dimensions in ("", "2", "n")),
+    _shift("fftshift"),
+    _shift("ifftshift"),
+    _transform(
+        "stft",
+        True,
+        [torch.stft],
+        "stft.default stft.center",
+        of(
+            lambda x: torch.stft(x.flatten(1), 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs(),
+            (2, 4, 4),
+        ),
+        methods="stft",
+    ),
+    _transform(
+        "istft",
+        False,
+        [torch.istft],
+        "istft.default",
+        of(lambda x: torch.istft(torch.fft.rfft(x, dim=1), 4, 2, window=torch.hann_window(4, dtype=x.dtype)), (2, 4, 4)),
+        methods="istft",
     ),
 )

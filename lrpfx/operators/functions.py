@@ -127,6 +127,57 @@ def masked_softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.softmax(input.masked_fill(empty, 0.0), dim).masked_fill(empty, 0.0)
 
 
+@kept_in_traces
+def exponential_shares(
+    input: torch.Tensor, exponentials: torch.Tensor, sums: torch.Tensor, dim: int | tuple[int, ...] | None
+) -> torch.Tensor:
+    """`exponentials` / `sums`, a softmax of `input` over `dim` with a mask or a stabilized sum; None: over all dimensions.
+
+    The derivative is that of the exponentials of `input` and of their sum over `dim`.
+    """
+    return _shares(input, exponentials, sums, lambda values: total_over(values, dim))
+
+
+@kept_in_traces
+def shares_of_groups(
+    input: torch.Tensor,
+    exponentials: torch.Tensor,
+    sums: torch.Tensor,
+    totals: torch.Tensor,
+    index: torch.Tensor,
+    dim: int,
+) -> torch.Tensor:
+    """`exponentials` / `sums`, a softmax of `input` in groups along `dim`, which `index` numbers.
+
+    `totals` holds the sums of the groups, and `sums` the one for each entry.
+    """
+    return _shares(input, exponentials, sums, lambda values: total_of_groups(values, totals, index, dim))
+
+
+def _shares(
+    input: torch.Tensor,
+    exponentials: torch.Tensor,
+    sums: torch.Tensor,
+    total: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    shares = (exponentials / sums).detach()
+    change = torch.where(torch.isinf(input), torch.zeros_like(input), input - input.detach())  # 0, with a derivative of 1
+    return shares * torch.exp(change) / (1 + total(shares * torch.expm1(change)))
+
+
+def total_over(values: torch.Tensor, dim: int | tuple[int, ...] | None) -> torch.Tensor:
+    """The sum over dimensions, which stay with size 1. None: over all dimensions."""
+    return values.sum(keepdim=True, dim=tuple(range(values.ndim)) if dim is None else dim)
+
+
+def total_of_groups(values: torch.Tensor, totals: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """The sum of the group of each entry."""
+    empty = torch.zeros_like(totals)
+    if index.ndim == 1:
+        return empty.index_add(dim, index, values).index_select(dim, index)
+    return empty.scatter_add(dim, index, values).gather(dim, index)
+
+
 def attention_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An attention mask as a bias on the scores: -inf where a boolean mask is False."""
     if mask.dtype == torch.bool:
@@ -177,6 +228,68 @@ def scatter_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: to
 def index_added(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, alpha: float = 1) -> torch.Tensor:
     """`input` with `alpha` times the slices of `source` added at `index`."""
     return torch.index_add(input, dim, index, source, alpha=alpha)
+
+
+def index_copied(input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """`input` with the slices at `index` replaced by those of `source`."""
+    return torch.index_copy(input, dim, index, source)
+
+
+def index_filled(input: torch.Tensor, value: Any, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """`input` with the slices at `index` replaced by a number."""
+    return torch.index_fill(input, dim, index, value)
+
+
+def _reduction(function: Function, name: str, what: str) -> Function:
+    def reduced(
+        input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, reduce: str, include_self: bool = True
+    ) -> torch.Tensor:
+        result: torch.Tensor = function(input, dim, index, source, reduce, include_self=include_self)
+        return result
+
+    reduced.__name__ = reduced.__qualname__ = name
+    reduced.__doc__ = f"`torch.{function.__name__}` by {what}."
+    return reduced
+
+
+scatter_reduced = _reduction(torch.scatter_reduce, "scatter_reduced", "any reduction")
+scatter_averaged = _reduction(torch.scatter_reduce, "scatter_averaged", "a sum or a mean, linear in `input` and `source`")
+scatter_chosen = _reduction(torch.scatter_reduce, "scatter_chosen", "the largest or the smallest entry")
+index_reduced = _reduction(torch.index_reduce, "index_reduced", "any reduction")
+index_averaged = _reduction(torch.index_reduce, "index_averaged", "a mean, linear in `input` and `source`")
+index_chosen = _reduction(torch.index_reduce, "index_chosen", "the largest or the smallest entry")
+
+
+def quantile_without(
+    input: torch.Tensor,
+    missing: torch.Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    interpolation: str = "linear",
+) -> torch.Tensor:
+    """The quantile of the entries that are not missing."""
+    return torch.nanquantile(input.masked_fill(missing, torch.nan), q, dim, keepdim, interpolation=interpolation)
+
+
+def solved(input: torch.Tensor, matrix: torch.Tensor, left: bool = True) -> torch.Tensor:
+    """The solution X of `matrix` @ X = `input`, or of X @ `matrix` = `input`."""
+    result: torch.Tensor = torch.linalg.solve(matrix, input, left=left)
+    return result
+
+
+def solved_triangular(
+    input: torch.Tensor, matrix: torch.Tensor, upper: bool, left: bool = True, unitriangular: bool = False
+) -> torch.Tensor:
+    """The same for a triangular matrix."""
+    result: torch.Tensor = torch.linalg.solve_triangular(matrix, input, upper=upper, left=left, unitriangular=unitriangular)
+    return result
+
+
+def overwritten_at(input: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """`input` with `values` at `indices`, which may be None for whole dimensions, unlike those of torch.index_put."""
+    result: torch.Tensor = torch.ops.aten.index_put.default(input, indices, values, accumulate)
+    return result
 
 
 def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: Any) -> torch.Tensor:

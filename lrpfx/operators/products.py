@@ -9,9 +9,9 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.node import Role, is_data, node_info
+from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Builder, Operator
-from lrpfx.operators import mixing, signs
+from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
     divided_by,
     gate,
@@ -28,42 +28,34 @@ from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, w
 # --- decompositions ---------------------------------------------------------------------------------------------------------
 
 
-def _dense(build: Builder, data: fx.Node, weight: fx.Node, *bias: fx.Node) -> fx.Node:
-    """A dense layer that replaces a product with the matrix `weight`."""
-    transposed = build.call("transpose", weight, 0, 1, target=torch.transpose)
-    return build.call("linear", data, transposed, *bias)
-
-
-def _dense_or_not(build: Builder) -> fx.Node | None:
-    """A dense layer that replaces a product with matrices of parameters; None for other products."""
-    first, last = build["input"], build["other"]
-    if build.is_parameter(last, (2,)):
-        return _dense(build, first, last)
-    if is_data(first) and build.is_looked_up(last):
-        return build.call("selected_linear", first, last, label="")
-    if is_data(last) and build.is_looked_up(first):
-        return build.call("selected_linear_of_columns", last, first, label="")
-    return None
-
-
 def _scaled(build: Builder, value: fx.Node, factor: Any) -> fx.Node:
     return value if isinstance(factor, (int, float)) and factor == 1 else build.call("mul", value, factor)
 
 
-def _sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
+def sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
     """Decompose beta * input + alpha * first @ second."""
 
     def decompose(build: Builder) -> fx.Node:
-        bias, weight = build["input"], build[second]
-        plain = (build["beta"], build["alpha"]) == (1, 1) and node_info(build[first]).role is Role.DATA
-        if plain and build.is_parameter(weight, (2,)) and build.is_parameter(bias, (0, 1)):
-            return _dense(build, build[first], weight, bias)
-        product = build.call("matmul", build[first], weight)
+        bias, product = build["input"], build.call("matmul", build[first], build[second])
         if build["beta"] == 0:
             return _scaled(build, product, build["alpha"])
         return build.call("add", _scaled(build, bias, build["beta"]), _scaled(build, product, build["alpha"]))
 
     return decompose
+
+
+def _sum_of_batch_and_product(build: Builder) -> fx.Node:
+    """Beta * input + alpha * the sum of batch1 @ batch2 over the batch."""
+    products = build.call("sum", build.call("matmul", build["batch1"], build["batch2"]), 0)
+    return build.call("add", _scaled(build, build["input"], build["beta"]), _scaled(build, products, build["alpha"]))
+
+
+def _dot_products(build: Builder) -> fx.Node:
+    """The sums of products along a dimension, with the conjugate of the first factor."""
+    first, dtype = build["input"], node_info(build["input"]).dtype
+    if dtype is not None and dtype.is_complex:
+        first = build.call("conj", first, target=torch.conj)
+    return build.call("sum", build.call("mul", first, build["other"]), build["dim"])
 
 
 def _sum_and(combined: str) -> Callable[[Builder], fx.Node]:
@@ -188,6 +180,8 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="neg_.default",
         sign=signs.flipped,
         elementwise=True,
+        affine_in="input",
+        coefficients=lambda alpha: (-1, 0),
         proportional_to="input",
         sample=call(input=MATRIX),
     ),
@@ -258,7 +252,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_matrix_product,
         weighted="weighted_values",
         weighted_last="values_weighted",
-        decomposition=_dense_or_not,
+        contraction=contractions.of_matmul,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
@@ -284,6 +278,7 @@ ROWS: tuple[Operator, ...] = (
         types.MatMul,
         functions=[torch.einsum],
         aten="einsum.default",
+        contraction=contractions.of_einsum,
         weighted="weighted_einsum",
         weighted_last="values_weighted_einsum",
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
@@ -305,6 +300,7 @@ ROWS: tuple[Operator, ...] = (
         types.MatMul,
         functions=[torch.tensordot],
         aten="tensordot.default",
+        contraction=contractions.of_tensordot,
         sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
     ),
     row(
@@ -313,6 +309,7 @@ ROWS: tuple[Operator, ...] = (
         functions=[torch.dot, torch.vdot],
         methods="dot vdot",
         aten="dot.default vdot.default",
+        contraction=contractions.of_inner,
         sample=of(lambda x, y: torch.dot(x, y), (4,), (4,), batch=False),
     ),
     row(
@@ -323,6 +320,7 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         methods="inner",
         aten="inner.default",
+        contraction=contractions.of_inner,
         sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
     ),
     row(
@@ -357,7 +355,7 @@ ROWS: tuple[Operator, ...] = (
         data="input mat1 mat2",
         methods="addmm",
         aten="addmm.default",
-        decomposition=_sum_and_product("mat1", "mat2"),
+        decomposition=sum_and_product("mat1", "mat2"),
         sample=call(batch=False, input=signal(2, 5), mat1=MATRIX, mat2=signal(4, 5), beta=2, alpha=3),
     ),
     row(
@@ -368,8 +366,41 @@ ROWS: tuple[Operator, ...] = (
         data="input batch1 batch2",
         methods="baddbmm",
         aten="baddbmm.default",
-        decomposition=_sum_and_product("batch1", "batch2"),
+        decomposition=sum_and_product("batch1", "batch2"),
         sample=call(input=signal(2, 3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
+    ),
+    row(
+        "addmv",
+        types.MatMul,
+        torch.addmv,
+        "input mat vec beta=1 alpha=1",
+        data="input mat vec",
+        methods="addmv",
+        aten="addmv.default",
+        decomposition=sum_and_product("mat", "vec"),
+        sample=call(batch=False, input=signal(2), mat=MATRIX, vec=signal(4), beta=2, alpha=3),
+    ),
+    row(
+        "addbmm",
+        types.MatMul,
+        torch.addbmm,
+        "input batch1 batch2 beta=1 alpha=1",
+        data="input batch1 batch2",
+        methods="addbmm",
+        aten="addbmm.default",
+        decomposition=_sum_of_batch_and_product,
+        sample=call(batch=False, input=signal(3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
+    ),
+    row(
+        "vecdot",
+        types.MatMul,
+        torch.linalg.vecdot,
+        "input other dim=-1",
+        data="input other",
+        aten="linalg_vecdot.default",
+        aliases="x=input y=other",
+        decomposition=_dot_products,
+        sample=call(input=IMAGE, other=signal(2, 4, 5, 6), dim=2),
     ),
     row(
         "cosine_similarity",

@@ -4,7 +4,8 @@ Torch runs all layers and directions of a module in one call. The compiler split
 and direction, and a further one wherever the last state of an LSTM's cell is used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,10 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.errors import CaptureError, InputError
 from lrpfx.ir.node import node_info
-from lrpfx.ir.operator import Builder, Operator
+from lrpfx.ir.operator import Bound, Builder, Operator
 from lrpfx.operators.row import row
 from lrpfx.support.opaque_operator import opaque_operator
-from lrpfx.support.torch_internals import FakeTensor
+from lrpfx.support.torch_internals import FakeTensor, is_transformed
 
 LSTM, GRU, TANH, RELU = "lstm", "gru", "rnn_tanh", "rnn_relu"  # values of the argument `mode`
 STATES, CELL = "states", "cell"  # values of the argument `result`
@@ -109,8 +110,15 @@ def recurrent(
     _check_shapes(input, hidden, cell, weights, mode, batch_first)
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():  # inside a rule, which has no use for a gradient
         return _whole(input, hidden, cell, weights, mode, reverse, batch_first, result)  # type: ignore[no-any-return]
-    run = _by_steps if isinstance(input, FakeTensor) else _by_torch  # torch would trace kernels that other runtimes lack
+    # Torch would trace kernels that other runtimes lack, and its kernel for the LSTM on a CPU keeps nothing for a derivative
+    # that is taken where gradients are disabled, as in a rule.
+    run = _by_steps if isinstance(input, FakeTensor) or _differentiated(input, hidden, cell, *weights) else _by_torch
     return run(input, hidden, cell, weights, mode, reverse, batch_first, result)
+
+
+def _differentiated(*values: torch.Tensor | None) -> bool:
+    """Whether torch.func takes a derivative by any of these."""
+    return not torch.compiler.is_compiling() and any(value is not None and is_transformed(value) for value in values)
 
 
 def _check_shapes(
@@ -206,6 +214,212 @@ _whole = opaque_operator(
     _empty_result,
     by_parts=_by_steps,
 )
+
+# --- derivatives -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """What one call of `recurrent` computes at each step: tensors of shape (steps, batch, ...) in the order of the steps."""
+
+    input: torch.Tensor
+    states: torch.Tensor  # hidden states
+    previous: torch.Tensor  # the hidden state before each step
+    gates: Gates
+    hidden_part: torch.Tensor  # the affine function of the hidden state before
+    entering: torch.Tensor
+    values: torch.Tensor  # the states of an LSTM's cell; otherwise the hidden states
+    before: torch.Tensor  # the value before each step
+
+
+def run_of(arguments: Bound, states: torch.Tensor | None = None) -> Run:
+    """The run of a call. `states`: its hidden states as it returns them, computed if missing."""
+    if states is None:
+        states = recurrent(**{**arguments, "result": STATES})
+    mode, layout = arguments["mode"], (arguments["reverse"], arguments["batch_first"])
+    input, states = in_time(arguments["input"], *layout), in_time(states, *layout)
+    previous = torch.cat([arguments["hidden"].unsqueeze(0), states[:-1]])
+    hidden_part = functional.linear(previous, arguments["weight_hh"], arguments["bias_hh"])
+    gates = gates_of(mode, functional.linear(input, arguments["weight_ih"], arguments["bias_ih"]), hidden_part)
+    values, before, entered = states, previous, entering(mode, gates)
+    if arguments["cell"] is not None and gates.keep is not None:
+        values = _cells(gates.keep, entered, arguments["cell"])
+        before = torch.cat([arguments["cell"].unsqueeze(0), values[:-1]])
+    return Run(input, states, previous, gates, hidden_part, entered, values, before)
+
+
+def _states_of_cell(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
+    """The state at each step: keep * (the state before) + entering. Shape (steps, batch, units)."""
+    states = []
+    for kept, new in zip(keep.unbind(0), entering.unbind(0), strict=True):
+        cell = torch.addcmul(new, kept, cell)
+        states.append(cell)
+    return torch.stack(states)
+
+
+def _adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the data arguments among `inputs`, by the derivative of each step from the last one backward."""
+    run, mode = run_of(arguments), arguments["mode"]
+    gates, layout = run.gates, (arguments["reverse"], arguments["batch_first"])
+    candidate = torch.relu(gates.candidate) if mode == RELU else torch.tanh(gates.candidate)
+    of_candidate = (candidate > 0).to(candidate.dtype) if mode == RELU else 1.0 - candidate * candidate
+    opens = of_out = None
+    if mode == LSTM:
+        assert gates.enter is not None and gates.keep is not None and gates.out is not None
+        activated = torch.tanh(run.values)
+        opens, of_out = gates.out * (1.0 - activated * activated), activated * _slope(gates.out)
+        slopes = [candidate * _slope(gates.enter), run.before * _slope(gates.keep), gates.enter * of_candidate]
+    elif mode == GRU:
+        assert gates.reset is not None and gates.keep is not None and gates.enter is not None
+        entered = gates.enter * of_candidate
+        reset_part = run.hidden_part.chunk(3, -1)[2]
+        slopes = [entered * reset_part * _slope(gates.reset), (run.previous - candidate) * _slope(gates.keep), entered]
+    else:
+        slopes = [of_candidate]
+    of_input = torch.stack(slopes, -2)
+    of_hidden = of_input if gates.reset is None else torch.stack([*slopes[:2], slopes[2] * gates.reset], -2)
+    of_states, last = (None, gradient) if arguments["result"] == CELL else (in_time(gradient, *layout), None)
+    values: Any = (of_states, last, of_hidden, gates.keep, opens, of_out, arguments["weight_hh"], arguments["weight_hr"])
+    pulled = (_gradient_loop if torch.compiler.is_compiling() else _gradients_of_states)(*values)  # of values, of what opens
+    of_value, of_opened = pulled.unbind(-2)
+    rows, hidden_rows = of_value.unsqueeze(-2) * of_input, of_value[0].unsqueeze(-2) * of_hidden[0]
+    if of_out is not None:
+        rows = torch.cat([rows, (of_opened * of_out).unsqueeze(-2)], -2)
+        hidden_rows = rows[0]
+    kept = None if gates.keep is None else of_value[0] * gates.keep[0]
+    hidden = hidden_rows.flatten(-2) @ arguments["weight_hh"]
+    found = {
+        "input": out_of_time(rows.flatten(-2) @ arguments["weight_ih"], arguments["input"].ndim, *layout),
+        "hidden": hidden + kept if mode == GRU and kept is not None else hidden,
+        "cell": kept,
+    }
+    return tuple(found[name] for name in _names_of(inputs, arguments))
+
+
+def _names_of(inputs: Sequence[Any], arguments: Bound) -> Iterator[str]:
+    """The names of the data arguments that are inputs, which have the same order."""
+    left = list(inputs)
+    for name in ("input", "hidden", "cell"):
+        if left and arguments[name] is left[0]:
+            left.pop(0)
+            yield name
+
+
+def _slope(gate: torch.Tensor) -> torch.Tensor:
+    """The derivative of a sigmoid, from its value."""
+    return gate * (1.0 - gate)
+
+
+def _gradients_of_states(
+    gradient: torch.Tensor | None,
+    last: torch.Tensor | None,
+    slopes: torch.Tensor,
+    keep: torch.Tensor | None,
+    opens: torch.Tensor | None,
+    of_out: torch.Tensor | None,
+    weight: torch.Tensor,
+    projection: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gradients of the value and of the hidden state before its projection, at each step. Shape (steps, batch, 2, units).
+
+    `gradient`: of the hidden states that the layer returns. `last`: of the last state of the cell. `slopes`: those of the value
+    by the arguments of gates and candidate. `opens`, `of_out`: of the hidden state by the value and the out gate's argument.
+    """
+    found: list[torch.Tensor] = []
+    of_hidden, of_value = None, last
+    for step in reversed(range(len(slopes))):
+        if gradient is not None:
+            of_hidden = gradient[step] if of_hidden is None else of_hidden + gradient[step]
+        opened = of_hidden if of_hidden is None or projection is None else of_hidden @ projection
+        if opens is None:
+            of_value = opened
+        elif opened is not None:
+            of_value = opened * opens[step] if of_value is None else torch.addcmul(of_value, opened, opens[step])
+        assert of_value is not None
+        opened = torch.zeros_like(of_value) if opened is None else opened
+        found.append(torch.stack([of_value, opened], -2))
+        rows = of_value.unsqueeze(-2) * slopes[step]
+        if of_out is not None:
+            rows = torch.cat([rows, (opened * of_out[step]).unsqueeze(-2)], -2)
+        of_hidden = rows.flatten(-2) @ weight
+        kept = None if keep is None else of_value * keep[step]
+        if opens is None:  # the value is the hidden state
+            of_hidden, of_value = of_hidden if kept is None else of_hidden + kept, None
+        else:
+            of_value = kept
+    return torch.stack(found[::-1])
+
+
+_cells_loop = opaque_operator(
+    "states_of_cell(Tensor keep, Tensor entering, Tensor cell) -> Tensor",
+    _states_of_cell,
+    lambda keep, entering, cell: torch.empty_like(entering),
+)
+# Compilers would make several operations of each step.
+_gradient_loop = opaque_operator(
+    "gradients_of_states(Tensor? gradient, Tensor? last, Tensor slopes, Tensor? keep, Tensor? opens, Tensor? of_out, "
+    "Tensor weight, Tensor? projection) -> Tensor",
+    _gradients_of_states,
+    lambda *values: torch.empty_like(values[2][..., :1, :]).expand(*values[2].shape[:-2], 2, values[2].shape[-1]).contiguous(),
+)
+
+
+def _cells(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = (_cells_loop if torch.compiler.is_compiling() else _states_of_cell)(keep, entering, cell)
+    return result
+
+
+# --- steps that are written out ----------------------------------------------------------------------------------------------
+
+
+def lstm_step(
+    enter: torch.Tensor,
+    candidate: torch.Tensor,
+    keep: torch.Tensor | None = None,
+    cell: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The hidden state of an LSTM after one step or, without `out`, the state of its cell.
+
+    The gates and the candidate are given before their activations, all of one shape. Without `keep`, the cell was empty.
+    """
+    state = state_of(terms_of_step({"enter": enter, "candidate": candidate, "keep": keep, "cell": cell}))
+    return state if out is None else torch.sigmoid(out) * torch.tanh(state)
+
+
+def gru_step(candidate: torch.Tensor, gate: torch.Tensor, hidden: torch.Tensor, enters: bool = False) -> torch.Tensor:
+    """The state of a GRU after one step. The gate scales the candidate if it `enters`, the state before otherwise."""
+    return state_of(terms_of_step({"candidate": candidate, "gate": gate, "hidden": hidden, "enters": enters}))
+
+
+def gru_reset(value: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """The part of a GRU's candidate, or of the state that it reads, that its gate lets through."""
+    return value * torch.sigmoid(gate)
+
+
+def rnn_step(candidate: torch.Tensor) -> torch.Tensor:
+    """The state of an RNN after one step."""
+    return torch.tanh(candidate)
+
+
+def terms_of_step(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The terms of the state that a step computes, by the name of the argument that is their signal."""
+    candidate = torch.tanh(arguments["candidate"])
+    if "enter" in arguments:
+        terms = {"candidate": torch.sigmoid(arguments["enter"]) * candidate}
+        return terms if arguments["keep"] is None else {"cell": torch.sigmoid(arguments["keep"]) * arguments["cell"], **terms}
+    if "hidden" not in arguments:
+        return {"candidate": candidate}
+    gate = torch.sigmoid(arguments["gate"])
+    kept, entering = (1.0 - gate, gate) if arguments["enters"] else (gate, 1.0 - gate)
+    return {"hidden": kept * arguments["hidden"], "candidate": entering * candidate}
+
+
+def state_of(terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The state that has these terms."""
+    first, *others = terms.values()
+    return sum(others, start=first)
+
 
 # --- modules and cells -------------------------------------------------------------------------------------------------------
 
@@ -320,7 +534,24 @@ def _cell_row(name: str, module: type) -> Operator:
     )
 
 
+def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str) -> Operator:
+    return row(
+        name,
+        types.Recurrent,
+        function,
+        arguments,
+        data=data,
+        elementwise=True,
+        keeps_rank=True,
+        without_sample="only the compiler inserts it",
+    )
+
+
 ROWS: tuple[Operator, ...] = (
+    _step_row("lstm_step", lstm_step, "enter candidate keep=None cell=None out=None", "enter candidate keep cell out"),
+    _step_row("gru_step", gru_step, "candidate gate hidden enters=False", "candidate gate hidden"),
+    _step_row("gru_reset", gru_reset, "value gate", "value gate"),
+    _step_row("rnn_step", rnn_step, "candidate", "candidate"),
     row(
         "recurrent",
         types.Recurrent,
@@ -330,6 +561,7 @@ ROWS: tuple[Operator, ...] = (
         data="input hidden cell",
         parameters="weight_ih weight_hh bias_ih bias_hh weight_hr",
         modules=[nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell],
+        adjoint=_adjoint,
         keeps_rank=True,
         broadcasts=False,
         without_sample="only the compiler inserts it",

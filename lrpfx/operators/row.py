@@ -25,6 +25,7 @@ def row(
     aten: str = "",
     inplace_aten: str = "",
     reordered: Sequence[tuple[Function | None, str]] = (),
+    reordered_inplace: Sequence[tuple[Function | None, str]] = (),
     reordered_methods: Sequence[tuple[str, str]] = (),
     reordered_inplace_methods: Sequence[tuple[str, str]] = (),
     foreign: str = "",
@@ -50,6 +51,7 @@ def row(
     spelled.update(dict.fromkeys([*([function] if function else []), *functions, *_overloads(aten)], order))
     spelled.update(dict.fromkeys([*inplace, *_overloads(inplace_aten)], in_place))
     spelled.update({one: Order(tuple(text.split())) for one, text in reordered if one is not None})
+    spelled.update({one: Order(tuple(text.split()), inplace=True) for one, text in reordered_inplace if one is not None})
     named = dict.fromkeys(methods.split(), order)
     named.update(dict.fromkeys(inplace_methods.split(), in_place))
     named.update({one: Order(tuple(text.split())) for one, text in reordered_methods})

@@ -1,6 +1,7 @@
 """Operations that combine entries of several tensors, overwrite entries, or choose among them."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from lrpfx import types
 from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
-from lrpfx.operators.functions import copied, mask_scattered, scattered
+from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
@@ -34,6 +35,20 @@ def _accumulated(build: Builder) -> fx.Node | None:
     if not build["accumulate"]:
         return None
     return build.call("index_put_accumulated", build["input"], build["values"], build["indices"])
+
+
+def _logarithm_of_sum(base: float | None) -> Callable[[Builder], fx.Node]:
+    """The logarithm of a sum of two powers, as a logsumexp over them."""
+
+    def decompose(build: Builder) -> fx.Node:
+        both = build.call("broadcast_tensors", build["input"], build["other"], target=torch.broadcast_tensors)
+        pairs = build.call("stack", both, -1, target=torch.stack)
+        if base is None:
+            return build.call("logsumexp", pairs, -1, target=torch.logsumexp)
+        exponents = build.call("mul", pairs, math.log(base))
+        return build.call("div", build.call("logsumexp", exponents, -1, target=torch.logsumexp), math.log(base))
+
+    return decompose
 
 
 def _combining(name: str, functions: Iterable[Function], **facts: Any) -> Operator:
@@ -196,8 +211,9 @@ ROWS: tuple[Operator, ...] = (
     row(
         "index_put",
         types.Neutral,
-        torch.index_put,
+        overwritten_at,
         "input indices values accumulate=False",
+        functions=[torch.index_put],
         methods="index_put",
         inplace_methods="index_put_",
         aten="index_put.default",
@@ -220,6 +236,40 @@ ROWS: tuple[Operator, ...] = (
         indices="index",
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 2], [1, 3]]), source=signal(2, 2)),
+    ),
+    row(
+        "index_copy",
+        types.Neutral,
+        index_copied,
+        "input source dim index",
+        data="input source",
+        reordered=[(spelled, "input dim index source") for spelled in (torch.index_copy, torch.ops.aten.index_copy.default)],
+        reordered_methods=[("index_copy", "input dim index source")],
+        reordered_inplace_methods=[("index_copy_", "input dim index source")],
+        reordered_inplace=[(torch.ops.aten.index_copy_.default, "input dim index source")],
+        indices="index",
+        selects=True,
+        sample=call(input=MATRIX, dim=1, index=Fixed([0, 2]), source=signal(2, 2)),
+    ),
+    row(
+        "index_fill",
+        types.Neutral,
+        index_filled,
+        "input value dim index",
+        data="input value",
+        reordered=[
+            (spelled, "input dim index value")
+            for spelled in (torch.index_fill, torch.ops.aten.index_fill.int_Scalar, torch.ops.aten.index_fill.int_Tensor)
+        ],
+        reordered_methods=[("index_fill", "input dim index value")],
+        reordered_inplace_methods=[("index_fill_", "input dim index value")],
+        reordered_inplace=[
+            (spelled, "input dim index value")
+            for spelled in (torch.ops.aten.index_fill_.int_Scalar, torch.ops.aten.index_fill_.int_Tensor)
+        ],
+        indices="index",
+        selects=True,
+        sample=call(loses="constants", input=MATRIX, dim=1, index=Fixed([0, 2]), value=0.5),
     ),
     row(
         "masked_scatter",
@@ -316,5 +366,27 @@ ROWS: tuple[Operator, ...] = (
     # A soft maximum: its gradient consists of shares that add up to 1.
     neutral(
         "logsumexp", [torch.logsumexp], aten="logsumexp.default", mixes=mixing.given(), sample=of(lambda x: x.logsumexp(1))
+    ),
+    row(
+        "logaddexp",
+        types.Neutral,
+        torch.logaddexp,
+        "input other",
+        data="input other",
+        methods="logaddexp",
+        aten="logaddexp.default",
+        decomposition=_logarithm_of_sum(None),
+        sample=call(input=MATRIX, other=signal(2, 4)),
+    ),
+    row(
+        "logaddexp2",
+        types.Neutral,
+        torch.logaddexp2,
+        "input other",
+        data="input other",
+        methods="logaddexp2",
+        aten="logaddexp2.default",
+        decomposition=_logarithm_of_sum(2.0),
+        sample=call(input=MATRIX, other=signal(2, 4)),
     ),
 )

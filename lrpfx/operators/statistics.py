@@ -21,6 +21,17 @@ def _distance(build: Builder) -> fx.Node:
     return build.call("norm", difference, build["p"], -1, build["keepdim"], target=torch.norm)
 
 
+def _norm_of_difference(build: Builder) -> fx.Node:
+    return build.call("norm", build.call("sub", build["input"], build["other"]), build["p"], target=torch.norm)
+
+
+def _norm_of_two(build: Builder) -> fx.Node:
+    """The norm of vectors of two entries, whose derivative is finite where both are 0."""
+    both = build.call("broadcast_tensors", build["input"], build["other"], target=torch.broadcast_tensors)
+    pairs = build.call("stack", both, -1, target=torch.stack)
+    return build.call("norm", pairs, 2, -1, target=torch.norm)
+
+
 def _distances(build: Builder) -> fx.Node:
     """The norms of the differences between all vectors of one set and all vectors of another."""
     first = build.call("unsqueeze", build["x1"], -2, target=torch.unsqueeze)
@@ -141,6 +152,32 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         decomposition=_distances,
         sample=call(x1=signal(2, 3, 4), x2=signal(2, 5, 4), p=3.0),
+    ),
+    row(
+        "dist",
+        types.Statistic,
+        torch.dist,
+        "input other p=2",
+        data="input other",
+        methods="dist",
+        aten="dist.default",
+        sign=signs.never_negative,
+        decomposition=_norm_of_difference,
+        sample=call(batch=False, input=MATRIX, other=signal(2, 4), p=3),
+    ),
+    row(
+        "hypot",
+        types.Statistic,
+        torch.hypot,
+        "input other",
+        data="input other",
+        methods="hypot",
+        inplace_methods="hypot_",
+        aten="hypot.default",
+        inplace_aten="hypot_.default",
+        sign=signs.never_negative,
+        decomposition=_norm_of_two,
+        sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
         "pairwise_distance",

@@ -11,7 +11,7 @@ from torch.nn import functional
 from lrpfx import layer as layers
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Builder, Operator
-from lrpfx.operators import mixing, signs
+from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
@@ -94,6 +94,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[layers.Sum],
         methods="sum",
         aten="sum.default sum.dim_IntList",
+        contraction=contractions.of_sum,
         sign=signs.of_input,
         adds_up=True,
         mixes=mixing.given(),

@@ -22,10 +22,12 @@ from lrpfx.operators import (
     dropout,
     embedding,
     linear,
+    linear_algebra,
     normalization,
     pooling,
     products,
     recurrent,
+    reductions,
     resizing,
     scans,
     selection,
@@ -37,7 +39,21 @@ from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 FAMILIES = (
-    *(linear, normalization, activations, pooling, sums, scans, statistics, products, attention, recurrent, embedding),
+    *(
+        linear,
+        normalization,
+        activations,
+        pooling,
+        sums,
+        scans,
+        reductions,
+        statistics,
+        products,
+        linear_algebra,
+        attention,
+        recurrent,
+        embedding,
+    ),
     *(resizing, dropout, views, selection, discrete, complex_numbers),
 )
 

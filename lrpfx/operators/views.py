@@ -56,12 +56,22 @@ def _before_squeeze(place: int, given: Sequence[Any], rank: int) -> int | None:
 
 
 def _before_transpose(place: int, given: Sequence[Any], rank: int) -> int | None:
+    if not given:  # of a matrix; x.T reverses the dimensions of other tensors
+        return rank - 1 - place
     first, second = (int(dim % rank) for dim in given)
     return {first: second, second: first}.get(place, place)
 
 
 def _before_permute(place: int, given: Sequence[Any], rank: int) -> int | None:
     return int(given[place] % rank)
+
+
+def _before_movedim(place: int, given: Sequence[Any], rank: int) -> int | None:
+    sources, targets = ([dims % rank] if isinstance(dims, int) else [dim % rank for dim in dims] for dims in given)
+    if place in targets:
+        return int(sources[targets.index(place)])
+    others = [dim for dim in range(rank) if dim not in sources]
+    return others[[dim for dim in range(rank) if dim not in targets].index(place)]
 
 
 def _always_keeps_last(given: Sequence[Any], rank: int) -> bool:
@@ -106,6 +116,7 @@ ROWS: tuple[Operator, ...] = (
         view=True,
         sign=signs.of_input,
         moves=True,
+        keeps_order=True,
         channels=_flattened,
         rank=_rank_of_flattened,
         sample=call(input=signal(2, 3, 4, 5), start_dim=1, end_dim=2),
@@ -116,6 +127,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.Unflatten],
         aten="unflatten.int",
         always_view=True,
+        keeps_order=True,
         sample=of(lambda x: x.unflatten(1, (2, 2))),
     ),
     _moving(
@@ -131,6 +143,7 @@ ROWS: tuple[Operator, ...] = (
             torch.ops.aten.view_as.default: torch.ops.aten.reshape_as.default,
         },
         always_view=True,
+        keeps_order=True,
         sample=of(lambda x: x.view(-1, 2, 2)),
     ),
     _moving(
@@ -139,9 +152,10 @@ ROWS: tuple[Operator, ...] = (
         methods="reshape reshape_as",
         aten="reshape.default reshape_as.default",
         like={"reshape_as": ("shape",)},
+        keeps_order=True,
         sample=of(lambda x: x.reshape(-1, 2, 2)),
     ),
-    _moving("ravel", [torch.ravel], aten="ravel.default", sample=of(lambda x: x.ravel(), batch=False)),
+    _moving("ravel", [torch.ravel], aten="ravel.default", keeps_order=True, sample=of(lambda x: x.ravel(), batch=False)),
     _moving(
         "permute",
         [torch.permute],
@@ -152,19 +166,28 @@ ROWS: tuple[Operator, ...] = (
     ),
     _moving(
         "transpose",
-        [torch.transpose, torch.swapaxes, torch.swapdims, torch.t, torch.adjoint],
-        methods="transpose swapaxes swapdims t adjoint",
-        aten="transpose.int swapaxes.default swapdims.default t.default mT.default numpy_T.default adjoint.default",
+        [torch.transpose, torch.swapaxes, torch.swapdims, torch.t],
+        methods="transpose swapaxes swapdims t",
+        aten="transpose.int swapaxes.default swapdims.default t.default numpy_T.default",
         dimension_before=_before_transpose,
         keeps_last_dimension=_transpose_keeps_last,
         always_view=True,
         sample=of(lambda x: torch.transpose(x, dim0=1, dim1=2), (2, 3, 4)),
     ),
     _moving(
+        "adjoint",
+        [torch.adjoint],
+        aten="mT.default adjoint.default mH.default matrix_H.default",
+        dimension_before=lambda place, given, rank: {rank - 2: rank - 1, rank - 1: rank - 2}.get(place, place),
+        always_view=True,
+        sample=of(lambda x: x.adjoint(), (2, 3, 4)),
+    ),
+    _moving(
         "movedim",
         [torch.movedim, torch.moveaxis],
         methods="movedim moveaxis",
         aten="movedim.int movedim.intlist moveaxis.int moveaxis.intlist",
+        dimension_before=_before_movedim,
         always_view=True,
         sample=of(lambda x: x.movedim(1, 2), (2, 3, 4)),
     ),
@@ -175,6 +198,7 @@ ROWS: tuple[Operator, ...] = (
         squeezes=True,
         dimension_before=_before_squeeze,
         always_view=True,
+        keeps_order=True,
         sample=of(lambda x: x.squeeze(1), (2, 1, 4)),
     ),
     _moving(
@@ -183,6 +207,7 @@ ROWS: tuple[Operator, ...] = (
         aten="unsqueeze.default",
         dimension_before=_before_unsqueeze,
         always_view=True,
+        keeps_order=True,
         sample=of(lambda x: x.unsqueeze(1)),
     ),
     _moving(
@@ -270,6 +295,7 @@ ROWS: tuple[Operator, ...] = (
         aten="contiguous.default",
         elementwise=True,
         keeps_last_dimension=_always_keeps_last,
+        keeps_order=True,
         sample=of(lambda x: x.contiguous()),
     ),
     _moving(
@@ -296,6 +322,7 @@ ROWS: tuple[Operator, ...] = (
         aten="alias.default lift_fresh_copy.default",
         elementwise=True,
         always_view=True,
+        keeps_order=True,
         sample=of(lambda x: torch.ops.aten.alias.default(x)),
     ),
     _moving(
@@ -319,6 +346,7 @@ ROWS: tuple[Operator, ...] = (
         view=False,
         elementwise=True,
         keeps_last_dimension=_always_keeps_last,
+        keeps_order=True,
         sample=of(lambda x: x.clone()),
     ),
     _moving("repeat", aten="repeat.default", view=False, sample=of(lambda x: x.repeat(1, 3))),

@@ -1,33 +1,42 @@
 """The pre-compilation report: front ends, operators, rules and problems of a model, without compiling it."""
 
+import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.export import ExportedProgram
 
+from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import advice, saturates
-from lrpfx.canonizers import graph_passes
 from lrpfx.composites import Composite
-from lrpfx.errors import InputTypeError, LrpfxError
+from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxError, nearest
 from lrpfx.frontends.capture import (
+    AUTO,
     DEQUANTIZED,
     FRONT_ENDS,
     FROZEN,
+    ExampleInputs,
     Model,
     check_evaluation_mode,
+    check_front_end,
+    examples_of,
     guessed_verification,
-    names_arguments,
     normal_form,
+    positional,
+    refuse_scripts,
 )
+from lrpfx.frontends.open_sizes import DynamicShapes
 from lrpfx.ir.node import data_calls, node_info, output_node
+from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.canonize.explain_logits import final_softmax
-from lrpfx.passes.driver import NOT_VERIFIED, Verification, run_passes
+from lrpfx.passes.driver import Verification, run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.passes.validate import complaint, misfit
+from lrpfx.pipeline import check_arguments, prepared, settings_of
 from lrpfx.runtime.rule_table import NEUTRAL
 from lrpfx.support.format_table import format_table
 from lrpfx.support.html import bullets, element, html_table
@@ -154,20 +163,34 @@ def _first(rules: Sequence[str], most: int = 3) -> str:
     return (", ".join(rules[:most]) or "-") + more
 
 
-def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> Report:
+def check(
+    model: Model,
+    composite: Composite,
+    *inputs: Any,
+    example_inputs: ExampleInputs = None,
+    capture: str = AUTO,
+    unassigned: str = "error",
+    input_range: InputRange = None,
+    fold: bool = True,
+    optimize: bool = True,
+    constants: Collection[str] = (),
+    explain: str = "output",
+    dynamic_shapes: DynamicShapes = None,
+    **keywords: Any,
+) -> Report:
     """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
     Parameters
     ----------
-    model
-        A module, or an `ExportedProgram`.
-    composite
-        What gives each layer its rule.
+    model, composite
+        As for `lrpfx.transform`.
     *inputs
-        Example arguments of the model, or a dict of them such as a tokenizer returns; torch.export cannot be tried without
-        them.
+        Another spelling of the example inputs: the model's arguments one by one.
+    example_inputs, capture, unassigned, input_range, fold, optimize, constants, explain, dynamic_shapes
+        As for `lrpfx.transform`. torch.export cannot be tried without example inputs.
     **keywords
-        Example arguments by name.
+        Another spelling: the model's arguments by name. An argument with the name of an option goes into a dict,
+        `example_inputs={...}`.
 
     Returns
     -------
@@ -176,20 +199,26 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
 
     Raises
     ------
+    InputError
+        The example inputs do not fit the model's forward, or an option has an invalid value.
     InputTypeError
-        An argument has the wrong type.
+        An argument has the wrong type, or example inputs are given in two ways.
     """
-    if not isinstance(model, (nn.Module, ExportedProgram)) or not isinstance(composite, Composite):
-        raise InputTypeError(
-            f"check takes a torch.nn.Module and a composite, not {type(model).__name__} and {type(composite).__name__}"
-        )
-    example = keywords or (inputs if inputs else None)
-    if len(inputs) == 1 and isinstance(model, nn.Module) and names_arguments(model, inputs[0]):
-        example = inputs[0]
-    if inputs and keywords:
-        raise InputTypeError("give example inputs by position or by name, not both")
-    settings = Settings(composite, graph_passes(composite.canonizers), keep_gradient=composite.unassigned == "gradient")
+    check_arguments(model, composite, unassigned, explain, "check")
+    check_front_end(capture)
+    if sum((bool(inputs), bool(keywords), example_inputs is not None)) > 1:
+        raise InputTypeError("give example inputs by position, by name or as example_inputs=, not in two ways")
     title = type(model).__name__
+    if isinstance(model, nn.Module):
+        try:
+            refuse_scripts(model)
+        except CaptureError as error:
+            return _hopeless(title, {}, str(error), "pass the Python model")
+        _check_names(model, keywords)
+    example = keywords or (examples_of(model, inputs) if inputs else example_inputs)
+    if isinstance(model, nn.Module):
+        positional(model, example)  # raises an error for inputs that do not fit
+    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     front_ends: dict[str, str] = {}
     found: dict[str, tuple[Program, Verification | None]] = {}
     if isinstance(model, nn.Module):
@@ -197,17 +226,22 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
             check_evaluation_mode(model)
         except LrpfxError as error:
             return _hopeless(title, {}, str(error), "call model.eval()")
+    model = prepared(model, composite)
     for front_end in FRONT_ENDS:
         name = front_end.name
+        if capture not in (AUTO, name):
+            continue
         if isinstance(model, ExportedProgram) and not front_end.takes_programs:
             front_ends[name] = "not for an exported program"
         elif front_end.needs_example_inputs and example is None and isinstance(model, nn.Module):
             front_ends[name] = "not tried: it needs example inputs"
         else:
             try:
-                program, verification = normal_form(model, example, settings, name)
+                program, verification = normal_form(model, example, settings, name, dynamic_shapes)
                 found[name] = program, verification or guessed_verification(program, model)
                 front_ends[name] = "works"
+            except InputError:
+                raise
             except LrpfxError as error:
                 front_ends[name] = str(error).splitlines()[0]
     if not found:
@@ -219,6 +253,20 @@ def check(model: Model, composite: Composite, *inputs: Any, **keywords: Any) -> 
         return _hopeless(title, front_ends, "no front end can capture the model", step)
     reports = [_report(title, front_ends, *found[front_end], settings) for front_end in found]
     return next((report for report in reports if report.ok), reports[0])
+
+
+def _check_names(model: nn.Module, keywords: Mapping[str, Any]) -> None:
+    """Raise `InputTypeError` for a keyword that is neither an option of `check` nor an argument of the model."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    unknown = [name for name in keywords if name not in parameters]
+    if unknown:
+        options = [name for name, one in inspect.signature(check).parameters.items() if one.kind is one.KEYWORD_ONLY]
+        raise InputTypeError(
+            f"{unknown[0]!r} is neither an option of check nor an argument of {type(model).__name__}.forward, which takes "
+            f"{', '.join(parameters) or 'none'}.{nearest(unknown[0], [*options, *parameters])}"
+        )
 
 
 def _hopeless(title: str, front_ends: Mapping[str, str], problem: str, step: str) -> Report:
@@ -236,10 +284,12 @@ def _report(
         warnings += run_passes(program, passes_of(settings, "canonize", "assign"), verification)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
+        without_relevance = advice_on_cut_inputs(program.graph, lambda node: node_info(node).rule)
+        warnings += [] if without_relevance is None else [without_relevance]
     except LrpfxError as error:
         problems.append(str(error))
     if verification is None:
-        warnings.append(f"the graph is not verified: {NOT_VERIFIED}")
+        warnings.append(f"the graph is not verified: {program.no_verification}")
     canonized = [stage for stage in program.history if stage.stage == "canonize"]
     batch_norms = dict(itertools.chain(*((*stage.reasons, *stage.details) for stage in canonized)))
     uses: dict[tuple[str, str], list[tuple[str, str]]] = {}

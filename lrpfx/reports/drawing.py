@@ -251,7 +251,9 @@ def _draw_clusters(picture: graphviz.Digraph, graph: "nx.MultiDiGraph[str]", pre
         _draw_node(picture, name, str(data["name"]).removeprefix(prefix), data, colors)
     for child in _clusters_under(graph, prefix):
         with picture.subgraph(name=f"cluster_{prefix}{child}") as cluster:
-            cluster.attr(label=prefix + child, color="#bbbbbb", style="rounded", fontcolor="#666666", labeljust="l")
+            cluster.attr(
+                label=graphviz.escape(prefix + child), color="#bbbbbb", style="rounded", fontcolor="#666666", labeljust="l"
+            )
             _draw_clusters(cluster, graph, f"{prefix}{child}.", colors)
 
 

@@ -4,10 +4,9 @@ Each node runs separately, and the relevance of its output is propagated back th
 independently, from the rule's own formula. The rest is unexplained: rounding, or an error.
 """
 
-import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,8 +14,9 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
+from lrpfx.attribution.outputs import explained_output, passage
 from lrpfx.attribution.plausibility import EXCESS
-from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output, select_output
+from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import (
     NodeInfo,
@@ -26,17 +26,19 @@ from lrpfx.ir.node import (
     identities,
     is_floating,
     map_arguments,
+    map_result,
     node_info,
     output_node,
 )
 from lrpfx.operators.functions import detached
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, relevance_from, where_finite
+from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.format_table import format_table
 from lrpfx.support.html import Html, bar, element, folded, html_table
 from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.tensors import only_finite, relevance_from, where_finite
 from lrpfx.types import Embedding
 
 if TYPE_CHECKING:
@@ -149,6 +151,12 @@ class Ledger(Sequence[Entry]):
         amounts = [abs(entry.unexplained) for entry in self.entries]
         largest = math.nan if any(map(math.isnan, amounts)) else max(amounts, default=0.0)
         return largest / self.seed_magnitude if self.seed_magnitude else largest
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all figures are finite."""
+        figures = (value for entry in self.entries for value in vars(entry).values() if isinstance(value, float))
+        return all(map(math.isfinite, (*figures, *self.inputs.values(), *self.flows.values())))
 
     @property
     def balance(self) -> float:
@@ -264,25 +272,38 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
-        sweep = _Sweep(module)
-        with misfits(module, arguments):
-            result = arguments.call(sweep.forward)
-        outputs: dict[int, torch.Tensor] = {}
-
-        def leaf(value: Any) -> Any:
-            return outputs.setdefault(id(value), value.detach().requires_grad_()) if is_floating(value) else value
-
-        explained = select_output(_map_result(result, leaf), output)
-        seed = relevance_of_output(explained, target)
-        gradients = torch.autograd.grad(explained, list(outputs.values()), seed, allow_unused=True)
-        for key, gradient in zip(outputs, gradients, strict=True):
-            sweep.seed(key, gradient)
-        entries = sweep.backward()
-    accounts = Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
+        accounts = _accounts(_Sweep(module), arguments, target, output)
+        if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
+            # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
+            accounts = _accounts(_Sweep(module, only_finite), arguments, target, output)
     message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
     return accounts
+
+
+def _accounts(sweep: "_Sweep", arguments: Arguments, target: Target, output: OutputSelector) -> Ledger:
+    with misfits(sweep.module, arguments):
+        result = arguments.call(sweep.forward)
+    outputs: dict[int, torch.Tensor] = {}
+
+    def leaf(value: Any) -> Any:
+        if not is_floating(value) or (callable(output) and id(value) not in sweep.origins):
+            return value  # a function may compute anything of what no signal reaches
+        return outputs.setdefault(id(value), value.detach().requires_grad_())
+
+    explained = explained_output(map_result(result, leaf), output)
+    seed = relevance_of_output(explained.value, target)
+    start = explained.start(seed, target)
+    passed = passage(seed, explained.behind_function(start)) if callable(output) else None
+    if explained.value.requires_grad:
+        gradients = torch.autograd.grad(explained.value, list(outputs.values()), start, allow_unused=True)
+        for key, gradient in zip(outputs, gradients, strict=True):
+            sweep.seed(key, gradient)
+    if passed is not None and passed.is_large:
+        sweep.keep_constants_of_function(passed.constants)
+    entries = sweep.backward()
+    return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
 
 
 def objection(accounts: Ledger) -> str | None:
@@ -308,15 +329,6 @@ def _relevance(info: NodeInfo, value: torch.Tensor, carried: torch.Tensor) -> to
     return relevance_from(value, carried) if info.carries_multiplier else carried
 
 
-def _map_result(value: Any, change: Any) -> Any:
-    """A model's result with changed tensors; a dataclass keeps its class."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value)(
-            **{field.name: _map_result(getattr(value, field.name), change) for field in dataclasses.fields(value)}
-        )
-    return map_arguments(value, change)
-
-
 class _Call:
     """One executed node: its arguments as leaves, and its outputs."""
 
@@ -330,8 +342,12 @@ class _Call:
 class _Sweep:
     """Runs the nodes of an explainable module one by one, forward and back."""
 
-    def __init__(self, module: ExplainModule) -> None:
+    def __init__(
+        self, module: ExplainModule, counted: Callable[[torch.Tensor], torch.Tensor] = lambda relevance: relevance
+    ) -> None:
+        """`counted`: the relevance of a node's output that counts, and that flows on."""
         self.module = module
+        self.counted = counted
         self.names = identities(module.unfused_graph)
         self.end = self.names[output_node(module.unfused_graph)]
         self.values: dict[fx.Node, Any] = {}
@@ -405,7 +421,7 @@ class _Sweep:
         call.args = tuple(args)
         result = function(*args, **map_arguments(node.kwargs, leaves_of))
         call.outputs = floating_tensors(result)
-        self._keep(node, _map_result(result, detached))
+        self._keep(node, map_result(result, detached))
         self.calls.append(call)
 
     # --- backward
@@ -421,6 +437,10 @@ class _Sweep:
         else:  # an output that no signal reaches
             total = _total(gradient)
             self.constant_outputs.append(Entry(self.end, OUTPUT, "constant", total, 0.0, constants=total))
+
+    def keep_constants_of_function(self, amount: float) -> None:
+        """Note relevance that constants in a function of the outputs take."""
+        self.constant_outputs.append(Entry(self.end, OUTPUT, "constant", amount, 0.0, constants=amount))
 
     def _flow(self, source: fx.Node, target: str, relevance: float) -> None:
         edge = (self.names[source], target)
@@ -453,7 +473,7 @@ class _Sweep:
         pairs = [
             (output, relevance) for output, relevance in zip(call.outputs, relevances, strict=True) if relevance is not None
         ]
-        incoming = sum(_total(_relevance(info, output, carried)) for output, carried in pairs)
+        incoming = sum(_total(self.counted(_relevance(info, output, carried))) for output, carried in pairs)
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
         if info.kind is Embedding:
             self.inputs[info.name] = outgoing = incoming
@@ -468,9 +488,9 @@ class _Sweep:
         for (argument, number, leaf), gradient in zip(call.leaves, gradients, strict=True):
             if gradient is None:
                 continue
-            gradient = where_finite(leaf, gradient)  # a mask of -inf takes no relevance
+            gradient = self.counted(where_finite(leaf, gradient))  # a mask of -inf takes no relevance
             is_data = node_info(argument).role is Role.DATA
-            relevance = _relevance(node_info(argument) if is_data else info, leaf.detach(), gradient)
+            relevance = self.counted(_relevance(node_info(argument) if is_data else info, leaf.detach(), gradient))
             if is_data:
                 passed = _total(relevance)
                 outgoing += passed
@@ -529,5 +549,5 @@ class _Sweep:
             reached = [gradient for gradient in pulled if gradient is not None and gradient.requires_grad]
             ones = [torch.ones_like(gradient) for gradient in reached]
             (moved,) = torch.autograd.grad(reached, weights, ones, allow_unused=True) if reached else (None,)
-            taken += _total(relevance * (1 - moved)) if moved is not None else _total(relevance)
+            taken += _total(relevance if moved is None else only_finite(relevance * (1 - moved)))
         return taken

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.ir.node import Facts
-from lrpfx.layers.layer import Layer, Operation, Slot
+from lrpfx.layers.layer import Layer, Operation
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
@@ -44,7 +44,7 @@ from lrpfx.rules.shortcuts import (
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
 from lrpfx.rules.template import BasicHook
 from lrpfx.runtime.layer_call import LayerCall
-from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio, where_finite
+from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio
 from lrpfx.support.derivatives import vjp
 from lrpfx.types import (
     AvgPool,
@@ -138,16 +138,8 @@ def _proportional_inputs(layer: Layer) -> list[bool]:
     row = layer.operation.operator
     if row is None or not row.elementwise or not issubclass(layer.kind, Product):
         return [False]
-    names = _names_of_inputs(layer)
+    names = layer.operation.names_of_inputs
     return [name in row.proportional_to for name in names] if len(names) == len(layer.inputs) else [False]
-
-
-def _names_of_inputs(layer: Layer) -> list[str]:
-    """Names of the arguments that hold the inputs of a listed operation."""
-    operation = layer.operation
-    given = [*zip(operation.listed.arguments, operation.args, strict=False), *operation.kwargs.items()]
-    found = {value.index: name for name, value in given if isinstance(value, Slot) and value.index < operation.inputs}
-    return [found[place] for place in sorted(found)]
 
 
 def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
@@ -498,7 +490,9 @@ class Flat(_OnesAsInput):
         )
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
-        applies = is_affine(layer) and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
+        row = layer.operation.operator
+        alike = is_affine(layer) and row is not None and row.constant_response is not None
+        applies = alike and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
         return EvenSpread(self, self.stabilizer) if applies else self
 
 
@@ -778,11 +772,9 @@ class _ProductRule(EpsilonRule):
                 "Uniform gives all operands equal shares, Only(0) gives all relevance to the first of several inputs"
             )
 
-    def _absorbed_by(self, relevance: torch.Tensor, total: torch.Tensor, remainders: dict[str, torch.Tensor]) -> Absorbed:
-        """The share of the stabilizer, and the shares of `remainders`: parts of the total that come from no input."""
-        ratio = relevance / self.epsilon(total)
-        taken = {part: where_finite(total, ratio * value).sum() for part, value in remainders.items()}
-        return added([held_back(relevance, total, self.epsilon), taken])
+    def _absorbed_by(self, relevance: torch.Tensor, total: torch.Tensor, taken: Callable[[torch.Tensor], Absorbed]) -> Absorbed:
+        """The share of the stabilizer, and what is `taken` of the ratios by parts of the total that come from no input."""
+        return added([held_back(relevance, total, self.epsilon), taken(relevance / self.epsilon(total))])
 
 
 class UniformEpsilon(_ProductRule):
@@ -808,8 +800,8 @@ class UniformEpsilon(_ProductRule):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         factors = len(call.inputs)
-        output, remainders = call.with_remainders(call.run_with, call.inputs, call.parameters, factors)
-        return self._absorbed_by(relevance, factors * output, remainders)
+        output, taken = call.with_remainders(call.run_with, call.inputs, call.parameters, factors)
+        return self._absorbed_by(relevance, factors * output, taken)
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         count = len(layer.inputs)
@@ -840,10 +832,10 @@ class ValueOnly(_ProductRule):
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         *others, last = call.inputs
-        output, remainders = call.with_remainders(
+        output, taken = call.with_remainders(
             lambda inputs, parameters: call.run_with((*others, *inputs), parameters), (last,), call.parameters
         )
-        return self._absorbed_by(relevance, output, remainders)
+        return self._absorbed_by(relevance, output, taken)
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         shares = (*(0.0 for _ in layer.inputs[1:]), 1.0)
@@ -866,12 +858,14 @@ class SoftmaxTaylor(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax) or layer.operation.operator is None:
+        if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax):
+            raise RuleError("it is only for softmax")
+        if layer.operation.operator is None or layer.operation.operator.total is None:
             raise RuleError("it is only for softmax")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        input, output, dimension = _scores(call), call.own_output(), _softmax_dimension(call)
-        result = input * (relevance - output * relevance.sum(dimension, keepdim=True))
+        input, output = _scores(call), call.own_output()
+        result = input * (relevance - output * _total(call, relevance))
         return (torch.where(torch.isinf(input), torch.zeros_like(result), result),)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
@@ -886,8 +880,7 @@ class SoftmaxTaylor(Hook):
         """
         scores = _scores(call)
         input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
-        output, dimension = call.own_output(), _softmax_dimension(call)
-        weighted = (output * input).sum(dimension, keepdim=True)
+        weighted = _total(call, call.own_output() * input)
         return {"expansion": (relevance * (1.0 - input + weighted)).sum()}
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
@@ -901,11 +894,11 @@ def _scores(call: LayerCall) -> torch.Tensor:
     return -call.inputs[0] if operator is not None and operator.negates else call.inputs[0]
 
 
-def _softmax_dimension(call: LayerCall) -> int:
-    dimension = call.arguments()["dim"]
-    if dimension is None:  # torch's default
-        return 0 if _scores(call).ndim in (0, 1, 3) else 1
-    return int(dimension)
+def _total(call: LayerCall, values: torch.Tensor) -> torch.Tensor:
+    """The sum of values over what a softmax normalizes over, at each entry."""
+    operator = call.operation.operator
+    assert operator is not None and operator.total is not None
+    return operator.total(values, call.arguments())
 
 
 class _ConstantScales(TorchFunctionMode):

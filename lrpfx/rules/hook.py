@@ -5,14 +5,16 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lrpfx.errors import InputTypeError, RuleError
-from lrpfx.layers.layer import layer_of_module
+from lrpfx.layers.layer import kind_of, layer_of_module
 from lrpfx.layers.layer_of_call import Forward
+from lrpfx.module_mode.call_by_parts import call_by_parts
 from lrpfx.module_mode.call_with_code import call_with_code, takes_kwargs
 from lrpfx.module_mode.call_with_rule import call_with_rule, ruled_call, stored_arguments
 from lrpfx.module_mode.registration import Registration, RemovableHandle, RemovableHandleList, inner_forward
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.ruled_operation import Switch
+from lrpfx.types import Recurrent
 
 
 class Hook(Rule):
@@ -180,7 +182,7 @@ class Hook(Rule):
         InputTypeError
             This is not a module.
         RuleError
-            The rule cannot fit the module.
+            The rule cannot fit the module, or the module has a rule already.
         """
         if not isinstance(module, nn.Module):
             raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
@@ -212,6 +214,8 @@ class Hook(Rule):
         """
         if self.has_code:
             return call_with_code(self, module, forward, args, kwargs)
+        if issubclass(kind_of(module), Recurrent):
+            return call_by_parts(self, module, forward, args, kwargs)
         self.stored_tensors = stored_arguments(args, kwargs) if self.saves_inputs else {}
         return call_with_rule(self, module, forward, args, kwargs)
 

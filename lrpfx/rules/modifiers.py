@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, RuleError
+from lrpfx.runtime.overwriting import on_copies
+from lrpfx.support.tensors import tensor_from
 
 # --- inputs ----------------------------------------------------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class ParamMod:
     Parameters
     ----------
     modifier
-        The function from a parameter and its name to the changed parameter.
+        The function from a parameter and its name to the changed parameter. It must not write into its argument.
     param_keys
         Names of the parameters to change (default: all of the layer's own).
     zero_params
@@ -228,7 +230,10 @@ class ParamMod:
         """
         if not self.selects(name):
             return parameter
-        return torch.zeros_like(parameter) if self.zeroes(name) else self.modifier(parameter, name)
+        if self.zeroes(name):
+            return torch.zeros_like(parameter)
+        changed = self.modifier(parameter, name) if self.arithmetic else on_copies(self.modifier, parameter, name)
+        return tensor_from(self.modifier, changed, parameter) if isinstance(parameter, torch.Tensor) else changed
 
     def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The original and the changed parameters of a module.

@@ -7,7 +7,7 @@ import torch
 from lrpfx.errors import RuleError
 from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import StabilizerFunction
-from lrpfx.runtime.multipliers import where_finite
+from lrpfx.support.tensors import where_finite
 
 Tensors = Sequence[torch.Tensor]
 

@@ -4,14 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from lrpfx.errors import RuleError
-from lrpfx.layers.layer import Layer, Operation, Slot
-from lrpfx.layers.layer_of_call import Forward
-from lrpfx.module_mode.call_by_parts import call_by_parts
-from lrpfx.operators.recurrent import CELL, STATES, entering, gates_of, in_time, out_of_time, recurrent
+from lrpfx.layers.layer import Layer
+from lrpfx.operators.recurrent import CELL, in_time, out_of_time, run_of, state_of, terms_of_step
 from lrpfx.rules.formulas import EpsilonRule
 from lrpfx.rules.ratios import added
 from lrpfx.rules.rule import Absorbed
@@ -28,7 +24,7 @@ class SignalTakesAll(EpsilonRule):
     U h' + b, where ' marks the step before: R_c gains R_h and is divided by s = R_c / st(c), R_c' = f c' s; then q = i tanh(g)
     s / st(g), R_x = x Wᵀ q, R_h' = h' Uᵀ q. A projection of h divides R_h as a dense layer does. GRU, with h = z h' + (1 - z)
     tanh(g), g = W x + b + r (U h' + d): h takes the place of c, and U that of r U. RNN, with h = f(g): q = R_h / st(g). Biases
-    absorb their share of g.
+    absorb their share of g. Steps that are written out have the same flow: of a step, each state is divided among its terms.
 
     Parameters
     ----------
@@ -43,36 +39,35 @@ class SignalTakesAll(EpsilonRule):
 
     proportional = True
 
-    def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
-        return call_by_parts(self, module, forward, args, kwargs)
-
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if layer.kind is not Recurrent:
             raise RuleError(f"it is for recurrent layers, but this layer is of kind {layer.kind.__name__}")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if call.operation.listed.elementwise:
+            state, terms = _step(call, self.epsilon)
+            ratio = relevance * state.inverse
+            return tuple(terms[name] * ratio if name in terms else None for name in call.operation.names_of_inputs)
         flow = call.once("flow", lambda: _Flow(call, self._stabilized))
         by_name = flow.to_inputs(flow.of_states(relevance))
-        return tuple(by_name[name] for name in _names_of_inputs(call.operation))
+        return tuple(by_name[name] for name in call.operation.names_of_inputs)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        if call.operation.listed.elementwise:
+            state, terms = _step(call, self.epsilon)
+            ratio, inputs = relevance * state.inverse, call.operation.names_of_inputs
+            constants = sum((term * ratio).sum() for name, term in terms.items() if name not in inputs)
+            return added([state.withheld(relevance), {"constants": constants}])
         flow = _Flow(call, self._stabilized)
         totals = flow.of_states(relevance)
-        others = {name: value for name, value in flow.to_inputs(totals).items() if name not in _names_of_inputs(call.operation)}
+        others = {name: value for name, value in flow.to_inputs(totals).items() if name not in call.operation.names_of_inputs}
         constants = sum(value.sum() for value in others.values() if value is not None)
         return added([*flow.withheld(relevance, totals), {"bias": flow.taken_by_biases(totals), "constants": constants}])
 
     def _stabilized(self, total: torch.Tensor) -> torch.Tensor:
         """A stabilized denominator. Shape (steps, batch, units); a stabilizer sees the batch first."""
         return self.epsilon(total.transpose(0, 1)).transpose(0, 1)
-
-
-def _names_of_inputs(operation: Operation) -> list[str]:
-    """The names of the data arguments that are inputs of the layer, in their order."""
-    given = dict(zip(operation.listed.arguments, operation.args, strict=False))
-    inputs = {value.index: name for name, value in given.items() if isinstance(value, Slot) and value.index < operation.inputs}
-    return [inputs[index] for index in range(operation.inputs)]
 
 
 @dataclass
@@ -93,49 +88,45 @@ class _Total:
         }
 
 
+def _total(value: torch.Tensor, stabilizer: StabilizerFunction) -> _Total:
+    stabilized = stabilizer(value)
+    zero = stabilized == 0
+    inverse = torch.where(zero, torch.zeros_like(value), 1.0 / torch.where(zero, torch.ones_like(value), stabilized))
+    return _Total(value, stabilized, inverse)
+
+
+def _step(call: LayerCall, stabilizer: StabilizerFunction) -> tuple[_Total, dict[str, torch.Tensor]]:
+    """The state that a step that is written out computes, and its terms by the name of their signal."""
+    arguments = call.arguments()
+    lets_through = "value" in arguments
+    terms = {"value": call.own_output()} if lets_through else terms_of_step(arguments)
+    return _total(state_of(terms), stabilizer), terms
+
+
 class _Flow:
     """The factors of relevance in one call, all of shape (steps, batch, ...) in the order in which the steps are run."""
 
     def __init__(self, call: LayerCall, stabilized: StabilizerFunction) -> None:
         arguments = call.arguments()
-        self.stabilized = stabilized
         self.arguments = arguments
         self.mode: str = arguments["mode"]
         self.layout: tuple[bool, bool] = (arguments["reverse"], arguments["batch_first"])
         self.of_cell = arguments["result"] == CELL
-        output = recurrent(**{**arguments, "result": STATES}) if self.of_cell else call.own_output()
-        hidden, cell = arguments["hidden"], arguments["cell"]
-        self.input, states = in_time(arguments["input"], *self.layout), in_time(output, *self.layout)
-        self.previous = torch.cat([hidden.unsqueeze(0), states[:-1]])  # the hidden state before each step
-        gates = gates_of(
-            self.mode,
-            functional.linear(self.input, arguments["weight_ih"], arguments["bias_ih"]),
-            functional.linear(self.previous, arguments["weight_hh"], arguments["bias_hh"]),
-        )
-        self.reset = gates.reset
-        self.candidate = self._total(gates.candidate)
+        run = run_of(arguments, None if self.of_cell else call.own_output())
+        gates = run.gates
+        self.input, self.previous, self.entering, self.reset = run.input, run.previous, run.entering, gates.reset
+        self.candidate = _total(gates.candidate, stabilized)
         self.state: _Total | None = None  # of the cell of an LSTM, of a GRU
         self.projected: _Total | None = None
         self.take, self.keep = self.candidate.inverse, None  # relevance of the state -> q, and the state before
         if gates.keep is not None:
-            self.entering = entering(self.mode, gates)
-            values, before = states, self.previous
-            if cell is not None:
-                values = _cells(gates.keep, self.entering, cell)
-                before = torch.cat([cell.unsqueeze(0), values[:-1]])
-            self.state = self._total(values)
-            self.take = self.take * self.entering * self.state.inverse
-            self.keep = gates.keep * before * self.state.inverse
+            self.state = _total(run.values, stabilized)
+            self.take = self.take * run.entering * self.state.inverse
+            self.keep = gates.keep * run.before * self.state.inverse
             if arguments["weight_hr"] is not None and gates.out is not None:
-                self.projected = self._total(states)
-                self.unprojected = gates.out * torch.tanh(values)
+                self.projected = _total(run.states, stabilized)
+                self.unprojected = gates.out * torch.tanh(run.values)
         self.weight_x, self.weight_h = (self._of_candidate(arguments[name]) for name in ("weight_ih", "weight_hh"))
-
-    def _total(self, value: torch.Tensor) -> _Total:
-        stabilized = self.stabilized(value)
-        zero = stabilized == 0
-        inverse = torch.where(zero, torch.zeros_like(value), 1.0 / torch.where(zero, torch.ones_like(value), stabilized))
-        return _Total(value, stabilized, inverse)
 
     def _of_candidate(self, parameter: torch.Tensor) -> torch.Tensor:
         """The rows of a weight or bias that compute the candidate: the third block of an LSTM and a GRU."""
@@ -196,16 +187,7 @@ class _Flow:
         return taken
 
 
-# --- loops over time ---------------------------------------------------------------------------------------------------------
-
-
-def _states_of_cell(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
-    """The state at each step: keep * (the state before) + entering. Shape (steps, batch, units)."""
-    states = []
-    for kept, new in zip(keep.unbind(0), entering.unbind(0), strict=True):
-        cell = torch.addcmul(new, kept, cell)
-        states.append(cell)
-    return torch.stack(states)
+# --- the loop over time -------------------------------------------------------------------------------------------------------
 
 
 def _relevance_of_states(
@@ -247,19 +229,9 @@ def _like_states(*values: Any) -> torch.Tensor:
     return torch.empty_like(values[3])
 
 
-_cells_loop = opaque_operator(
-    "states_of_cell(Tensor keep, Tensor entering, Tensor cell) -> Tensor",
-    _states_of_cell,
-    lambda keep, entering, cell: torch.empty_like(entering),
-)
 _relevance_loop = opaque_operator(
     "relevance_of_states(Tensor? relevance, Tensor? last, Tensor previous, Tensor take, Tensor? keep, Tensor? reset, "
     "Tensor weight, Tensor? projection, Tensor? unprojected, Tensor? inverse) -> Tensor",
     _relevance_of_states,
     _like_states,
 )
-
-
-def _cells(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = (_cells_loop if torch.compiler.is_compiling() else _states_of_cell)(keep, entering, cell)
-    return result

@@ -15,13 +15,14 @@ from lrpfx import types
 from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Layer
 from lrpfx.rules.hook import Hook
-from lrpfx.rules.modifiers import Clamp, NoMod, ParamMod, Unchanged
+from lrpfx.rules.modifiers import Clamp, InputModifier, NoMod, ParamMod, Unchanged
 from lrpfx.rules.ratios import OwnRatios, Tensors, WeightedProducts, added
 from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
 from lrpfx.runtime.layer_call import LayerCall
-from lrpfx.runtime.multipliers import where_finite
+from lrpfx.runtime.overwriting import on_copies
 from lrpfx.support.derivatives import vjp
+from lrpfx.support.tensors import tensor_from
 
 InputFunction = Callable[[torch.Tensor], torch.Tensor]
 GradientMapper = Callable[[torch.Tensor, Tensors], "torch.Tensor | Sequence[torch.Tensor | None]"]
@@ -43,7 +44,7 @@ class BasicHook(Hook):
     Parameters
     ----------
     input_modifiers
-        For each branch, a function of the input.
+        For each branch, a function of the input. No function of a rule may write into its arguments: it raises `RuleError`.
     param_modifiers
         For each branch, a `ParamMod`, or a function of a parameter and its name.
     output_modifiers
@@ -130,21 +131,41 @@ class BasicHook(Hook):
         outputs: list[torch.Tensor] = []
         pulls: list[Callable[[torch.Tensor], tuple[torch.Tensor | None, ...]]] = []
         for branch, modify in enumerate(self.input_modifiers):
-            modified = tuple(modify(input) for input in call.inputs)
+            modified = _modified(modify, call.inputs)
             output, pull = self._run_branch(branch, call, modified)
             inputs.append(modified)
             outputs.append(output)
             pulls.append(pull)
-        mapped = self.gradient_mapper(relevance, outputs)
-        gradients = (mapped,) if isinstance(mapped, torch.Tensor) else tuple(mapped)
-        if len(gradients) != len(outputs):
-            raise RuleError(f"the gradient mapper returned {len(gradients)} tensors for {len(outputs)} branches")
+        gradients = self._mapped(relevance, outputs)
         nothing = (None,) * len(call.inputs)
         pulled = [nothing if gradient is None else pull(gradient) for pull, gradient in zip(pulls, gradients, strict=True)]
         return tuple(
-            self.reducer([modified[position] for modified in inputs], [values[position] for values in pulled])
-            for position in range(len(call.inputs))
+            self._reduced([modified[position] for modified in inputs], [values[position] for values in pulled], input)
+            for position, input in enumerate(call.inputs)
         )
+
+    def _mapped(self, relevance: torch.Tensor, outputs: Tensors) -> tuple[torch.Tensor | None, ...]:
+        """What the gradient mapper makes of the relevance, for each branch. `RuleError` for anything else.
+
+        A function of the user gets copies, as that of `_reduced` does.
+        """
+        if hasattr(self.gradient_mapper, "absorbed"):
+            mapped: Any = self.gradient_mapper(relevance, outputs)
+        else:
+            mapped = on_copies(self.gradient_mapper, relevance, outputs)
+        gradients = mapped if isinstance(mapped, (tuple, list)) else (mapped,)
+        if len(gradients) != len(outputs):
+            raise RuleError(f"the gradient mapper returned {len(gradients)} tensors for {len(outputs)} branches")
+        if mapped is None:
+            raise RuleError("the gradient mapper returned None, not a tensor for each branch")
+        pairs = zip(gradients, outputs, strict=True)
+        return tuple(None if one is None else tensor_from(self.gradient_mapper, one, output) for one, output in pairs)
+
+    def _reduced(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None], input: torch.Tensor) -> torch.Tensor:
+        """The relevance of an input, from the branches."""
+        if hasattr(self.reducer, "branch_weights"):
+            return self.reducer(inputs, gradients)
+        return tensor_from(self.reducer, on_copies(self.reducer, inputs, gradients), input)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
         weigh = getattr(self.reducer, "branch_weights", None)
@@ -152,24 +173,27 @@ class BasicHook(Hook):
         if weigh is None or account is None:
             return None
         weights: Sequence[float] = weigh(len(self.input_modifiers))
-        outputs, remainders = [], []
+        outputs, takers = [], []
         for branch, modify in enumerate(self.input_modifiers):
-            inputs = tuple(modify(input) for input in call.inputs)
-            output, remainder = call.with_remainders(self._branch_function(branch, call), inputs, call.branches[branch])
+            inputs = _modified(modify, call.inputs)
+            output, taken = call.with_remainders(self._branch_function(branch, call), inputs, call.branches[branch])
             outputs.append(output)
-            remainders.append(remainder)
-        mapped = self.gradient_mapper(relevance, outputs)
-        gradients = (mapped,) if isinstance(mapped, torch.Tensor) else tuple(mapped)
-        taken = [
-            {part: weight * where_finite(output, gradient * value).sum() for part, value in remainder.items()}
-            for weight, gradient, output, remainder in zip(weights, gradients, outputs, remainders, strict=True)
+            takers.append(taken)
+        gradients = self._mapped(relevance, outputs)
+        parts = [
+            {part: weight * amount for part, amount in taken(gradient).items()}
+            for weight, gradient, taken in zip(weights, gradients, takers, strict=True)
             if gradient is not None
         ]
-        return added([account(relevance, outputs, weights), *taken])
+        return added([account(relevance, outputs, weights), *parts])
 
     def _branch_function(self, branch: int, call: LayerCall) -> Callable[[Sequence[Any], Sequence[Any]], torch.Tensor]:
         modify_output = self.output_modifiers[branch]
-        return lambda inputs, parameters: modify_output(call.operation(call.values(inputs, parameters)))
+
+        def run(inputs: Sequence[Any], parameters: Sequence[Any]) -> torch.Tensor:
+            return tensor_from(modify_output, modify_output(call.operation(call.values(inputs, parameters))))
+
+        return run
 
     def _run_branch(
         self, branch: int, call: LayerCall, inputs: tuple[torch.Tensor, ...]
@@ -187,6 +211,13 @@ class BasicHook(Hook):
         saved = self._is_forward(branch) and call.output is not None
         output = call.output if saved else run(*inputs)
         return output, lambda gradient: call.adjoint(gradient, inputs, parameters)
+
+
+def _modified(modify: InputFunction, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The inputs of a branch. A function of the user gets copies."""
+    if isinstance(modify, InputModifier):
+        return tuple(tensor_from(modify, modify(input), input) for input in inputs)
+    return tuple(tensor_from(modify, on_copies(modify, input), input) for input in inputs)
 
 
 def _keeps_zero(modify: InputFunction) -> bool:

@@ -11,6 +11,7 @@ from lrpfx.errors import RuleError
 from lrpfx.ir.node import map_arguments
 from lrpfx.layers.layer import Slot
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.ruled_operation import relevances_from
 
 
 class CodeOfCall:
@@ -51,4 +52,4 @@ class CodeOfCall:
         result = self.rule.backward(self.module, list(ordinary), (relevance,))
         if result is None:
             return ordinary
-        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        return relevances_from(self.rule, result)

@@ -10,19 +10,21 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError
+from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError, printable
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.ir.written_names import check_names
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
+from lrpfx.runtime.overwriting import on_copies
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
+from lrpfx.support.tensors import tensor_from
+from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, require
 
 
 class RuleModule(Scope):
@@ -47,7 +49,7 @@ class RuleModule(Scope):
             if isinstance(value, fx.Proxy):  # a symbolic trace keeps the call, as it does with layers of torch.nn
                 tracer: Any = value.tracer
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), values, {})
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() and _is_exported(values):
             raise LoweringError(
                 "torch.export keeps the forward of an explainable module, but not its rules: the program's gradient would not "
                 "be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."
@@ -66,6 +68,11 @@ def rule_module_of(node: Any, root: nn.Module) -> RuleModule | None:
     return module if isinstance(module, RuleModule) else None
 
 
+def _is_exported(values: Sequence[Any]) -> bool:
+    """Whether torch.export runs this call, and not another thread's: it marks the whole process as exporting."""
+    return torch.compiler.is_dynamo_compiling() or any(isinstance(value, FakeTensor) for value in values)
+
+
 class ParameterModifier(nn.Module):
     """A user's function of a parameter, as a node of the graph. It is opaque to the compiler."""
 
@@ -75,7 +82,7 @@ class ParameterModifier(nn.Module):
         self.parameter = parameter
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return self.modify(value, self.parameter)
+        return tensor_from(self.modify, on_copies(self.modify, value, self.parameter), value)
 
 
 _TAKEN = (
@@ -109,9 +116,11 @@ class TreeGraphModule(fx.GraphModule):
     def _get_name(self) -> str:
         return self.title
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The tree of modules; `code` is the forward."""
-        return nn.Module.__repr__(self)
+        return printable(super().__repr__())
+
+    __str__ = __repr__
 
 
 class Recomputed(Scope):
@@ -171,6 +180,8 @@ class Cache:
     layouts: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of recorded and masked values, without memory
     meanings: dict[tuple[str, int], Any] = field(default_factory=dict)  # of indices of a node with so many dimensions, or None
     embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
+    checked_balance: bool = False  # whether relevance was watched at operations that keep their plain gradient
+    cut_inputs: dict[Any, str | None] = field(default_factory=dict)  # output -> which inputs a rule leaves without relevance
 
 
 class ExplainModule(TreeGraphModule):
@@ -369,7 +380,11 @@ class ExplainModule(TreeGraphModule):
 
     @contextmanager
     def inactive(self) -> Iterator[Self]:
-        """A context with ordinary gradients, for derivatives of relevance. It needs `transform(..., fold=False)`."""
+        """A context with ordinary gradients, for those of a loss, and for derivatives of relevance.
+
+        It needs `transform(..., fold=False)`. Outside of it, a backward pass carries relevance, and raises `InputError` if it
+        reaches parameters or differentiates relevance.
+        """
         rules = any(isinstance(module, RuleModule) for module in self.modules())
         switches = {id(switch): switch for switch in self.rule_switches()}
         if rules and not switches:

@@ -7,7 +7,8 @@ import torch
 
 from lrpfx.errors import RuleError
 from lrpfx.layers.layer import Operation
-from lrpfx.support.derivatives import jvp, vjp
+from lrpfx.support.derivatives import vjp
+from lrpfx.support.tensors import only_finite, where_finite
 from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 
 
@@ -101,35 +102,43 @@ class LayerCall:
         inputs: tuple[torch.Tensor, ...],
         parameters: Sequence[Any],
         factors: int = 1,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The result y of `run`, and the remainder y - J x beyond the part linear in the inputs, by origin.
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], dict[str, torch.Tensor]]]:
+        """The result y of `run`, and a function from a gradient of y to the share of what comes from no input, by origin.
 
-        The remainder of a sum is its "constants", and that of other linear layers the "bias". For a nonlinear layer, J x is the
-        linear part of the Taylor expansion at x. The remainder is then split into "bias", the contribution of the biases, and
-        "expansion", the rest of the constant term. A product is linear in each of its `factors`, so its derivative along all of
-        them counts it once for each.
+        It comes from the remainder y - J x beyond the part linear in the inputs. That of a sum is its "constants", and that of
+        other linear layers the "bias". For a nonlinear layer, J x is the linear part of the Taylor expansion at x, and the
+        remainder is split into "bias", the contribution of the biases, and "expansion", the rest of the constant term. A
+        product is linear in each of its `factors`, so its derivative along all of them counts it once for each.
         """
-        output, linear = linear_part(lambda *changed: run(changed, parameters), inputs)
-        remainder = factors * output - linear
+        biases: list[int] = []
         kind = self.operation.kind
         if issubclass(kind, Sum):
-            return output, {"constants": remainder}
-        if issubclass(kind, AFFINE) or (issubclass(kind, (MatMul, Product)) and factors == len(inputs)):
-            return output, {"bias": remainder}
-        biases = [
-            place
-            for place, (name, value) in enumerate(zip(self.operation.parameters, parameters, strict=True))
-            if value is not None and "bias" in name.rpartition(".")[2]
-        ]
-        if not biases:
-            return output, {"expansion": remainder}
+            origin = "constants"
+        elif issubclass(kind, AFFINE) or (issubclass(kind, (MatMul, Product)) and factors == len(inputs)):
+            origin = "bias"
+        else:
+            origin = "expansion"
+            named = enumerate(zip(self.operation.parameters, parameters, strict=True))
+            biases = [at for at, (name, value) in named if value is not None and "bias" in name.rpartition(".")[2]]
 
-        def of_biases(*changed: torch.Tensor) -> torch.Tensor:
-            given = dict(zip(biases, changed, strict=True))
-            return run(inputs, [given.get(place, value) for place, value in enumerate(parameters)])
+        def run_changed(*changed: torch.Tensor) -> torch.Tensor:
+            given = dict(zip(biases, changed[len(inputs) :], strict=True))
+            return run(changed[: len(inputs)], [given.get(place, value) for place, value in enumerate(parameters)])
 
-        bias = linear_part(of_biases, tuple(parameters[place] for place in biases))[1]
-        return output, {"bias": bias, "expansion": remainder - bias}
+        output, linear_shares = with_linear_shares(run_changed, (*inputs, *(parameters[place] for place in biases)))
+
+        row = self.operation.operator
+        unbiased = row is not None and row.weight_layout is not None and self.arguments().get("bias") is None
+
+        def taken(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+            shares = linear_shares(gradient)
+            remainder = factors * share_of(output, gradient) - sum(shares)
+            rounding = factors * torch.finfo(output.dtype).eps * share_of(output.abs(), gradient.abs())
+            if unbiased or remainder.abs() <= rounding:  # a layer without a bias has none
+                remainder = torch.zeros_like(remainder)
+            return {origin: remainder} | ({"bias": torch.stack(shares[len(inputs) :]).sum()} if biases else {})
+
+        return output, taken
 
     def run(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The layer's output for other inputs."""
@@ -207,12 +216,23 @@ class LayerCall:
 AFFINE = (Linear, BatchNorm, AvgPool, Interpolation)
 
 
-def linear_part(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result y of `function`, and its derivative J x along `inputs`."""
-    try:
-        output, linear = jvp(function, inputs, inputs)[:2]
-    except (NotImplementedError, RuntimeError):  # no forward-mode derivative: transpose the transposed map
-        output, pull = vjp(function, *inputs)[:2]
-        push = vjp(pull, torch.zeros_like(output))[1]
-        (linear,) = push(inputs)
-    return output, linear
+def with_linear_shares(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], list[torch.Tensor]]]:
+    """The result y of `function`, and a function from a gradient g of y to the shares g · J x of the inputs x, J = dy/dx.
+
+    J x itself is not computed: g · J x = Jᵀ g · x. Forward-mode derivatives number their levels for all threads together, and
+    are infinite at places where the gradient that relevance follows is not, such as the zeros of a root behind a ReLU.
+    """
+    output, pull = vjp(function, *inputs)
+
+    def shares(gradient: torch.Tensor) -> list[torch.Tensor]:
+        pulled = pull(where_finite(output, gradient))
+        return [share_of(input, one) for input, one in zip(inputs, pulled, strict=True)]
+
+    return output, shares
+
+
+def share_of(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
+    """The sum of value * multiplier, without entries that are not finite: masked scores, and zeros with an infinite slope."""
+    return only_finite(value.detach() * multiplier.detach()).double().sum()

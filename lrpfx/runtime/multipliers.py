@@ -17,9 +17,9 @@ from lrpfx.errors import RuleError
 from lrpfx.ir.operator import SavedScale
 from lrpfx.layers.layer import Operation
 from lrpfx.runtime.final_relevance import final
-from lrpfx.runtime.layer_call import LayerCall, linear_part
+from lrpfx.runtime.layer_call import LayerCall, share_of, with_linear_shares
 from lrpfx.support.derivatives import vjp
-from lrpfx.support.tensors import save_values, saved_values
+from lrpfx.support.tensors import relevance_from, save_values, saved_values
 from lrpfx.support.torch_internals import apply
 
 Absorbed = dict[str, Any]
@@ -80,8 +80,8 @@ class Derivative(MultiplierForm):
 
         factors = 1 if self.shares is None else len(places)
         inputs = tuple(call.inputs[place] for place in places)
-        output, remainders = call.with_remainders(run, inputs, call.parameters, factors)
-        return {part: where_finite(output, multiplier * value).sum() / factors for part, value in remainders.items()}
+        _, taken = call.with_remainders(run, inputs, call.parameters, factors)
+        return {part: amount / factors for part, amount in taken(multiplier).items()}
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ class HeldScale(MultiplierForm):
         """The bias times the multiplier, where a normalization subtracts its own mean."""
         if not self.divides:
             return None
-        output, linear = linear_part(lambda input: _held(call.operation, (input, *call.own_values()[1:])), call.inputs)
-        return {"bias": (multiplier * (output - linear)).sum()}
+        others = call.own_values()[1:]
+        output, shares = with_linear_shares(lambda input: _held(call.operation, (input, *others)), call.inputs)
+        return {"bias": share_of(output, multiplier) - sum(shares(multiplier))}
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,6 @@ def carry_relevance(value: torch.Tensor) -> torch.Tensor:
     """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets R = value * m."""
     carried: torch.Tensor = apply(_CarryRelevance, value)
     return carried
-
-
-def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """`value`, with 0 where `output` is infinite: masked scores, for example, have no relevance to pass on."""
-    return torch.where(torch.isinf(output), torch.zeros_like(value), value)
-
-
-def relevance_from(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
-    """Value * multiplier, with 0 where the value is infinite, as a masked score is."""
-    return where_finite(value, value * multiplier)
 
 
 class _WithShares(torch.autograd.Function):

@@ -13,8 +13,10 @@ from lrpfx.ir.node import is_floating
 from lrpfx.runtime.code_of_rules import CodeOfCall
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.live_derivatives import with_derivatives_only_off
 from lrpfx.runtime.multipliers import MultiplierForm
-from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
+from lrpfx.runtime.overwriting import Untouched
+from lrpfx.runtime.ruled_operation import Handoff, RuledOperation, relevances_from
 from lrpfx.support.tensors import save_values, saved_values
 from lrpfx.support.torch_internals import apply
 
@@ -34,6 +36,8 @@ def propagate_relevance(ruled: RuledOperation, *values: Any, module: nn.Module |
     if handoff is not None:
         values = values[:-1]
     if ruled.switch is not None:
+        if ruled.live is not None and not ruled.execution.traced:
+            values = tuple(with_derivatives_only_off(ruled.switch, values, ruled.live))
         return apply(PropagateOrDifferentiate, ruled, module, *values)
     if ruled.rule.has_code:
         return apply(PropagateByCode, ruled, module, *values)
@@ -90,8 +94,11 @@ class PropagateRelevance(torch.autograd.Function):
     def backward(ctx: Any, relevance: torch.Tensor) -> Relevances:
         ruled: RuledOperation = ctx.ruled
         values, (output,) = _saved(ctx, relevance)
-        call = ruled.layer_call(ruled.with_recomputed(values), output, ctx.kept)
-        return (None, None, *_all_final(_checked(ctx, _propagated(ruled, call, relevance))))
+        values, output, relevance = _for_code(ruled, ruled.with_recomputed(values), output, relevance)
+        untouched = _untouched(ruled, values, output, relevance)
+        relevances = _propagated(ruled, ruled.layer_call(values, output, ctx.kept), relevance)
+        untouched.check(ruled.rule, ruled.name)
+        return (None, None, *_all_final(_checked(ctx, relevances)))
 
 
 class PropagateByCode(torch.autograd.Function):
@@ -106,15 +113,17 @@ class PropagateByCode(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ruled, ctx.module, *values = inputs
-        kept, ctx.stored = CodeOfCall(ruled.rule, ctx.module).look_at(tuple(values[: ruled.operation.inputs]), output)
+        kept, ctx.stored = _looked_at(ruled, ctx.module, values, output)
         _save(ctx, ruled, values, values, [output if ruled.rule.saves_output else None, *kept])
 
     @staticmethod
     def backward(ctx: Any, relevance: torch.Tensor) -> Relevances:
         ruled: RuledOperation = ctx.ruled
         values, (output, *kept) = _saved(ctx, relevance)
+        untouched = _untouched(ruled, values, output, relevance)
         call = ruled.layer_call(values, output)
         relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
+        untouched.check(ruled.rule, ruled.name)
         return (None, None, *_all_final(_checked(ctx, relevances)))
 
 
@@ -138,7 +147,7 @@ class PropagateOrDifferentiate(torch.autograd.Function):
         ctx.buffers = [value.clone() if isinstance(value, torch.Tensor) else value for value in values[first:]]
         kept: list[torch.Tensor] = []
         if ruled.rule.has_code:
-            kept, ctx.stored = CodeOfCall(ruled.rule, ctx.module).look_at(tuple(values[: ruled.operation.inputs]), output)
+            kept, ctx.stored = _looked_at(ruled, ctx.module, values, output)
         _save(ctx, ruled, values, [*values[:first], *[None] * len(ctx.buffers)], kept)
 
     @staticmethod
@@ -146,7 +155,12 @@ class PropagateOrDifferentiate(torch.autograd.Function):
         ruled: RuledOperation = ctx.ruled
         values, kept = _saved(ctx, relevance)
         buffers = ctx.buffers if ctx.dtypes is None else [_cast(buffer, relevance.dtype) for buffer in ctx.buffers]
-        call = ruled.layer_call((*values[: ruled.first_extra], *buffers), None)
+        values = (*values[: ruled.first_extra], *buffers)
+        if ruled.live is not None and ruled.switch is not None:  # what the relevance depends on, if it is to be differentiated
+            values = tuple(with_derivatives_only_off(ruled.switch, values, range(ruled.first_extra)))
+        values, _, relevance = _for_code(ruled, values, None, relevance)
+        untouched = _untouched(ruled, values, None, relevance)
+        call = ruled.layer_call(values, None)
         if ruled.stored_tensors is not None:  # detached: its history leads back to this call
             ruled.stored_tensors["grad_output"] = (relevance.detach() if relevance.requires_grad else relevance,)
         if ruled.switch is None or not ruled.switch.on:
@@ -155,6 +169,7 @@ class PropagateOrDifferentiate(torch.autograd.Function):
             relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
         else:
             relevances = _propagated(ruled, call, relevance)
+        untouched.check(ruled.rule, ruled.name)
         gradients = list(_checked(ctx, relevances))
         wanted = [at for at in dict.fromkeys(ruled.parameters) if ctx.needs_input_grad[at + 2]]
         for at, gradient in zip(wanted, call.parameter_gradients(relevance, ruled.parameters, wanted), strict=True):
@@ -231,17 +246,39 @@ def _propagated(ruled: RuledOperation, call: LayerCall, relevance: torch.Tensor)
         return ruled.rule.propagate(call, relevance)
 
 
+def _for_code(ruled: RuledOperation, values: Sequence[Any], output: Any, relevance: Any) -> tuple[Any, Any, Any]:
+    """What a rule gets: copies for a user's rule in a compiled program, which does not count what is written into tensors."""
+    own = type(ruled.rule).propagate.__module__.startswith("lrpfx.rules.")
+    if own or not torch.compiler.is_compiling():
+        return values, output, relevance
+    return tuple(map(_copied, values)), _copied(output), _copied(relevance)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _untouched(ruled: RuledOperation, values: Sequence[Any], output: Any, relevance: torch.Tensor | None) -> Untouched:
+    """What a rule must not write into: the tensors of a call of a layer."""
+    inputs, first = ruled.operation.inputs, ruled.first_extra
+    own = {"input": values[:inputs], "parameters": values[inputs:first], "buffers": values[first:]}
+    return Untouched({**own, "output": (output,), "relevance": (relevance,)})
+
+
+def _looked_at(
+    ruled: RuledOperation, module: nn.Module | None, values: Sequence[Any], output: Any
+) -> tuple[list[torch.Tensor], Any]:
+    """What the rule's code stores of a call."""
+    untouched = _untouched(ruled, values, output, None)
+    found = CodeOfCall(ruled.rule, module).look_at(tuple(values[: ruled.operation.inputs]), output)
+    untouched.check(ruled.rule, ruled.name)
+    return found
+
+
 def _checked(ctx: Any, relevances: Relevances) -> Relevances:
     """Relevance of the inputs in their dtypes, then None for the other values of the call. `RuleError` for wrong shapes."""
     ruled: RuledOperation = ctx.ruled
-    if len(relevances) != len(ctx.shapes):
-        raise RuleError(f"{ruled.rule} returned {len(relevances)} relevances for {len(ctx.shapes)} inputs")
-    for result, shape in zip(relevances, ctx.shapes, strict=True):
-        if result is not None and result.shape != shape:
-            raise RuleError(
-                f"{ruled.rule} returned relevance of shape {tuple(result.shape)} for an input of shape {tuple(shape)}; "
-                "give this layer a rule for layers that change the shape"
-            )
+    relevances = relevances_from(ruled.rule, relevances, ctx.shapes)
     if ctx.dtypes is not None:
         relevances = tuple(_cast(value, dtype) for value, dtype in zip(relevances, ctx.dtypes, strict=False))
     return (*relevances, *[None] * (len(ctx.others) - len(relevances)))

@@ -39,6 +39,24 @@ class Rule(Protocol):
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
 
 
+def relevances_from(rule: Any, result: Any, shapes: Sequence[torch.Size] | None = None) -> tuple[torch.Tensor | None, ...]:
+    """What a rule returned, as one relevance for each input, of these shapes. `RuleError` for anything else."""
+    found = result if isinstance(result, (tuple, list)) else (result,)
+    strange = next((one for one in found if not (one is None or isinstance(one, torch.Tensor))), None)
+    if result is None or strange is not None:
+        what = "None" if result is None else f"a {type(strange).__name__}"
+        raise RuleError(f"{rule} returned {what}, not one relevance for each input: a tensor, or None for no relevance")
+    if shapes is not None and len(found) != len(shapes):
+        raise RuleError(f"{rule} returned {len(found)} relevances for {len(shapes)} inputs")
+    for one, shape in zip(found, shapes or (), strict=False):
+        if one is not None and one.shape != shape:
+            raise RuleError(
+                f"{rule} returned relevance of shape {tuple(one.shape)} for an input of shape {tuple(shape)}; "
+                "give this layer a rule for layers that change the shape"
+            )
+    return tuple(found)
+
+
 class Switch:
     """Turns a rule on and off. While it is off, the layer has its ordinary gradient."""
 
@@ -104,6 +122,9 @@ class RuledOperation:
     #: For layers whose rule can be switched off and whose parameters get their ordinary gradient. It costs memory: all inputs
     #: are saved, even those that the rule does not read.
     switch: Switch | None = None
+    #: In a graph with a switch, the positions of what comes from parameters alone: it has a gradient only while the switch is
+    #: off, and so has relevance. None in module mode, where a backward pass reaches parameters as it does in other libraries.
+    live: tuple[int, ...] | None = None
     #: Inputs that are recomputed rather than saved: position, the operation that computes it, and the positions of its values.
     recomputed: tuple[tuple[int, Operation, tuple[int, ...]], ...] = ()
     #: The name of the node or module.

@@ -1,10 +1,12 @@
 """Derivatives by torch.func, which an interrupt such as Ctrl-C leaves whole.
 
-torch.func keeps a stack for the process. An interrupt as it enters or leaves a derivative would leave an entry on it, and
-tensors that nothing can read.
+torch.func keeps a stack. An interrupt as it enters or leaves a derivative would leave an entry on it, and tensors that nothing
+can read. The stack is that of a thread for `vjp`, but forward-mode derivatives (`jvp`, `jacfwd`) number their levels for all
+threads together, and give wrong results where two threads use them at once: nothing here needs them.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,18 +16,26 @@ from lrpfx.support.interrupts import undisturbed
 
 def vjp(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
     """The output of a function, and what maps its gradient to those of the inputs: `torch.func.vjp`."""
-    found: tuple[Any, Callable[..., tuple[Any, ...]]] = _whole(torch.func.vjp, function, *inputs)
-    return found
+    with nullcontext() if torch.compiler.is_compiling() else undisturbed():
+        try:
+            output, pull = torch.func.vjp(function, *inputs)[:2]
+        except RuntimeError as error:
+            if "setup_context" not in str(error):
+                raise
+            return _by_autograd(function, inputs)
+    return output, pull
 
 
-def jvp(function: Callable[..., Any], inputs: Any, directions: Any) -> tuple[Any, Any]:
-    """The output of a function, and its derivative along the directions: `torch.func.jvp`."""
-    found: tuple[Any, Any] = _whole(torch.func.jvp, function, inputs, directions)
-    return found
+def _by_autograd(function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
+    """The same for what torch.func refuses: custom operators, and autograd functions without a `setup_context`."""
+    live = torch.is_grad_enabled()
+    with torch.enable_grad():
+        given = [input if input.requires_grad else input.detach().requires_grad_() for input in inputs]
+        output = function(*given)
 
+    def pull(gradient: torch.Tensor) -> tuple[Any, ...]:
+        return torch.autograd.grad(
+            output, given, gradient, retain_graph=True, create_graph=torch.is_grad_enabled(), materialize_grads=True
+        )
 
-def _whole(derivative: Callable[..., Any], *arguments: Any) -> Any:
-    if torch.compiler.is_compiling():
-        return derivative(*arguments)
-    with undisturbed():
-        return derivative(*arguments)
+    return (output if live else output.detach()), pull

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lrpfx.errors import RuleError
 from lrpfx.support.torch_internals import DisableTorchFunction, is_transformed
 
 
@@ -23,6 +24,16 @@ def not_dense(value: torch.Tensor) -> str | None:
         if value.is_quantized:
             return "quantized"
         return None if value.layout == torch.strided else f"of layout {value.layout}"
+
+
+def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None) -> torch.Tensor:
+    """What a user's function returned. `RuleError` unless it is a tensor, and of the shape of `like`, which it was given."""
+    name = getattr(function, "__name__", None) or repr(function)
+    if not isinstance(result, torch.Tensor):
+        raise RuleError(f"{name} returned {'None' if result is None else f'a {type(result).__name__}'}, not a tensor")
+    if like is not None and result.shape != like.shape:
+        raise RuleError(f"{name} returned a tensor of shape {tuple(result.shape)}, not of {tuple(like.shape)}")
+    return result
 
 
 def save_values(ctx: Any, values: Sequence[Any], further: Sequence[torch.Tensor | None] = ()) -> None:
@@ -45,3 +56,18 @@ def content_of(value: torch.Tensor) -> Iterator[bytes]:
         dense = value.detach().cpu()
         dense = (dense.dequantize() if dense.is_quantized else dense).resolve_conj().resolve_neg()
         yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value`, with 0 where `output` is infinite: masked scores, for example, have no relevance to pass on."""
+    return torch.where(torch.isinf(output), torch.zeros_like(value), value)
+
+
+def relevance_from(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tensor:
+    """Value * multiplier, with 0 where the value is infinite, as a masked score is."""
+    return where_finite(value, value * multiplier)
+
+
+def only_finite(value: torch.Tensor) -> torch.Tensor:
+    """`value`, with 0 in place of what is infinite or not a number."""
+    return torch.where(torch.isfinite(value), value, torch.zeros_like(value))

@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +24,9 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 from lrpfx.errors import LrpfxError, first_lines
 
 __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "disable_current_modes", "make_fx", "pytree"]
+
+#: What fake tensors raise where a value, or a shape that depends on values, is asked for.
+UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
 #: The oldest torch whose programs are supported: those of torch.export, which lack their conditions on sizes in older
 #: releases, and compiled, lowered, saved and loaded programs. Symbolic traces and module mode need torch 2.4.
@@ -45,6 +53,13 @@ def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a wrapper inside a transform of torch.func."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the values of a tensor inside transforms of torch.func."""
+    while not torch.compiler.is_compiling() and is_transformed(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def is_traced(tensor: torch.Tensor) -> bool:

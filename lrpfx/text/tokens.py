@@ -2,6 +2,7 @@
 
 import enum
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -70,6 +71,8 @@ class Text:
         if self.special[place] or self.special[place - 1]:
             return False
         before = self.tokens[place - 1]
+        if _ends_word(self._piece(place - 1), self._piece(place), self.scheme in (Scheme.BYTE_LEVEL, Scheme.SENTENCE_PIECE)):
+            return False
         if self.word_ids is not None:
             starts = self.scheme in (Scheme.BYTE_LEVEL, Scheme.SENTENCE_PIECE) and token.startswith(self.scheme.value)
             return self.word_ids[place] == self.word_ids[place - 1] and not starts
@@ -80,6 +83,14 @@ class Text:
         if self.scheme is Scheme.END_OF_WORD:
             return not before.endswith(self.scheme.value)
         return self.scheme is Scheme.CONTINUED and self.scheme.marks(before)
+
+    def _piece(self, place: int) -> str:
+        """What one token stands for, without its mark; a part of a letter is U+FFFD."""
+        token = self.tokens[place]
+        at_end = self.scheme in (Scheme.END_OF_WORD, Scheme.CONTINUED)
+        if self.scheme is Scheme.WORD_PIECE or at_end:
+            return token.removesuffix(self.scheme.value) if at_end else token.removeprefix(self.scheme.value)
+        return self.text_of((place,))
 
     def text_of(self, group: Sequence[int]) -> str:
         """What the tokens at these places stand for."""
@@ -95,6 +106,41 @@ class Text:
         if self.scheme in (Scheme.END_OF_WORD, Scheme.CONTINUED):
             return "".join(token.removesuffix(self.scheme.value) for token in tokens)
         return "".join(tokens)
+
+
+#: Scripts that put no blanks between words, as the names of their characters begin.
+_WITHOUT_BLANKS = (
+    "CJK",
+    "HIRAGANA",
+    "KATAKANA",
+    "HALFWIDTH KATAKANA",
+    "BOPOMOFO",
+    "THAI",
+    "LAO",
+    "KHMER",
+    "MYANMAR",
+    "TIBETAN",
+)
+
+
+def _ends_word(before: str, after: str, at_symbols: bool) -> bool:
+    """Whether a word ends between two tokens where no blank is: in a script without them, or at a symbol, as in code.
+
+    `at_symbols`: whether symbols are not told apart by the tokenizer's own marks.
+    """
+    if not before or not after or "\ufffd" in (before[-1], after[0]):
+        return False  # parts of one letter
+    if unicodedata.category(after[0]).startswith("M") or "\u200d" in (before[-1], after[0]):
+        return False  # marks belong to the letter before them
+    at_end = before[-1], after[0]
+    if any(unicodedata.name(one, "").startswith(_WITHOUT_BLANKS) for one in at_end):
+        return True
+    return at_symbols and _is_symbol(at_end[0]) != _is_symbol(at_end[1])
+
+
+def _is_symbol(letter: str) -> bool:
+    """Whether a character is no part of words, unlike an apostrophe."""
+    return letter not in "_'’" and unicodedata.category(letter)[0] in "PS"
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, node_info, update_info
+from lrpfx.ir.node import NodeInfo, Role, node_info, row_of, update_info
 from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
@@ -67,6 +67,36 @@ def bias_map(
 def as_channels(value: torch.Tensor, channels: int) -> torch.Tensor:
     """A constant per channel, of a shape such as (channels, 1, 1), or a single constant, in the shape (channels,)."""
     return value.reshape(-1).expand(channels) if value.numel() == 1 else value.reshape(channels)
+
+
+def constant_channels(weight: torch.Tensor, channels: int, value: float) -> torch.Tensor:
+    """The same number for each channel, in the dtype of a weight. Shape (channels,)."""
+    return torch.full((channels,), value, dtype=weight.dtype, device=weight.device)
+
+
+def _scaled_constant(constant: Any, factor: Any) -> Any:
+    return constant * factor
+
+
+def value_and_constant(node: fx.Node) -> tuple[Any, Any]:
+    """The operand of an affine operation that depends on the input, and the constant one, which is None if there is none.
+
+    None for both if the operation is not such a sum, product or quotient.
+    """
+    operator = node_info(node).operator
+    alpha = node.kwargs.get("alpha", 1)
+    if operator is None or not operator.affine_in or set(node.kwargs) - {"alpha"} or isinstance(alpha, fx.Node):
+        return None, None
+    if len(operator.data) == 1:
+        return node.args[0], None
+    if len(node.args) != 2:
+        return None, None
+    for place, name in enumerate(operator.data):
+        value, other = node.args[place], node.args[1 - place]
+        is_constant = [not isinstance(one, fx.Node) or node_info(one).role is Role.PARAMETER for one in (value, other)]
+        if is_constant == [False, True] and name in operator.affine_in:
+            return value, other
+    return None, None
 
 
 # --- where an affine map can go ----------------------------------------------------------------------------------------------
@@ -212,6 +242,30 @@ class Merger:
             if isinstance(argument, fx.Node) and node_info(argument).role is Role.PARAMETER:
                 move_up(argument, before)
         return insert_call(self.graph, before, function, args, NodeInfo(name, source=self.source, role=role))
+
+    def composed(self, node: fx.Node, scale: Any, shift: Any, channels: Any, before: fx.Node | None = None) -> tuple[Any, Any]:
+        """The scale and shift of a map that is followed by the affine operation `node`, with its constant for each channel.
+
+        They are computed before the node, or before another.
+        """
+        value, constant = value_and_constant(node)
+        before = node if before is None else before
+        operator, name = row_of(node), node_info(node).name
+        if isinstance(constant, fx.Node):
+            constant = self.derive(before, f"{name}.constant", as_channels, constant, channels)
+        if operator.coefficients is None:  # a product or quotient
+            of_scale = self.derive(before, f"{name}.scale", operator.canonical, scale, constant)
+            return of_scale, self.derive(before, f"{name}.shift", operator.canonical, shift, constant)
+        factors = operator.coefficients(node.kwargs.get("alpha", 1))
+        of_value, of_constant = factors if node.args[0] is value else reversed(factors)
+        if of_value != 1:
+            scale = self.derive(before, f"{name}.scale", torch.mul, scale, of_value)
+            shift = self.derive(before, f"{name}.shift", torch.mul, shift, of_value)
+        if constant is None:
+            return scale, shift
+        if of_constant != 1:
+            constant = self.derive(before, f"{name}.scaled", _scaled_constant, constant, of_constant)
+        return scale, self.derive(before, f"{name}.sum", torch.add, shift, constant)
 
     def merge(self, scale: fx.Node, shift: fx.Node | None) -> None:
         for place in self.places:

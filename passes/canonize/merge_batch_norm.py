@@ -182,7 +182,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
     if dimensions_of(program, batch_norm) is None:
-        _require(graph, linear, operator)
+        require_batch_dimensions(graph, linear, operator)
 
     def derive(function: Any, what: str, *args: Any) -> fx.Node:
         derived = NodeInfo(f"{info.name}.{what}", source=node_info(batch_norm).source, role=Role.PARAMETER)
@@ -209,8 +209,8 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     return info.name
 
 
-def _require(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
-    """Insert a check that the second dimension of the input holds the channels, as batch norm assumes."""
+def require_batch_dimensions(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
+    """Insert a check that the second dimension of the input holds the channels, as in a batch."""
     info = node_info(linear)
     dense = operator.weight_layout is WeightLayout.DENSE
     function = require_matrix if dense else require_dimensions

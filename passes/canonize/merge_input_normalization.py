@@ -4,12 +4,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from lrpfx.ir.node import Role, attribute_of, map_arguments, node_info, row_of
+from lrpfx.ir.node import node_info, parameter_value
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.layers.layer import bound_arguments
-from lrpfx.passes.canonize.affine_maps import ConvolvedChannels, Merger, ObstacleError, Place, as_channels, linear_readers
+from lrpfx.passes.canonize.affine_maps import (
+    ConvolvedChannels,
+    Merger,
+    ObstacleError,
+    Place,
+    constant_channels,
+    linear_readers,
+    value_and_constant,
+)
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -47,25 +55,10 @@ class MergeInputNormalization(GraphPass):
         merger = Merger(program, places, tuple(node_info(node).name for node in chain), info.source)
         first = bound_arguments(places[0].node, places[0].operator)
         counts = merger.derive(chain[0], f"{info.name}.channels", _channels, first["weight"], first.get("groups", 1))
-        scale: Any = merger.derive(chain[0], f"{info.name}.scale", _constant_channels, first["weight"], counts, 1.0)
-        shift: Any = merger.derive(chain[0], f"{info.name}.shift", _constant_channels, first["weight"], counts, 0.0)
+        scale: Any = merger.derive(chain[0], f"{info.name}.scale", constant_channels, first["weight"], counts, 1.0)
+        shift: Any = merger.derive(chain[0], f"{info.name}.shift", constant_channels, first["weight"], counts, 0.0)
         for node in chain:
-            value, constant = _value_and_constant(node)
-            if isinstance(constant, fx.Node):
-                constant = merger.derive(node, f"{node_info(node).name}.constant", as_channels, constant, counts)
-            operator, name = row_of(node), node_info(node).name
-            if operator.coefficients is None:  # a product or quotient
-                scale = merger.derive(node, f"{name}.scale", operator.canonical, scale, constant)
-                shift = merger.derive(node, f"{name}.shift", operator.canonical, shift, constant)
-                continue
-            factors = operator.coefficients(node.kwargs.get("alpha", 1))
-            of_value, of_constant = factors if node.args[0] is value else reversed(factors)
-            if of_value != 1:
-                scale = merger.derive(node, f"{name}.scale", torch.mul, scale, of_value)
-                shift = merger.derive(node, f"{name}.shift", torch.mul, shift, of_value)
-            if of_constant != 1:
-                constant = merger.derive(node, f"{name}.scaled", _scaled_constant, constant, of_constant)
-            shift = merger.derive(node, f"{name}.sum", torch.add, shift, constant)
+            scale, shift = merger.composed(node, scale, shift, counts)
         merger.merge(scale, shift)
 
 
@@ -73,36 +66,14 @@ def _channels(weight: torch.Tensor, groups: int) -> int:
     return weight.shape[1] * groups
 
 
-def _constant_channels(weight: torch.Tensor, channels: int, value: float) -> torch.Tensor:
-    return torch.full((channels,), value, dtype=weight.dtype, device=weight.device)
-
-
-def _scaled_constant(constant: Any, factor: Any) -> Any:
-    return constant * factor
-
-
 def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
     """The chain of affine operations with constants that starts at an input."""
     while len(value.users) == 1:
         (user,) = value.users
-        operator = node_info(user).operator
-        if operator is None or not operator.affine_in or len(user.args) != 2 or set(user.kwargs) - {"alpha"}:
-            return
-        if isinstance(user.kwargs.get("alpha"), fx.Node) or _value_and_constant(user)[0] is not value:
+        if value_and_constant(user)[0] is not value:
             return
         yield user
         value = user
-
-
-def _value_and_constant(node: fx.Node) -> tuple[Any, Any]:
-    """The operand that depends on the input, and the constant one; None for both if the operation has no such pair."""
-    operator = row_of(node)
-    for place, name in enumerate(operator.data):
-        value, other = node.args[place], node.args[1 - place]
-        is_constant = [not isinstance(one, fx.Node) or node_info(one).role is Role.PARAMETER for one in (value, other)]
-        if is_constant == [False, True] and name in operator.affine_in:
-            return value, other
-    return None, None
 
 
 def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[Place]:
@@ -113,7 +84,7 @@ def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node])
     if not places:
         raise ObstacleError("no convolution reads it")
     bound = bound_arguments(places[0].node, places[0].operator)
-    weight = parameter_value(program.root, bound["weight"])
+    weight = parameter_value(bound["weight"], program.root)
     channels = weight.shape[1] * bound.get("groups", 1)
     info = node_info(placeholder)
     if info.dtype is not None and not info.dtype.is_floating_point:
@@ -121,9 +92,9 @@ def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node])
     if info.shape is not None and info.shape[-1 - dimensions] != channels:
         raise ObstacleError("the input has a different number of channels before its normalization")
     for node in chain:
-        constant = _value_and_constant(node)[1]
+        constant = value_and_constant(node)[1]
         if isinstance(constant, fx.Node):
-            shape = tuple(parameter_value(program.root, constant).shape)
+            shape = tuple(parameter_value(constant, program.root).shape)
             most = dimensions + 2 if info.shape is None else len(info.shape)
             _check_constant(node, shape, (channels, *[1] * dimensions), most)
     return places
@@ -137,15 +108,3 @@ def _check_constant(node: fx.Node, shape: tuple[int, ...], per_channel: tuple[in
         raise ObstacleError(
             f"the constant of {node_info(node).name} has shape {shape}, which is not one value for each channel"
         )
-
-
-def parameter_value(root: nn.Module, node: fx.Node) -> Any:
-    """The value of a node that depends only on parameters."""
-    if node.op == "get_attr":
-        return attribute_of(node, root)
-    assert node.op == "call_function" and callable(node.target)
-    args, kwargs = map_arguments(
-        (node.args, node.kwargs), lambda leaf: parameter_value(root, leaf) if isinstance(leaf, fx.Node) else leaf
-    )
-    with torch.no_grad():
-        return node.target(*args, **kwargs)

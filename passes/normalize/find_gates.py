@@ -1,13 +1,18 @@
 """NORMALIZE: distinguish gates, in which one factor scales the other, and gated products from ordinary products."""
 
+from typing import Any
+
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_data, node_info, update_info
+from lrpfx.ir.node import Role, ancestors_of, calls, is_data, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
-from lrpfx.types import Activation, Gate, Product, Sum
+from lrpfx.types import Activation, AvgPool, Embedding, Gate, Product, Statistic, Sum
+
+#: The certainty of a factor that is bounded, but may be negative or a signal.
+_BOUNDED = 1
 
 
 class FindGates(GraphPass):
@@ -15,7 +20,9 @@ class FindGates(GraphPass):
 
     The signal becomes the first argument. A product of a signal and an activation, which is not bounded, is a gated product.
     The pass looks through views, constant factors, constant terms and other gates: it recognizes 0.5 * (1 + erf(x)) as a
-    scale, and probabilities that are divided by their sum.
+    scale, and probabilities that are divided by their sum. A vector that is divided by its own norm is a signal, however the
+    norm is written. So is a factor by which alone an input of the model reaches the product, the end of a tower: a bounded one
+    such as a tanh, unless a constant is added to it, or an activation.
     """
 
     name = "find_gates"
@@ -37,17 +44,20 @@ class FindGates(GraphPass):
             signal, scale = node.args[:2]
             assert isinstance(signal, fx.Node) and isinstance(scale, fx.Node)
             if operator.affine_in == operator.data:  # either may be the signal
-                if _certainty(signal) == _certainty(scale):
-                    if _is_activation(signal) == _is_activation(scale) or not operator.activated:
+                pairs = ((signal, scale), (scale, signal))
+                certainties = [_certainty(*pair) for pair in pairs]
+                if certainties[0] == certainties[1]:
+                    activations = [_is_activation(factor) and not _ends_tower(factor, other) for factor, other in pairs]
+                    if activations[0] == activations[1] or not operator.activated:
                         result.reasons.append((node_info(node).name, "no factor is known to scale the other"))
                         continue
-                    if _is_activation(signal):
+                    if activations[0]:
                         signal, scale = scale, signal
                     _change(node, operator.activated, signal, scale)
                     result.matches += 1
                     result.details.append((node_info(node).name, f"activated: {node_info(scale).name}"))
                     continue
-                if _certainty(signal) > _certainty(scale):
+                if certainties[0] > certainties[1]:
                     signal, scale = scale, signal
             _change(node, operator.scaled, signal, scale)
             result.matches += 1
@@ -66,7 +76,7 @@ def _is_activation(value: fx.Node) -> bool:
     """Whether a value is that of an activation, or of a gate such as a spelled-out GELU."""
     while value.op == "call_function":
         row = node_info(value).operator
-        if row is None:
+        if row is None or _is_normalized(value):
             return False
         if row.kind is Activation or row.kind is Gate:
             return True
@@ -77,21 +87,119 @@ def _is_activation(value: fx.Node) -> bool:
     return False
 
 
-def _certainty(value: fx.Node) -> int:
-    """How certain it is that `value` scales the other factor of a product."""
+def _certainty(value: fx.Node, other: fx.Node) -> int:
+    """How certain it is that `value` scales `other` in a product."""
+    factor, is_shifted = value, False
     while value.op == "call_function":
         operator = node_info(value).operator
-        if operator is None:
+        if operator is None or _is_normalized(value):
             return 0
-        if callable(operator.scales):
-            return operator.scales(bound_arguments(value, operator))
-        if operator.scales:
-            return operator.scales
+        scales = operator.scales
+        certainty = scales(bound_arguments(value, operator)) if callable(scales) else scales
+        if certainty == _BOUNDED and not is_shifted and _ends_tower(factor, other):
+            return 0
+        if certainty or callable(scales):
+            return certainty
         data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
         if issubclass(operator.kind, Gate):  # a scale that is scaled itself, such as a share of a sum
             data = data[:1]
+        is_shifted = is_shifted or issubclass(operator.kind, Sum)
         affine = issubclass(operator.kind, (Product, Sum)) or operator.neutral
         if not affine or len(data) != 1:
             return 0
         value = data[0]
     return 0
+
+
+def _ends_tower(value: fx.Node, other: fx.Node) -> bool:
+    """Whether an input of the model reaches a product by `value` alone."""
+    return bool(_inputs_of(value) - _inputs_of(other))
+
+
+def _inputs_of(value: fx.Node) -> set[fx.Node]:
+    """The model's inputs that carry relevance to a value, by themselves or through an embedding."""
+    found: set[fx.Node] = set()
+    seen, pending = {value}, [value]
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder":
+            found.add(node)
+        elif node_info(node).kind is Embedding:
+            found.update(one for one in ancestors_of(node) if one.op == "placeholder")
+        else:
+            read = {one for one in node.all_input_nodes if is_data(one)} - seen
+            seen |= read
+            pending += read
+    return found
+
+
+# --- normalized vectors ------------------------------------------------------------------------------------------------------
+
+#: Element-wise steps from the entries of a vector to its norm: some make entries positive, others come before or after.
+_POSITIVE = ("abs", "square", "pow")
+_STEPS = (*_POSITIVE, "sqrt", "rsqrt", "reciprocal", "divided_by", "clamp", "clamp_min", "maximum")
+
+
+def _is_normalized(call: fx.Node) -> bool:
+    """Whether a gate scales a vector by a norm of its own, such as x / x.norm() or x * rsqrt(mean(x²) + eps)."""
+    row = node_info(call).operator
+    if row is None or row.kind is not Gate:
+        return False
+    signal, scale = (argument for argument in call.args[:2] if isinstance(argument, fx.Node))
+    own = set(map(_computation, _affine_sources(signal)))
+    return any(
+        own & set(map(_computation, _affine_sources(read)))
+        for statistic in _statistics_in(scale)
+        for read in statistic.all_input_nodes
+        if is_data(read)
+    )
+
+
+def _statistics_in(scale: fx.Node) -> list[fx.Node]:
+    """The calls that take norms, variances, magnitudes or squares, from which a scale is computed step by step."""
+    found = []
+    seen, pending = {scale}, [scale]
+    while pending:
+        node = pending.pop()
+        row = node_info(node).operator
+        if row is None:
+            continue
+        data = [argument for argument in node.all_input_nodes if is_data(argument)]
+        is_square = issubclass(row.kind, Product) and len(data) == 1 and sum(is_data(one) for one in node.args) > 1
+        if row.kind is Statistic or row.name in _POSITIVE or is_square:
+            found.append(node)
+        if row.neutral or row.name in _STEPS or issubclass(row.kind, (Sum, AvgPool, Product)):
+            pending += [one for one in data if one not in seen]
+            seen.update(data)
+    return found
+
+
+def _computation(node: fx.Node) -> Any:
+    """What a node computes: equal for two calls of one function with the same arguments."""
+    found = node.target, node.args, tuple(node.kwargs.items())
+    try:
+        hash(found)
+    except TypeError:
+        return node
+    return found if node.op == "call_function" else node
+
+
+def _affine_sources(value: fx.Node) -> set[fx.Node]:
+    """A value, and those from which sums, means and products with constants make it."""
+    found, pending = {value}, [value]
+    while pending:
+        node = pending.pop()
+        row = node_info(node).operator
+        data = [argument for argument in node.all_input_nodes if is_data(argument)]
+        is_affine = row is not None and (
+            row.neutral or issubclass(row.kind, (Sum, AvgPool)) or _is_constant_product(node, data)
+        )
+        if is_affine:
+            pending += [one for one in data if one not in found]
+            found.update(data)
+    return found
+
+
+def _is_constant_product(node: fx.Node, data: list[fx.Node]) -> bool:
+    kind = node_info(node).kind
+    return kind is not None and issubclass(kind, Product) and len(data) == 1

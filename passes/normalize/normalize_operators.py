@@ -87,17 +87,13 @@ class NormalizeOperators(GraphPass):
                 "(out=), which the compiler does not support. Use the returned value instead."
             )
         spelling = spelling_of(node)
-        node.meta[INPLACE] = writes_in_place(node)
+        node.meta[INPLACE] = writes_in_place(node) and not (node.args and _is_number(node.args[0]))
         if node.op == "call_method":
             _method_to_function(node)
         if spelling is None:
             update_info(node, unlisted=Unknown)
             return before != (node.op, node.target, node.args, dict(node.kwargs))
         row = spelling.operator
-        if row.reflected and node.args and not isinstance(node.args[0], fx.Node):
-            node.args = (*reversed(node.args[:2]), *node.args[2:])
-            row = operator_named(row.reflected)
-            spelling = Spelling(row, tuple(row.arguments))
         update_info(node, operator=row)
         if row.arguments:
             try:
@@ -111,6 +107,8 @@ class NormalizeOperators(GraphPass):
                 update_info(node, operator=None, unlisted=Unknown)
             else:
                 node.meta[INPLACE] |= bool(bound.pop("inplace", False))
+                row, bound = _reflected(row, bound)
+                update_info(node, operator=row)
                 _set_canonical(node, row, bound)
         else:
             _put_first_argument_first(node)
@@ -236,12 +234,14 @@ def _attribute_to_function(node: fx.Node) -> None:
     if node.target is not getattr or len(node.args) < 2:
         return
     value, name = node.args[:2]
-    if name in ("mT", "mH"):
+    if name == "mT":
         node.target, node.args = torch.transpose, (value, -2, -1)
-    elif name in ("T", "H"):
+    elif name == "T":
         node.target, node.args = torch.ops.aten.numpy_T.default, (value,)
-    elif name == "real":
-        node.target, node.args = torch.real, (value,)
+    elif name in ("mH", "H"):
+        node.target, node.args = torch.adjoint, (value,)
+    elif name in ("real", "imag"):
+        node.target, node.args = getattr(torch, str(name)), (value,)
     elif name == "data":
         node.target, node.args = torch.detach, (value,)
     elif isinstance(value, fx.Node) and (spelling := spelling_of(value)) is not None and name in spelling.operator.results:
@@ -315,6 +315,36 @@ def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
     if name in known or name in row.arguments:
         return name
     return next((other for other in ALIASES.get(name, ()) if other in row.arguments), name)
+
+
+def _reflected(row: Operator, bound: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+    """The row and arguments of a call. If the first of two operands is a number, they change places: 1 - x is rsub(x, 1)."""
+    if not row.reflected:
+        return row, bound
+    first, second = (bound.pop(name) for name in list(row.arguments)[:2])
+    if not _is_number(first) or any(value != row.arguments[name] for name, value in bound.items()):
+        return row, dict(zip(row.arguments, (first, second), strict=False)) | bound
+    row = operator_named(row.reflected)
+    return row, dict(zip(row.arguments, (second, first), strict=False))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, possibly one that is computed from sizes alone, and not a tensor."""
+    if not isinstance(value, fx.Node):
+        return not isinstance(value, torch.Tensor)
+    if node_info(value).role is not Role.METADATA:
+        return False
+    name = str(value.target) if value.op == "call_method" else getattr(value.target, "__name__", "")
+    if value.target is getattr:
+        return value.args[1] in ("shape", "ndim")
+    if name in _NUMBERS or name.startswith("sym_"):
+        return True
+    is_arithmetic = getattr(value.target, "__module__", "") in ("_operator", "math", "builtins")
+    return is_arithmetic and all(_is_number(argument) for argument in value.all_input_nodes)
+
+
+#: Methods and functions whose results are numbers, whatever tensor they read.
+_NUMBERS = ("size", "dim", "ndimension", "numel", "nelement", "stride")
 
 
 def _put_first_argument_first(node: fx.Node) -> None:

@@ -22,11 +22,18 @@ class RemoveDeadCode(GraphPass):
         for node in list(calls(program.graph)):
             if node.target is torch._assert:
                 program.graph.erase_node(node)
-        # like Graph.eliminate_dead_code, which takes no test for side effects in older versions of torch
-        for node in reversed(list(program.graph.nodes)):
-            if not node.users and not _has_effect(node):
-                program.graph.erase_node(node)
+        remove_unread(program.graph)
         return PassResult(before - len(program.graph.nodes))
+
+
+def remove_unread(graph: fx.Graph) -> None:
+    """Remove the nodes that nothing reads, and those that only they read.
+
+    It is like `Graph.eliminate_dead_code`, which takes no test for side effects in older versions of torch.
+    """
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not _has_effect(node):
+            graph.erase_node(node)
 
 
 def _has_effect(node: fx.Node) -> bool:

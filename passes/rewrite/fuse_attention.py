@@ -15,7 +15,7 @@ from torch.nn import functional
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, set_info
 from lrpfx.layers.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.normalize.decompose import attention_scale
+from lrpfx.passes.normalize.call_builder import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state, rule_module_of

@@ -6,9 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
-from lrpfx.ir.node import NodeInfo, Role, data_calls, has_info, node_info, set_info, update_info
+from lrpfx.ir.node import (
+    NodeInfo,
+    Role,
+    ancestors_of,
+    attribute_of,
+    data_calls,
+    has_info,
+    node_info,
+    nodes_in,
+    set_info,
+    update_info,
+)
 from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
@@ -16,6 +27,7 @@ from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
+from lrpfx.runtime.live_derivatives import LiveParameter
 from lrpfx.runtime.module_tree import ModuleTree, free_name
 from lrpfx.runtime.ruled_operation import Switch, ruled_operation
 
@@ -44,6 +56,8 @@ class Rewrite(GraphPass):
         tree = ModuleTree(program.root)
         for node, layer in zip(ruled, layers, strict=True):
             _RewrittenCall(program.graph, tree, node, layer).rewrite(self.switch)
+        if self.switch is not None:
+            _hold_operands(program.graph, tree, self.switch)
         for node in program.graph.nodes:
             if node.op == "call_module" and node_info(node).keeps_gradient:  # an opaque module that keeps its gradient
                 node.target = tree.place(node_info(node).name, program.root.get_submodule(str(node.target)))
@@ -76,6 +90,8 @@ class _RewrittenCall:
         ruled, values = ruled_operation(
             layer, rule, self._alias, branches, switch=switch, name=self.info.name, form=self.info.form
         )
+        if switch is not None:
+            ruled = replace(ruled, live=tuple(range(ruled.operation.inputs, ruled.first_extra)))
         self.node.target = self.tree.place(self.info.name, RuleModule(ruled, self.info.description, self.info.merged))
         self.node.op = "call_module"
         self.node.args = tuple(values)
@@ -129,6 +145,26 @@ class _RewrittenCall:
             node = self.graph.create_node("get_attr", value)
         set_info(node, NodeInfo(value, source=self.info.source, role=Role.PARAMETER))
         return node
+
+
+def _hold_operands(graph: fx.Graph, tree: ModuleTree, switch: Switch) -> None:
+    """Refuse gradients of parameters that are operands, of a sum for example, while the rules are on.
+
+    A call with a rule refuses those of its own parameters, such as a weight.
+    """
+    operands: set[fx.Node] = set()
+    for node in data_calls(graph):
+        module = tree.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        count = module.ruled.operation.inputs if isinstance(module, RuleModule) else None
+        operands.update(one for one in nodes_in((node.args[:count], node.kwargs)) if node_info(one).role is Role.PARAMETER)
+    sources = set().union(*map(ancestors_of, operands))
+    for node in graph.find_nodes(op="get_attr"):
+        if node in sources and isinstance(attribute_of(node, tree.root), nn.Parameter):
+            place = tree.place(free_name(tree.root, f"{node_info(node).name}_live"), LiveParameter(switch))
+            with graph.inserting_after(node):
+                held = graph.create_node("call_module", place, (node,), {})
+            set_info(held, node_info(node))
+            node.replace_all_uses_with(held, delete_user_cb=lambda user, held=held: user is not held)
 
 
 def _trace_arithmetic(

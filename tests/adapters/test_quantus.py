@@ -16,6 +16,8 @@ from lrpfx.adapters.quantus import explain_func
 from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat
 from lrpfx.errors import CaptureError, InputError, InputTypeError
 
+pytestmark = pytest.mark.programs
+
 quantus = pytest.importorskip("quantus")
 
 

@@ -7,6 +7,7 @@ from helpers import Binary, assert_close, small_net
 from torch import nn
 
 import lrpfx
+from lrpfx.attribution import names
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
 
 
@@ -519,3 +520,17 @@ def test_progress_of_a_compiled_module(capsys):
     compiled = torch.compile(lrpfx.transform(small_net(), EpsilonPlus()), backend="eager")
     lrpfx.attribute(compiled, torch.rand(1, 3, 8, 8), targets=[0, 1], progress=True)
     assert " 2/2 " in capsys.readouterr().err
+
+
+def test_the_work_of_recording_is_not_quadratic(monkeypatch):
+    """All names are looked up together."""
+    looked_up = []
+    original = names.named_nodes
+    monkeypatch.setattr(names, "named_nodes", lambda graph: looked_up.append(graph) or original(graph))
+    counts = []
+    for depth in (5, 25):
+        explain_model = lrpfx.transform(nn.Sequential(*[nn.Linear(3, 3) for _ in range(depth)]).eval(), EpsilonPlus())
+        looked_up.clear()
+        lrpfx.attribute(explain_model, torch.randn(2, 3), 0, record="*")
+        counts.append(len(looked_up))
+    assert counts[0] == counts[1]

@@ -101,6 +101,7 @@ def test_padding_hidden_by_infinity_changes_nothing(name, capture, composite):
     assert torch.allclose(several[0], ids, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*functions of their own")
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize(("attention", "reader"), [(scaled, "mul"), (without_softmax, "exp")])
 def test_infinity_that_would_be_a_number(attention, reader, capture):

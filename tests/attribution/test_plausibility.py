@@ -12,8 +12,17 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import rules
 from lrpfx.attribution.plausibility import magnitudes
-from lrpfx.composites import EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite, NameMapComposite
+from lrpfx.composites import (
+    AttnLRP,
+    EpsilonGammaBox,
+    EpsilonPlus,
+    GuidedBackprop,
+    LayerMapComposite,
+    MixedComposite,
+    NameMapComposite,
+)
 from lrpfx.core import Hook
+from lrpfx.errors import LrpfxWarning
 from lrpfx.types import Linear, Softmax
 
 
@@ -340,3 +349,49 @@ def test_branches_that_are_computed_again_may_get_no_relevance_at_all():
     x = torch.rand(2, 1, 4, 4)
     text = objection(lrpfx.transform(Block(), EpsilonPlus(zero_params="bias")), x, torch.rand(2, 1, 4, 4))
     assert "the map is empty" in text and "nothing goes on from add" in text
+
+
+def _doubled(x):
+    return x * 2.0
+
+
+def _reversed_twice(x):
+    return x.flip(0).flip(0).clone()
+
+
+def custom_operator(function, factor):
+    """An operator that the table does not list, whose gradient is `factor` times that of its result."""
+    operator = torch.library.custom_op(f"tests::{function.__name__}", function, mutates_args=(), schema="(Tensor x) -> Tensor")
+    operator.register_fake(lambda x: torch.empty_like(x))
+    operator.register_autograd(lambda ctx, gradient: gradient * factor)
+    return operator
+
+
+OPERATORS = {"doubled": custom_operator(_doubled, 2.0), "moved": custom_operator(_reversed_twice, 1.0)}
+
+
+class WithOperator(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.first, self.last, self.name = nn.Linear(4, 4), nn.Linear(4, 3), name
+
+    def forward(self, x):
+        return self.last(torch.relu(OPERATORS[self.name](self.first(x))))
+
+
+@pytest.mark.parametrize("composite", [EpsilonPlus, AttnLRP])
+def test_a_plain_gradient_that_makes_relevance_is_named_once(composite):
+    x = torch.randn(2, 4)
+    explain_model = lrpfx.transform(WithOperator("doubled").eval(), composite(), example_inputs=x, unassigned="gradient")
+    with pytest.warns(LrpfxWarning, match=r"does not add up: \w*doubled .*makes .* of the .* that it receives; give it a rule"):
+        lrpfx.attribute(explain_model, x, 0)
+    lrpfx.attribute(explain_model, x, 1)  # an LrpfxWarning would be an error
+    by_name = MixedComposite([NameMapComposite([(["*doubled"], rules.Epsilon())]), composite()])
+    lrpfx.attribute(lrpfx.transform(WithOperator("doubled").eval(), by_name, example_inputs=x), x, 0)
+
+
+@pytest.mark.parametrize("composite, name", [(EpsilonPlus, "moved"), (GuidedBackprop, "doubled")])
+def test_a_plain_gradient_that_moves_relevance_or_is_meant_needs_no_word(composite, name):
+    x = torch.randn(2, 4)
+    explain_model = lrpfx.transform(WithOperator(name).eval(), composite(), example_inputs=x, unassigned="gradient")
+    lrpfx.attribute(explain_model, x, 0)

@@ -27,6 +27,8 @@ from lrpfx.deploy.preprocessing import INTERPOLATIONS
 from lrpfx.passes.stages import STAGES
 from lrpfx.troubleshooting import address
 
+pytestmark = pytest.mark.programs
+
 
 def test_inspect_and_verify(folder):
     exported("model.pt2", "--balance", "--record", "0")

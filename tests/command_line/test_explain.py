@@ -20,6 +20,8 @@ from lrpfx.deploy.preprocessing import StoredPreprocessing
 from lrpfx.errors import InputError
 from lrpfx.explanation.photographs import image_files
 
+pytestmark = pytest.mark.programs
+
 SIZE = ("--size", "8")
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
 

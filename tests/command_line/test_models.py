@@ -21,6 +21,8 @@ from lrpfx.command_line import options
 from lrpfx.command_line.models import model_named
 from lrpfx.deploy.preprocessing import stored_form
 
+pytestmark = pytest.mark.programs
+
 WEIGHTS = torchvision.models.SqueezeNet1_1_Weights.DEFAULT
 
 

@@ -14,6 +14,8 @@ import lrpfx
 from lrpfx.command_line import run as run_command
 from lrpfx.composites import EpsilonGammaBox
 
+pytestmark = pytest.mark.programs
+
 
 def test_export_and_run(folder):
     box = ("--composite", "epsilon_gamma_box", "--setting", "low=0.0", "--setting", "high=1.0", "--input-range", "0", "1")

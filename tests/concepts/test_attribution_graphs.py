@@ -12,7 +12,8 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlusFlat
 from lrpfx.concepts import Feature, attribution_graph
-from lrpfx.concepts.attribution_graphs import TARGET
+from lrpfx.concepts.attribution_graphs import TARGET, AttributionGraph
+from lrpfx.pictures import colors_of
 
 
 class Chain(nn.Module):
@@ -124,6 +125,20 @@ def test_features_of_tokens():
     assert found.picture().size[0] == 1200  # boxes, since it is not an image
 
 
+def test_frames_and_edges_have_the_colours_of_their_signs():
+    """From left to right: a concept with positive, one with negative, and one without relevance."""
+    found = AttributionGraph(nx.DiGraph(), ("layer",))
+    found.graph.add_node(TARGET, relevance=0.0, share=1.0, heatmap=None)
+    for channel, relevance in enumerate([2.0, -1.0, 0.0]):
+        found.graph.add_node(("layer", channel), relevance=relevance, share=0.5, heatmap=None)
+        found.graph.add_edge(TARGET, ("layer", channel), relevance=relevance, share=0.5)
+    picture, colors = np.asarray(found.picture(cmap="coldnhot")), colors_of("coldnhot")
+    positive, negative = ((colors(np.array(one)) * 255).astype(int) for one in (0.8, -0.8))
+    columns = [(picture == color).all(2).any(0).nonzero()[0] for color in (positive, negative, (210, 210, 210))]
+    assert len(picture) - 40 < (picture != 255).any((1, 2)).nonzero()[0].max() < len(picture) - 5
+    assert all(map(len, columns)) and columns[0].mean() < columns[1].mean() < columns[2].mean()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -134,6 +149,7 @@ def test_features_of_tokens():
         ({"channels": [1.5]}, "channels are one or more indices"),
         ({"width": 0}, "width is a number of concepts"),
         ({"width": [1, 2]}, "2 widths for 3 layers"),
+        ({"width": [1, 2, 3, 4]}, "4 widths for 3 layers"),
         ({"target": 4}, "out of range"),
         ({"inputs": torch.randn(2, 3, 7, 7).double()}, "that of one sample, but the batch is 2"),
     ],

@@ -406,6 +406,7 @@ def _array(name, value):
         _set("facts", "layers", value=[]),
         _set("facts", "unknown", value=1),
         _set("samples", value=[[5, 2]]),
+        _set("samples", value=[[5, 5]]),
         _set("samples", value="all"),
         _set("probes", value=[["0", 1]]),
         _set("rankings", 0, "groups", value=[0, 0]),

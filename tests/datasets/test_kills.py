@@ -11,6 +11,8 @@ from data_sets import run, tree
 
 import lrpfx.datasets
 
+pytestmark = pytest.mark.programs
+
 COUNT = 500
 
 

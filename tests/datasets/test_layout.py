@@ -61,3 +61,11 @@ def test_default_blocks_are_whole_batches(shape, batch, inputs, block):
 def test_names_that_could_leave_the_store(name):
     with pytest.raises(lrpfx.ArtefactError):
         Layout.from_json(name, Layout("label", (), "int64", ("sample",)).to_json())
+
+
+@pytest.mark.parametrize("sizes", [(1 << 20, (1 << 20) + 1), (-1, 1), (2.0, 1), (True, 1)])
+def test_samples_of_no_honest_size(sizes):
+    described = Layout("relevance", (1 << 20, 1 << 20), "float32", ("sample", "row", "column")).to_json()
+    assert Layout.from_json("relevance", described).shape == (1 << 20, 1 << 20)
+    with pytest.raises(lrpfx.ArtefactError, match="in a way that lrpfx does not"):
+        Layout.from_json("relevance", {**described, "shape": list(sizes)})

@@ -258,6 +258,13 @@ def test_an_object_is_no_folder(explain_model, tmp_path):
     assert (tmp_path / "store").read_text() == "years"
 
 
+def test_files_in_folders(tmp_path):
+    (tmp_path / "file").write_text("years")
+    assert place_of(str(tmp_path)).sizes() == {"file": 5} and place_of(str(tmp_path)).sizes("missing") == {}
+    with pytest.raises(lrpfx.ArtefactError, match="file is a file, not a folder"):
+        place_of(str(tmp_path)).sizes("file")
+
+
 @pytest.mark.parametrize("linked", ["store", "parent"])
 def test_a_link_leads_to_the_same_lock(linked, explain_model, tmp_path):
     path = tmp_path / "folder" / "store"

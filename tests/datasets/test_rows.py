@@ -76,3 +76,17 @@ def test_what_is_no_array_of_samples():
     for wrong in (3, "abc", {"a": 1}, {1, 2}, np.float64(3)):
         with pytest.raises(InputTypeError):
             column(wrong, "values")
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([3, -1, 5], "sample -1 is out of range: there are 5"),
+        ([3, 0, 5], "sample 5 is out of range: there are 5"),
+        ([1, 2, 1], "given twice"),
+        ([], "no samples"),
+    ],
+)
+def test_samples_that_are_not_there(samples, message):
+    with pytest.raises(InputError, match=message):
+        chosen(samples, 5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lrpfx
-from lrpfx.datasets.samples import identity_of, parts_of
+from lrpfx.datasets.samples import batches, identity_of, parts_of
 
 IMAGE = torch.arange(4.0).reshape(1, 2, 2)
 
@@ -48,3 +48,22 @@ def test_parts(item, label, identity):
 def test_labels_that_are_no_class_indices(form, label):
     with pytest.raises(lrpfx.InputTypeError, match="labels are class indices"):
         parts_of(form(label))
+
+
+def numbers_in_batches(dataset, samples=None, done=()):
+    return [batch.numbers for batch in batches(dataset, samples, set(done).__contains__, 2, 0, {})]
+
+
+@pytest.mark.parametrize("form", [list, iter])
+def test_batches_are_of_the_wanted_samples_that_are_not_done(form):
+    pairs = [(IMAGE + number, number) for number in range(5)]
+    assert numbers_in_batches(form(pairs)) == [[0, 1], [2, 3], [4]]
+    assert numbers_in_batches(form(pairs), [4, 0, 2], done=[2]) == [[0, 4]]
+    for wrong in ([-1], [0.0], [True]):
+        with pytest.raises(lrpfx.InputTypeError, match="numbers of samples, from 0"):
+            numbers_in_batches(form(pairs), wrong)
+
+
+def test_samples_of_several_shapes_make_no_batch():
+    with pytest.raises(lrpfx.InputError, match="the samples 1 to 3 do not make a batch"):
+        numbers_in_batches([IMAGE, IMAGE, IMAGE, IMAGE[:, :1]], done=[0, 2])

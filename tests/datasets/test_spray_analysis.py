@@ -18,7 +18,7 @@ from torch import nn
 import lrpfx
 from lrpfx.datasets import spectral
 from lrpfx.datasets.reduced_maps import pooled
-from lrpfx.datasets.spectral import affinity_of, spectrum_of
+from lrpfx.datasets.spectral import Spectrum, affinity_of, spectrum_of
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.errors import InputError, InputTypeError
 
@@ -365,3 +365,9 @@ def test_stores_without_a_class_for_each_sample(asked, message, tmp_path):
         assert len(spray(view, np.zeros(20, int), **QUICK, clusters=(2,))) == 1
     with pytest.raises(InputTypeError, match="labels are the class of each sample"):
         spray(view.relevance, **QUICK)
+
+
+@pytest.mark.parametrize(("count", "taken"), [(1, 3), (2, 3), (3, 3), (4, 5), (5, 5), (6, 6)])
+def test_coordinates_of_equal_eigenvalues_come_together(count, taken):
+    found = Spectrum(np.array([0.0, 0.0, 0.0, 0.5, 0.5, 1.0]), np.arange(12.0).reshape(2, 6), 3)
+    assert np.array_equal(found.first(count), found.coordinates[:, :taken])

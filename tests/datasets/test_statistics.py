@@ -75,6 +75,9 @@ def test_tables_and_pictures():
     frame = found.to_pandas()
     assert frame.columns.tolist() == ["array", "class", "samples", "total", "magnitude", "share"] and len(frame) == 8
     assert str(found).splitlines()[2].split()[:3] == ["input", "all", str(COUNT)] and found._repr_html_().startswith("<table")
+    assert "more" not in str(found)
+    many = str(summarize({"input": ARRAYS["input"]}, np.arange(COUNT) % 43)).splitlines()
+    assert many[-1] == "... and 4 more" and len(many) == len(str(found).splitlines()) - 8 + 40 + 1
     assert found.picture("input", names=["a", "b", "c"], columns=2).height > found.picture("input", columns=3).height
     for question, message in (
         (lambda: found.picture("dense"), "dense has vectors"),

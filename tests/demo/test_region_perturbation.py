@@ -17,6 +17,8 @@ from lrpfx.demo import photographs, region_perturbation
 from lrpfx.demo.photographs import Classifier
 from lrpfx.demo.region_perturbation import GRADIENT, OURS, RANDOM, Explained, View
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture(autouse=True)
 def float32(_double_precision):

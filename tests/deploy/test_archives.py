@@ -32,6 +32,8 @@ from lrpfx.deploy import archive, files
 from lrpfx.deploy import artefact as artefacts
 from lrpfx.deploy.backends import onnx as onnx_backend
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture(scope="module")
 def program():

@@ -34,6 +34,8 @@ from lrpfx.deploy.backends import onnx as onnx_backend
 from lrpfx.deploy.backends.exported import Exported
 from lrpfx.rules import Gamma
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture
 def explain_model():

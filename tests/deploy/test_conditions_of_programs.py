@@ -20,6 +20,8 @@ from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.preprocessing import StoredPreprocessing
 from lrpfx.errors import InputError, InputTypeError
 
+pytestmark = pytest.mark.programs
+
 WRITERS = [
     pytest.param(lrpfx.save, "model.pt2", id="exported"),
     pytest.param(lrpfx.save, "model.onnx", id="onnx"),

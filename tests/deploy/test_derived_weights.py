@@ -29,6 +29,7 @@ COMPOSITES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the map does not add up")  # ReLU keeps its plain gradient
 @pytest.mark.parametrize(
     "name, optimize",
     [

@@ -490,3 +490,14 @@ def test_a_softmax_at_the_end_is_said():
             lrpfx.lower(explain_model, example)
         said = [str(one.message) for one in caught if issubclass(one.category, LrpfxWarning)]
         assert bool(said) == warns and all("explain the logits" in text for text in said)
+
+
+@pytest.mark.parametrize("size", [1e-16, 1e-25])
+def test_small_outputs_are_compared_by_their_own_size(size):
+    """The squares of such numbers are zero in float32."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).float().eval(), torch.randn(2, 4).float()
+    with torch.no_grad():
+        model[2].weight.mul_(size)
+        model[2].bias.mul_(size)
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x), x)
+    assert torch.allclose(program.module()(x, torch.tensor([0, 1]))["output"] / size, model(x) / size)

@@ -22,6 +22,8 @@ import lrpfx.demo.digits
 from lrpfx.composites import COMPOSITES, EpsilonPlusFlat
 from lrpfx.concepts import Channel, collect, relevances, values_of
 
+pytestmark = pytest.mark.programs
+
 TARGET = 7
 TOLERANCE = 1e-10
 CANONIZERS = {"resnet18": zennit.torchvision.ResNetCanonizer}

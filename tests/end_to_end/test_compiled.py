@@ -21,6 +21,8 @@ from lrpfx.composites import (
 )
 from lrpfx.rules.stabilizer import Stabilizer, stabilize
 
+pytestmark = pytest.mark.programs
+
 
 class Net(nn.Module):
     """Convolutions behind ReLUs and behind nothing, a sum, pooling and dense layers."""

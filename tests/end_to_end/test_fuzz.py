@@ -57,9 +57,7 @@ def network_of(*steps):
 WRONG = {
     "samples_are_independent": ["{0} + {0}.flip(0)"],
     "constants_take_nothing": [("torch.sigmoid({0})", CONSTANT), "x + {0}"],
-    "front_ends_agree": [
-        "F.softmax({0}, 1) if not torch.compiler.is_exporting() else {0}.exp() / {0}.exp().sum(1, keepdim=True)"
-    ],
+    "front_ends_agree": ["F.relu({0}) if not torch.compiler.is_exporting() else 0.5 * ({0} + {0}.abs())"],
     "transform": ["torch.special.bessel_j0({0})"],
 }
 

@@ -18,6 +18,8 @@ from torch.nn.utils import prune
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 
+pytestmark = pytest.mark.programs
+
 
 def test_the_table_is_current():
     assert module_table.document() == (ROOT / "docs" / "modules.md").read_text(), "run `make modules`"

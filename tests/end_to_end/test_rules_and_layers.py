@@ -175,6 +175,7 @@ def on_a_module(rule, module, inputs, seed):
     return tuple(torch.zeros_like(input) if gradient is None else gradient for gradient, input in pairs)
 
 
+@pytest.mark.filterwarnings("ignore:the input .* gets no relevance")  # `Only` gives all to the other
 @pytest.mark.parametrize("rule, kinds, sort", TESTS)
 def test_relevance_is_accounted_for_or_refused(rule, kinds, sort):
     for name, (layer, shapes) in LAYERS[sort].items():

@@ -58,7 +58,7 @@ def test_any_interpolation_agrees(name, size, resampling):
 def test_colours_and_blur_agree(name, change):
     photograph = PHOTOGRAPHS[name]
     input = input_of(change(photograph).crop(BOX).resize((64, 48)))
-    for values in (input, -3 * input + 2):
+    for values in (input, -3 * input + 2, 1e-8 * input):
         assert shows(photograph, values, geometry(photograph, BOX, 64, 48))
         assert not shows(photograph, values[:, :, ::-1], geometry(photograph, BOX, 64, 48))
 
@@ -91,6 +91,7 @@ def test_pictures_of_one_colour():
     grey, photograph = Image.new("RGB", (50, 40), (9, 99, 200)), PHOTOGRAPHS["chelsea"]
     constant, noise = np.full((3, 20, 25), 0.3), np.random.default_rng(0).normal(size=(3, 20, 25))
     assert shows(grey, constant, geometry(grey, (0, 0, 50, 40), 25, 20))
+    assert shows(grey, 0 * constant, geometry(grey, (0, 0, 50, 40), 25, 20))
     assert not shows(grey, noise, geometry(grey, (0, 0, 50, 40), 25, 20))
     assert not shows(photograph, constant, geometry(photograph, (0, 0, *photograph.size), 25, 20))
     assert not shows(photograph, constant * np.nan, geometry(photograph, (0, 0, *photograph.size), 25, 20))

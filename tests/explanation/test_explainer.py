@@ -497,6 +497,8 @@ def test_forms_of_questions(model, explainer, explanation, photographs):
     assert lrpfx.Explainer(model, categories=np.array(NAMES), batch_size=np.int64(2)).categories == tuple(NAMES)
     with pytest.raises(InputTypeError, match="from indices to names, or from names to indices"):
         lrpfx.Explainer(model, categories={"a": "b"})
+    with pytest.raises(InputError, match="the classes 0 to 1, each once"):
+        lrpfx.Explainer(model, categories={0: "a", 2: "b"})
     for record in (None, 5):
         with pytest.raises(InputTypeError, match="record= takes a list"):
             lrpfx.Explainer(model, record=record)
@@ -514,7 +516,8 @@ def test_a_function_of_the_output_gets_the_output(photographs):
         return torch.cat([1 - q, q], 1)
 
     settings = {"preprocess": PREPROCESS, "categories": ["no", "yes"], "output": both}
-    explained = lrpfx.explain(ending(torch.sigmoid, 1), photographs[0], **settings)
+    with pytest.warns(lrpfx.LrpfxWarning, match="constants in the function given as output= take 1 of"):
+        explained = lrpfx.explain(ending(torch.sigmoid, 1), photographs[0], **settings)
     yes = float(ending(nn.Identity(), 1)(PREPROCESS(photographs[0])[None]).sigmoid())
     np.testing.assert_allclose(explained.output, [1 - yes, yes], rtol=1e-6)
     assert explained.target.name == ("yes" if yes > 0.5 else "no")
@@ -553,6 +556,84 @@ def test_changes_that_have_no_version_are_noticed(photographs):
     assert_follows()
     model.end = torch.tanh
     assert_follows()
+
+
+SHIFT = 0.0
+
+
+class Settings:
+    def __init__(self):
+        self.values = {"scale": [1.0]}
+
+
+class Configured(nn.Module):
+    """Its forward reads attributes of many kinds."""
+
+    order = (0, 1, 2)
+
+    def __init__(self):
+        super().__init__()
+        self.classes = nn.Linear(6, 3)
+        self.list, self.dict = [1.0, [2.0]], {"power": {"of": 1.0}}
+        self.settings, self.array = Settings(), np.ones(3)
+        self.names, self.plain = {"ones"}, torch.ones(3)
+        self.cell = cell = [0.0]
+        self.end = lambda z: z + cell[0]
+
+    def shift(self):
+        return SHIFT
+
+    def forward(self, x):
+        z = self.classes(x.mean((2, 3)).repeat(1, 2))[:, list(self.order)]
+        scale = self.list[0] * self.list[1][0] * self.settings.values["scale"][0] * float(self.array[0])
+        return self.end(z * scale * self.plain + self.dict["power"]["of"] + float("more" in self.names) + self.shift())
+
+
+def write(values, place, value):
+    values[place] = value
+
+
+CHANGES = {
+    "a list": lambda model: write(model.list, 0, 2.0),
+    "a list in a list": lambda model: model.list[1].insert(0, 5.0),
+    "a dict in a dict": lambda model: model.dict["power"].update(of=3.0),
+    "a list in a dict of an object": lambda model: write(model.settings.values["scale"], 0, 4.0),
+    "an array": lambda model: write(model.array, 0, 3.0),
+    "a set": lambda model: model.names.add("more"),
+    "what a function closes over": lambda model: write(model.cell, 0, 1.0),
+    "an attribute of the class": lambda model: setattr(type(model), "order", (2, 1, 0)),
+    "a tensor that is an attribute": lambda model: model.plain.data.mul_(3.0),
+    "weights through data": lambda model: model.classes.weight.data.mul_(2.0),
+    "weights through an array": lambda model: write(model.classes.weight.detach().numpy(), 0, 1.0),
+    "weights by another view": lambda model: model.classes.bias.detach().view(-1).add_(1.0),
+    "a hook": lambda model: model.classes.register_forward_hook(lambda module, args, output: 2.0 * output),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_in_place_are_noticed(name, photographs, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(Configured, "order", Configured.order)
+    model = Configured().eval().float()
+    explainer = lrpfx.Explainer(model, composite=EpsilonPlus(), preprocess=PREPROCESS)
+    input = PREPROCESS(photographs[0])[None].float()
+    before = explainer(photographs[0]).output
+    compiled = explainer.explain_model
+    assert np.array_equal(explainer(photographs[0]).output, before) and explainer.explain_model is compiled
+    CHANGES[name](model)
+    np.testing.assert_allclose(explainer(photographs[0]).output, model(input)[0].detach(), rtol=1e-5)
+    assert not np.allclose(explainer(photographs[0]).output, before)
+    assert explainer.explain_model is not compiled
+
+
+def test_changes_that_cannot_be_noticed_need_a_call(photographs, monkeypatch):
+    """A global value that another function than `forward` reads."""
+    explainer = lrpfx.Explainer(Configured().eval().float(), composite=EpsilonPlus(), preprocess=PREPROCESS)
+    before = explainer(photographs[0]).output
+    monkeypatch.setitem(globals(), "SHIFT", 5.0)
+    assert np.array_equal(explainer(photographs[0]).output, before)
+    explainer.recompile()
+    np.testing.assert_allclose(explainer(photographs[0]).output, before + 5.0, rtol=1e-5)
 
 
 def test_explanations_of_a_module_that_changed_say_so(photographs):

@@ -168,6 +168,7 @@ def test_three_axes_are_one_photograph(pixels):
         (np.full((4, 4), np.nan), InputError, "not finite"),
         (np.zeros((4, 4), dtype=np.int64), InputTypeError, "int64"),
         (np.zeros(4), InputTypeError, "1, 3 or 4 channels"),
+        (np.array("a.png"), InputTypeError, "not of <U5"),
     ],
 )
 def test_wrong_images(image, error, message):

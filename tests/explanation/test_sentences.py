@@ -100,6 +100,18 @@ def test_wrong_texts():
         lrpfx.explain(nn.Identity(), "the film", tokenizer=lambda text, return_tensors: [1])
 
 
+def test_classes_of_each_token():
+    """The remedy of the message for a model that classifies each token."""
+    from transformers import BertConfig, BertForTokenClassification
+
+    sizes = {"vocab_size": 8, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForTokenClassification(BertConfig(**sizes, max_position_embeddings=16, num_labels=3)).eval()
+    with pytest.raises(InputError, match=r"output=lambda result: result\.logits\[:, 2\]"):
+        lrpfx.explain(model, "the film", tokenizer=Tokenizer(), target=(2, 1))
+    found = lrpfx.Explainer(model, tokenizer=Tokenizer(), output=lambda result: result.logits[:, 2])("the film", 1)
+    assert found.target.index == 1 and np.abs(found.relevance).sum() > 0
+
+
 def filler():
     from transformers import BertConfig, BertForMaskedLM
 
@@ -141,3 +153,154 @@ def test_progress_on_request(capsys):
     explainer(["the film was good", "the film was bad"])
     shown = capsys.readouterr().err
     assert "explaining: 100%" in shown and " 2/2 " in shown
+
+
+class ChatTokenizer(Tokenizer):
+    def apply_chat_template(self, messages, return_tensors, return_dict, **end):
+        assert end == (
+            {"continue_final_message": True} if messages[-1]["role"] == "assistant" else {"add_generation_prompt": True}
+        )
+        if len(messages) > 2:
+            raise RuntimeError("the template takes two messages")
+        return self(" ".join(message["content"] for message in messages), return_tensors="pt")
+
+
+FILM = "the film was"
+IDS = [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        IDS,
+        tuple(IDS),
+        torch.tensor(IDS),
+        torch.tensor([IDS]),
+        np.array(IDS),
+        ChatTokenizer(ends=False)(FILM, return_tensors="pt"),
+        {"text": FILM, "label": 1, "input_ids": IDS, "attention_mask": [1, 1, 1, 1]},
+        {"input_ids": [IDS], "special_tokens_mask": [[1, 0, 0, 0]]},
+        [{"role": "user", "content": FILM}],
+        [{"role": "user", "content": "the film"}, {"role": "assistant", "content": "was"}],
+        {"messages": [{"role": "user", "content": FILM}]},
+        {"role": "user", "content": FILM},
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_every_form_of_a_text(given):
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(generator(), tokenizer=ChatTokenizer(ends=False))
+    of_string, found = explainer(FILM), explainer(given)
+    assert type(found) is type(of_string) and found.heatmap().words == ("[CLS]", "the", "film", "was")
+    np.testing.assert_allclose(found.relevance, of_string.relevance, rtol=1e-5, atol=1e-8)
+    assert found.name in (FILM, "was")
+
+
+def test_several_texts_in_one_encoding():
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(generator(), tokenizer=ChatTokenizer(ends=False))
+    short = explainer("the film")
+    padded = {"input_ids": torch.tensor([IDS, [1, 3, 4, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])}
+    for given in (padded, [IDS, [1, 3, 4]], [{"input_ids": IDS}, {"input_ids": [1, 3, 4]}], [FILM, "the film"]):
+        both = explainer(given)
+        assert isinstance(both, TextExplanations) and len(both) == 2
+        np.testing.assert_allclose(both[1].output, short.output, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(both[1].relevance[:3], short.relevance, rtol=1e-4, atol=1e-7)
+
+
+def test_contrasts_and_positions():
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(generator(), tokenizer=ChatTokenizer(ends=False))
+    good, bad = explainer(FILM, "good"), explainer(FILM, "bad")
+    contrast = explainer(FILM, {"good": 1, "bad": -0.5})
+    np.testing.assert_allclose(contrast.relevance, good.relevance - 0.5 * bad.relevance, rtol=1e-4, atol=1e-7)
+    assert contrast.target.name == "good − 0.5 · bad"
+    np.testing.assert_allclose(contrast.target.score, good.target.score - 0.5 * bad.target.score, rtol=1e-5)
+    before = explainer(FILM, (1, "good"))
+    inputs = Tokenizer(ends=False)(FILM, return_tensors="pt")
+    direct = lrpfx.attribute(explainer.explain_model, inputs, (1, WORDS.index("good"))).relevance["input_ids"]
+    np.testing.assert_allclose(before.relevance, direct[0].sum(-1).numpy(), rtol=1e-5, atol=1e-8)
+    assert before.target.name == "good (position 1)" and not before.relevance[2:].any()
+    assert explainer(FILM, (-1, {"good": 1, "bad": -0.5})).target.score == contrast.target.score
+    both = explainer([FILM, FILM], [(1, "good"), {"good": 1, "bad": -0.5}])
+    assert [one.target.name for one in both] == ["good (position 1)", "good − 0.5 · bad"]
+    assert len(explainer(FILM, targets=[(1, "good"), "bad", {"bad": 1}]).answers) == 3
+    classes = lrpfx.Explainer(classifier(), tokenizer=Tokenizer())
+    assert classes("the film", {"great": 1, "dull": -1}).target.name == "great − dull"
+    assert [one.target.name for one in classes(["the film", "film"], (1, 0))] == ["great", "dull"]  # one for each
+    for target, message in (
+        ((9, "good"), "position 9 is out of range"),
+        ({}, "at least one class"),
+        ({"good": "1"}, "finite number"),
+    ):
+        with pytest.raises(InputError, match=message):
+            explainer(FILM, target)
+    with pytest.raises(InputError, match="this one returns classes"):
+        classes("the film", (1, "great"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"words": [1]}, "a mapping with the keys 'words' is not a text"),
+        ({"input_ids": [3], "pixel_values": torch.rand(2)}, "holds 'pixel_values', which is not text"),
+        ({"input_ids": [3, 4], "attention_mask": [1]}, "different lengths: input_ids 2, attention_mask 1"),
+        (torch.rand(3), "whole numbers, not torch.float32"),
+        (torch.zeros(2, 2, 2, dtype=torch.long), r"not \(2, 2, 2\)"),
+        ([1, 99], "token id 99, but the tokenizer has 8"),
+        ([1, -1], "token id -1"),
+        (b"the film", "a text is a string, .* not bytes"),
+        (torch.tensor([], dtype=torch.long), "the text is empty"),
+        ([{"role": "user", "content": "the"}] * 3, "cannot write these messages as one text: .*two messages"),
+    ],
+)
+def test_what_is_no_text(given, message):
+    explainer = lrpfx.Explainer(generator(), tokenizer=ChatTokenizer(ends=False))
+    with pytest.raises(InputError, match=message):
+        explainer(given)
+
+
+def test_limits_of_the_model_are_named():
+    with pytest.raises(InputError, match="the text has 18 tokens, but the model has 16 positions: cut it"):
+        lrpfx.explain(classifier(), "the " * 16, tokenizer=Tokenizer())
+    with pytest.raises(InputError, match="the tokenizer has no template for chats"):
+        lrpfx.explain(classifier(), [{"role": "user", "content": "the"}], tokenizer=Tokenizer())
+
+    class Larger(Tokenizer):
+        def __len__(self):
+            return 9
+
+    with pytest.raises(InputError, match="the tokenizer has 9 tokens, but the model's embedding has 8"):
+        lrpfx.explain(classifier(), "the film", tokenizer=Larger())
+
+
+class Bytes(Tokenizer):
+    """Tokens with the marks of a vocabulary of bytes."""
+
+    TOKENS = ("<|endoftext|>", "Ġå¥½", "çļĦ", "çĶµå½±", "Ġdef", "(", "x", "Ġun")
+    all_special_ids = (0,)
+
+    def __call__(self, text, return_tensors=None, add_special_tokens=True):
+        return {"input_ids": torch.tensor([[1, 2, 3, 4, 5, 6]])}
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.TOKENS[int(number)] for number in ids]
+
+    def decode(self, ids):
+        return "".join(self.convert_ids_to_tokens(ids))
+
+
+def test_words_without_blanks_and_code_are_cut_and_join_is_passed_on():
+    cut = ("好", "的", "电影", "def", "(", "x")
+    for join in (True, False):
+        found = lrpfx.explain(generator(), "好的电影 def(x", tokenizer=Bytes(), join=join)
+        assert found.heatmap().words == cut
+        assert lrpfx.text.heatmap(found.relevance, found.tokens, Bytes(), join=join).words == cut
+    words = lrpfx.explain(classifier(), "good bad", tokenizer=Continuing(), join=True).heatmap().words
+    tokens = lrpfx.explain(classifier(), "good bad", tokenizer=Continuing(), join=False).heatmap().words
+    assert words == ("[CLS]", "goodbad", "[SEP]") and tokens == ("[CLS]", "good", "##bad", "[SEP]")
+
+
+class Continuing(Tokenizer):
+    def convert_ids_to_tokens(self, ids):
+        return [WORDS[int(number)].replace("bad", "##bad") for number in ids]

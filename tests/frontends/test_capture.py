@@ -13,7 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
+from lrpfx import passes
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite
+from lrpfx.frontends.exported import capture_export
+from lrpfx.passes import stages
 from lrpfx.rules import Pass
 from lrpfx.types import Activation
 
@@ -249,7 +252,92 @@ def test_where_both_fail():
     model = Unary(lambda x: x.relu() if x.sum() > 0 else x)
     with pytest.raises(lrpfx.CaptureError, match="branches on a value that depends on the input") as caught:
         lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3))
-    assert any("torch.export, tried as well" in note for note in caught.value.__notes__)
+    assert "Torch.export fails, too: torch.export cannot follow the forward" in str(caught.value)
+
+
+class BranchesThenUnknown(Branches):
+    """The trace stops at the branch on a size; torch.export does not, and an operation has no rule."""
+
+    def forward(self, x):
+        return torch.lgamma(super().forward(x))
+
+
+def test_the_cause_that_matters_comes_first():
+    with pytest.raises(lrpfx.UnsupportedOperationError) as caught:
+        lrpfx.transform(BranchesThenUnknown(), EpsilonPlus(), example_inputs=torch.randn(2, 4))
+    first, second = str(caught.value).split("\n\n")
+    assert "lgamma" in first and second.startswith("The symbolic trace fails, too: ") and "branches on a value" in second
+
+
+class MisreadsFloats(nn.Module):
+    """The trace takes the wrong branch, and torch.export cannot return a set."""
+
+    def forward(self, x):
+        return {1.0, x.relu()} if isinstance(x, torch.Tensor) else x.sigmoid()
+
+
+def test_a_front_end_that_came_further_comes_first():
+    with pytest.raises(lrpfx.VerificationError) as caught:
+        lrpfx.transform(MisreadsFloats().eval(), EpsilonPlus(), example_inputs=torch.randn(2, 4))
+    assert "Torch.export fails, too: torch.export cannot follow the forward of MisreadsFloats" in str(caught.value)
+
+
+class SpoilsTraces(passes.GraphPass):
+    """A stage that fails for graphs of one front end."""
+
+    name, stage = "spoils_traces", "assign"
+
+    def __init__(self, front_ends):
+        self.front_ends = front_ends
+
+    def run(self, program):
+        if program.history[0].name in self.front_ends:
+            raise lrpfx.PassError(f"no graph of {program.history[0].name}")
+        return passes.PassResult()
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """Makes a stage fail for the graphs of the named front ends."""
+
+    def spoil(*front_ends):
+        assign = stages.STAGES["assign"]
+        monkeypatch.setitem(stages.STAGES, "assign", lambda settings: (*assign(settings), SpoilsTraces(front_ends)))
+
+    return spoil
+
+
+def test_where_a_later_stage_fails_the_export_is_tried(spoiled):
+    spoiled("symbolic")
+    model, x = Unary(lambda x: x.relu() * 2.0), torch.randn(2, 3)
+    history = lrpfx.history(lrpfx.transform(model, EpsilonPlus(), example_inputs=x))
+    assert history[0].name == "export"
+    assert any("no graph of symbolic" in reason for stage in history for _, reason in stage.reasons)
+    for keywords in ({}, {"example_inputs": x, "capture": "symbolic"}):
+        with pytest.raises(lrpfx.PassError, match="no graph of symbolic") as caught:
+            lrpfx.transform(model, EpsilonPlus(), **keywords)
+        assert str(caught.value) == "no graph of symbolic"
+
+
+def test_where_a_later_stage_fails_for_both(spoiled):
+    spoiled("symbolic", "export")
+    with pytest.raises(lrpfx.PassError) as caught:
+        lrpfx.transform(Unary(lambda x: x.relu() * 2.0), EpsilonPlus(), example_inputs=torch.randn(2, 3))
+    assert str(caught.value) == "no graph of symbolic\n\nTorch.export fails, too: no graph of export"
+
+
+def test_a_hopeless_export_is_given_up_soon(monkeypatch):
+    exports = []
+
+    def counted(*arguments):
+        exports.append(arguments)
+        return capture_export(*arguments)
+
+    monkeypatch.setattr("lrpfx.frontends.capture.capture_export", counted)
+    model = Unary(lambda x: x.relu() if x.sum() > 0 else x)
+    with pytest.raises(lrpfx.CaptureError):
+        lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3, 5), capture="export")
+    assert len(exports) == 2
 
 
 def test_arguments_of_capture():
@@ -279,6 +367,22 @@ def test_slice_assignment_is_functional_in_torch_export():
     accounts = lrpfx.ledger(explain_model, x, seed)
     assert accounts.unexplained <= 1e-9
     assert_close(torch.tensor(accounts.total("constants")), seed[:, 0].sum(), 1e-6)
+
+
+@pytest.mark.parametrize("index", [torch.tensor([True, False, True]), torch.tensor([0, 2])], ids=["mask", "places"])
+def test_entries_of_later_dimensions_are_assigned(index):
+    class Assigns(nn.Module):
+        def forward(self, x):
+            y = x * 2.0
+            y[:, :, index] = 0.0
+            return y
+
+    x = torch.randn(2, 4, 3)
+    explain_model = lrpfx.transform(Assigns().eval(), EpsilonPlus(), example_inputs=x)
+    assert_close(explain_model(x), Assigns()(x), 1e-14)
+    expected = torch.ones_like(x)
+    expected[:, :, index] = 0.0
+    assert_close(lrpfx.attribute(explain_model, x, lambda output: output).relevance, 2 * x * expected, 1e-12)
 
 
 def test_exported_programs():
@@ -315,7 +419,7 @@ def test_frozen_models_and_models_with_constants():
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
     assert_close(explain_model(x), model(x), 1e-14)
     accounts = lrpfx.ledger(explain_model, x, torch.ones(2, 4))
-    assert accounts.unexplained <= 1e-9 and accounts.total("constants") != 0
+    assert accounts.unexplained <= 1e-9 and accounts.total("bias") != 0  # the tensor is added to each output
 
 
 # --- several inputs and outputs -----------------------------------------------------------------------------------------------
@@ -610,3 +714,41 @@ def test_power_iteration_in_training_mode_is_refused():
     for name in ("spectral", "spectral, old style"):
         with pytest.raises(lrpfx.CaptureError, match="change their weights with every call"):
             lrpfx.transform(nn.Sequential(PARAMETRIZATIONS[name](nn.Linear(3, 3))).train(), EpsilonPlus())
+
+
+class OfFunction(nn.Module):
+    """A network with a function of its own and its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function(self.linear(x), x)
+
+
+@pytest.mark.parametrize(
+    ("written", "message", "mended"),
+    [
+        (lambda y, x: y.reshape(len(x), 2, 2).sum(1), r"Write x\.shape\[0\]", lambda y, x: y.reshape(x.shape[0], 2, 2).sum(1)),
+        (lambda y, x: y / int(x.shape[0]), r"x\.shape\[0\] for int", lambda y, x: y / x.shape[0]),
+        (lambda y, x: y / float(x.size(0)), r"x\.shape\[0\] for int", lambda y, x: y / x.size(0)),
+    ],
+)
+def test_sizes_that_are_read_as_numbers(written, message, mended):
+    """The remedy leads to a graph for any batch."""
+    x = torch.randn(2, 4)
+    with pytest.raises(lrpfx.CaptureError, match=message):
+        lrpfx.transform(OfFunction(written).eval(), EpsilonPlus(), x, dynamic_shapes={"x": {0: True}})
+    model, other = OfFunction(mended).eval(), torch.randn(5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, dynamic_shapes={"x": {0: True}})
+    assert_close(explain_model(other), model(other), 1e-14)
+    assert lrpfx.ledger(explain_model, other, 1).unexplained <= 1e-12
+
+
+def test_a_number_of_a_value_has_no_rule_and_the_tensor_has():
+    x = torch.randn(2, 4)
+    with pytest.raises(lrpfx.UnsupportedOperationError, match=r"x\.max\(\) for x\.max\(\)\.item\(\)"):
+        lrpfx.transform(OfFunction(lambda y, x: y * x.max().item()).eval(), EpsilonPlus(), x)
+    explain_model = lrpfx.transform(OfFunction(lambda y, x: y * x.max()).eval(), EpsilonPlus(), x)
+    assert lrpfx.ledger(explain_model, x, 1).unexplained <= 1e-12

@@ -41,3 +41,26 @@ def test_a_number_of_dimensions_that_sizes_decide_is_not_known():
     model = Unary(lambda x: x.squeeze() if x.squeeze().ndim == 2 else x)
     with pytest.raises(lrpfx.CaptureError, match="branches on a value"):
         lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 1, 3), capture="symbolic")
+
+
+class ByBuffer(nn.Module):
+    """Branches on a copy of a buffer, to which something was added in place."""
+
+    def __init__(self, added):
+        super().__init__()
+        self.register_buffer("limit", torch.tensor([-1.0]))
+        self.added = added
+
+    def forward(self, x):
+        limit = self.limit.clone()
+        limit.add_(self.added(x))
+        return x * 3.0 if limit > 0 else x
+
+
+def test_copies_of_buffers_are_known_until_data_is_written_into_them():
+    x = torch.rand(2, 3)
+    model = ByBuffer(lambda x: 2.0).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="symbolic")
+    assert torch.equal(explain_model(x), 3.0 * x)
+    with pytest.raises(lrpfx.CaptureError, match="branches on a value"):
+        lrpfx.transform(ByBuffer(lambda x: x.sum()).eval(), EpsilonPlus(), example_inputs=x, capture="symbolic")

@@ -328,3 +328,135 @@ def test_examples_without_tensors():
     explain_model = lrpfx.transform(Attends(), COMPOSITE, example_inputs=tokens(2, 5))
     with pytest.raises(lrpfx.InputTypeError, match=r"return_tensors='pt'"):
         lrpfx.attribute(explain_model, {"ids": [[1, 2]]}, 1)
+
+
+class Anchors(nn.Module):
+    """A detector that keeps the anchors of the last shape, and makes new ones for another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1)])
+        self.heads = nn.ModuleList([nn.Conv2d(4, 3, 1), nn.Conv2d(4, 3, 1)])
+        self.shape, self.anchors = None, torch.empty(0)
+        self.eval()
+
+    def forward(self, x):
+        maps = []
+        for layer, head in zip(self.layers, self.heads, strict=True):
+            x = layer(x).relu()
+            maps.append(head(x))
+        if self.shape != maps[0].shape:
+            self.anchors = torch.cat([torch.arange(one.shape[2] * one.shape[3], dtype=x.dtype) for one in maps])
+            self.shape = maps[0].shape
+        return (torch.cat([one.flatten(2) for one in maps], 2) + 0.1 * self.anchors).mean(2)
+
+
+class Tokens(nn.Module):
+    """A transformer of a table's columns, with a token for the class, that treats one number of rows otherwise."""
+
+    def __init__(self, special):
+        super().__init__()
+        self.special = special
+        self.weight, self.token = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(1, 1, 8))
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.eval()
+
+    def forward(self, x):
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), x[..., None] * self.weight], 1)
+        if x.shape[0] == self.special:
+            tokens = torch.stack(tokens.unbind(0))  # the same, in other words
+        weights = (self.mix(tokens) @ tokens.mT).softmax(-1)
+        return self.head((weights @ tokens)[:, 0])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("called_before", [True, False])
+@pytest.mark.parametrize("shapes", [None, {"x": {0: True}}])
+def test_a_batch_that_was_there_before_stays_open(batch, called_before, shapes):
+    model, x = Anchors(), torch.randn(batch, 3, 16, 16)
+    if called_before:
+        model(x)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, dynamic_shapes=shapes)
+    for size in (1, 2, 3, batch):
+        inputs = torch.randn(size, 3, 16, 16)
+        assert_close(explain_model(inputs), model(inputs), 1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_branch_for_the_batch_of_the_example_does_not_fix_it(batch):
+    model, x = Tokens(batch), torch.randn(batch, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    for size in (2, 3, batch):
+        inputs = torch.randn(size, 5)
+        assert_close(explain_model(inputs), model(inputs), 1e-12)
+
+
+class OnlyTwo(Tokens):
+    """Another result for a batch of two."""
+
+    def forward(self, x):
+        return super().forward(x) * (2.0 if x.shape[0] == 2 else 1.0)
+
+
+def test_a_branch_that_matters_keeps_the_batch():
+    model, x = OnlyTwo(0), torch.randn(2, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert_close(explain_model(x), model(x), 1e-12)
+    with pytest.raises(lrpfx.InputError, match="was made for 2"):
+        explain_model(torch.randn(3, 5))
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(3, 5))
+    with pytest.raises(lrpfx.InputError, match="valid only for"):
+        explain_model(x)
+
+
+class Overwrites(nn.Module):
+    """A model that writes to a part of a value: torch.export assumes that the rest of the value has several entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.whole = nn.Linear(1, 4), nn.Linear(3, 4)
+
+    def forward(self, x):
+        part = x.chunk(3, 1)[0]
+        whole = 1.0 * x
+        whole[:, :1].zero_()
+        return nn.functional.cosine_similarity(self.first(part), self.whole(whole).tanh(), dim=-1)[:, None]
+
+
+def test_a_sample_alone_is_worth_a_fixed_size():
+    """A graph that refuses a batch of one gives way to one with fewer open sizes."""
+    model = Overwrites().eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(3, 3), capture="export")
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3)
+        assert_close(lrpfx.attribute(explain_model, x, 0).output, model(x))
+
+
+class Matches(nn.Module):
+    """How well each sample of one input fits its partner in the other: the diagonal of all products."""
+
+    def __init__(self, finish):
+        super().__init__()
+        self.first, self.second, self.pair = nn.Linear(5, 4), nn.Linear(5, 4), nn.Bilinear(1, 1, 4)
+        self.finish = finish
+
+    def forward(self, x, y):
+        return self.finish(self, x, torch.diagonal(self.first(x) @ self.second(y).t())[:, None])
+
+
+FINISHES = {
+    "alone": lambda m, x, v: v * 2.0,
+    "in a layer": lambda m, x, v: m.pair(v, v),
+    "beside an input": lambda m, x, v: torch.cat([x, m.pair(v, v)], 1),
+}
+
+
+@pytest.mark.parametrize("batch", [3, 1])
+@pytest.mark.parametrize("name", FINISHES)
+def test_batches_of_two_inputs_are_one_size(name, batch):
+    model = Matches(FINISHES[name]).eval()
+    example = torch.randn(batch, 5), torch.randn(batch, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=example, capture="export")
+    for size in (1, 2, 5):
+        x = torch.randn(size, 5), torch.randn(size, 5)
+        assert_close(lrpfx.attribute(explain_model, x, 0).output, model(*x))

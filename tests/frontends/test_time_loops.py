@@ -43,6 +43,7 @@ def last_of_first(output):
     return seed
 
 
+@pytest.mark.filterwarnings("ignore:.*functions of their own")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "FalconMambaForCausalLM")) for name in LOOPS]
 )

@@ -24,7 +24,7 @@ from .network import BATCH, Network
 
 #: Two computations of one relevance may differ by this much of the largest relevance that any node has.
 TOLERANCE = 1e-9
-IN_SINGLE = 1e-6  # where shares are rounded to float32
+IN_SINGLE = 1e-6  # where the network computes constants in float32: their sums and shares are rounded to it
 #: Where they differ more, by as many times what changes of the weights in the last digits do.
 ROUNDING, AMPLIFIED = 1e-14, 100.0
 
@@ -103,6 +103,10 @@ class Case:
         if not difference <= 1e-10 * max(1.0, float(self.expected.abs().max())):
             raise FailedError(f"the output differs by {float(difference):.2e}")
 
+    @property
+    def tolerance(self) -> float:
+        return IN_SINGLE if ".float()" in self.network.source() else TOLERANCE
+
     def must_agree(self, actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         """`FailedError` where two relevances differ by more than rounding explains."""
         if actual.shape != expected.shape:
@@ -112,7 +116,8 @@ class Case:
         if not expected.numel():
             return
         difference = float((actual - expected).abs().max())
-        if difference <= TOLERANCE * float(expected.abs().max()) or difference <= TOLERANCE * self.magnitude:
+        tolerance = self.tolerance
+        if difference <= tolerance * float(expected.abs().max()) or difference <= tolerance * self.magnitude:
             return
         if difference <= AMPLIFIED * self.change_by_rounding():
             self.undetermined.append(what)
@@ -188,9 +193,8 @@ def the_ledger_balances(case: Case) -> None:
         amounts["the balance"] = accounts.balance
         for entry in accounts:
             amounts[f"{entry.name} ({entry.rule})"] = entry.unexplained
-    tolerance = IN_SINGLE if ".float()" in case.network.source() else TOLERANCE  # shares of constants have their dtype
     for what, amount in amounts.items():
-        if not abs(amount) <= tolerance * max(magnitude, 1.0):
+        if not abs(amount) <= case.tolerance * max(magnitude, 1.0):
             if math.isfinite(amount) and abs(amount) <= AMPLIFIED * case.change_by_rounding():
                 case.undetermined.append("the ledger")
                 continue

@@ -1,6 +1,9 @@
 """Module mode: rules on a model as it stands, against zennit 0.5.1, against graph mode, and without a trace afterwards."""
 
 import copy
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,13 +11,26 @@ import zennit.composites
 import zennit.core
 import zennit.rules
 from combinations import each_pair
-from helpers import NETWORKS, Binary, Unary, assert_close, assert_untouched, relative_difference, small_net, snapshot
+from helpers import (
+    NETWORKS,
+    Binary,
+    Unary,
+    assert_close,
+    assert_untouched,
+    randomize_batch_norm,
+    relative_difference,
+    small_net,
+    snapshot,
+)
 from reference.dense import LAYERS
 from torch import nn
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import COMPOSITES, Composite, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
+from lrpfx.attribution import Gradient
+from lrpfx.canonizers import SequentialMergeBatchNorm
+from lrpfx.composites import COMPOSITES, Composite, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite, NameMapComposite
+from lrpfx.errors import RuleError
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.template import BasicHook
 from lrpfx.types import Activation, Linear, Sum
@@ -215,19 +231,129 @@ def test_arguments_that_are_no_tensors():
     assert_close(relevance, torch.ones(2, 3), 1e-6)
 
 
-def test_nested_contexts_and_any_order_of_removal():
-    model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), torch.randn(2, 3)
+def test_a_module_has_one_rule_at_a_time():
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), torch.randn(2, 3)
     before = snapshot(model)
-    first, second = rules.Epsilon().register(model[0]), rules.ZPlus().register(model[0])
+    first, other = rules.Epsilon().register(model[0]), rules.ZPlus().register(model[2])
+    for rule in (rules.ZPlus(), Watching()):
+        with pytest.raises(RuleError, match=r"Linear has a rule already: Epsilon\("):
+            rule.register(model[0])
+    leaf = x.clone().requires_grad_()
+    (relevance,) = torch.autograd.grad(model[0](leaf), leaf, torch.ones(2, 3))
+    assert_close(relevance, registered(rules.Epsilon(), twin_of(model[0]), x, torch.ones_like))
+    first.remove()
+    second = rules.ZPlus().register(model[0])
     first.remove()
     leaf = x.clone().requires_grad_()
     (relevance,) = torch.autograd.grad(model[0](leaf), leaf, torch.ones(2, 3))
     assert_close(relevance, registered(rules.ZPlus(), twin_of(model[0]), x, torch.ones_like))
+    other.remove()
     second.remove()
     second.remove()
     assert_untouched(model, before)
-    with EpsilonPlus().context(model), EpsilonPlusFlat().context(model):
-        model(x.clone().requires_grad_())
+
+
+class Watching(Hook):
+    def forward(self, module, args, kwargs, output):
+        self.stored_tensors["output"] = output
+
+
+def with_batch_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4)).eval()
+    randomize_batch_norm(model)
+    return model
+
+
+def merging(composite=EpsilonPlus):
+    return composite(canonizers=[SequentialMergeBatchNorm()])
+
+
+def relevance_in_context(model, x):
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(model(leaf).sum(), leaf)[0]
+
+
+def entered(context):
+    """The context, which the garbage collector leaves if nothing refers to it."""
+    context.__enter__()
+    return context
+
+
+OVERLAPPING = {
+    "a context": lambda model: entered(merging().context(model)),
+    "another composite, on other layers": lambda model: NameMapComposite([(["4"], rules.Epsilon())]).register(model),
+    "a rule": lambda model: rules.Epsilon().register(model[4]),
+    "a rule with code": lambda model: Watching().register(model[2]),
+    "a canonizer and a rule": lambda model: (SequentialMergeBatchNorm().apply(model), rules.ZPlus().register(model[0])),
+}
+
+
+@pytest.mark.parametrize("composite", [merging, EpsilonPlusFlat, lambda: NameMapComposite([(["0"], rules.Pass())])])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_contexts_do_not_overlap(name, composite):
+    """The error says so, before anything of the model changes, and what was there goes on."""
+    model, x = with_batch_norm(), torch.rand(2, 1, 5, 5)
+    kept = OVERLAPPING[name](model)
+    gc.collect()
+    before, expected = snapshot(model), relevance_in_context(model, x)
+    for enter in (lambda: composite().context(model).__enter__(), lambda: composite().register(model)):
+        with pytest.raises(RuleError, match=r"the model has rules already: .* MixedComposite"):
+            enter()
+    if "context" not in name:
+        assert_untouched(model, before)
+    assert torch.equal(relevance_in_context(model, x), expected)
+    del kept
+
+
+def test_a_composite_is_in_one_context_at_a_time():
+    models, composite = [with_batch_norm(), with_batch_norm()], merging()
+    before, x = [snapshot(model) for model in models], torch.rand(2, 1, 5, 5)
+    with composite.context(models[0]):
+        expected = relevance_in_context(models[0], x)
+        for model in models:
+            with pytest.raises(RuleError, match="is registered on a model already"), composite.context(model):
+                pass
+        assert_close(relevance_in_context(models[0], x), expected, 1e-12)
+    composite.register(models[0])
+    composite.register(models[1])  # moves it, as it does in Zennit
+    assert_untouched(models[0], before[0])
+    composite.remove()
+    assert_untouched(models[1], before[1])
+    with composite.context(models[0]):
+        assert_close(relevance_in_context(models[0], x), expected, 1e-12)
+
+
+@pytest.mark.parametrize("shared", ["model", "model and composite", "attributor"])
+def test_threads_get_right_maps_or_an_error(shared):
+    model, x = with_batch_norm(), torch.rand(2, 1, 5, 5)
+    before = snapshot(model)
+    with merging().context(model):
+        expected = relevance_in_context(model, x)
+    one, attributor = merging(), Gradient(model, merging(), torch.ones_like)
+    attributor(x)
+    start = threading.Barrier(4)
+
+    def explain(number):
+        start.wait()
+        found = []
+        for _ in range(20):
+            try:
+                if shared == "attributor":
+                    found.append(attributor(x)[1])
+                else:
+                    with (merging() if shared == "model" else one).context(model):
+                        found.append(relevance_in_context(model, x))
+            except RuleError:
+                found.append(None)
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        maps = [one for found in threads.map(explain, range(4)) for one in found]
+    right = [one for one in maps if one is not None]
+    assert right
+    for one in right:
+        assert_close(one, expected, 1e-12)
     assert_untouched(model, before)
 
 

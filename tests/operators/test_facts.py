@@ -490,6 +490,8 @@ def check_reach(row):
             continue  # other calls beside that of the row
         if not torch.equal(*(tensors_in(one.function(*args, **options))[0] for _ in range(2))):
             continue  # random
+        if any(given.layout is not torch.strided for given in tensors_in((args, options))):
+            continue  # entries of sparse tensors cannot be changed
         tracked_args, tracked_options = with_own_positions((args, options), first=0)
         found = tensors_in_tracked(TrackedCall(one.function, row, tracked_args, tracked_options).run())
         component = 0
@@ -600,6 +602,9 @@ def check_view(row):
                     made = {node: value.mT.contiguous().mT if value.ndim > 1 else value for node, value in made.items()}
                 result, arguments = accepted(one, made)
                 first = None if result is None else next(iter(tensors_in(arguments)))
+                if first is not None and first.layout is not torch.strided:
+                    shared.add(False)  # a sparse tensor shares its memory with no dense one
+                    continue
                 for tensor in tensors_in(result):
                     if tensor.numel():
                         shared.add(tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr())
@@ -632,7 +637,7 @@ def check_result_per_argument(row):
 
 def check_probability(row):
     """It is torch's function of the logits, or its logarithm."""
-    if row.probability is None:
+    if row.probability is None or row.controls:  # shares that other arguments hold are no function of the logits alone
         return
     for scale in (1.0, 5.0):
         for one in calls_of(row):

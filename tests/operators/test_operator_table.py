@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import math
+import operator
 import pickle
 
 import pytest
@@ -14,7 +16,7 @@ from lrpfx import passes, rules, types
 from lrpfx.composites import EpsilonPlus
 from lrpfx.concepts import receptive_fields
 from lrpfx.frontends.capture import normal_form
-from lrpfx.ir.node import floating_tensors, node_info
+from lrpfx.ir.node import floating_tensors, map_arguments, node_info
 from lrpfx.ir.operator import REQUIRED, Channels, NotAffineError, Sign
 from lrpfx.operators import table as operators
 from lrpfx.operators.row import row as row_of
@@ -22,6 +24,11 @@ from lrpfx.operators.samples import Fixed, Signal, Weight, call, signal
 from lrpfx.operators.signs import of_input
 from lrpfx.reports.ledger import PARTS
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
+
+#: Functions stand alone here, and rules may leave an operand out.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*functions of their own", "ignore:the input .* gets no relevance, but the output depends on it"
+)
 
 COMPOSITE = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
 SAMPLED = [row for row in operators.all_operators() if row.sample is not None]
@@ -244,8 +251,8 @@ def check_facts(row):
     if row.moves and not row.converts:
         assert set(output.flatten().tolist()) <= {*first.flatten().tolist(), *others(given), 0.0, bound.get("value")}
     if row.coefficients is not None:
-        own, others_own = row.coefficients(bound["alpha"])
-        assert_same(output, own * given["input"] + others_own * given["other"])
+        own, others_own = row.coefficients(bound.get("alpha", 1))
+        assert_same(output, own * given["input"] + (others_own * given["other"] if "other" in given else 0))
     for name in row.affine_in:
         other = torch.rand(given[name].shape)
         middle = canonical(row)({**given, name: (given[name] + other) / 2})
@@ -604,14 +611,18 @@ UNKNOWN = {
     *("scatter_add", "index_add", "index_put_accumulated", "affine_grid", "fold", "col2im", "selective_scan", "lp_pool"),
     *("tensordot", "grid_sample", "gather", "index_put", "scatter", "masked_scatter", "fill", "max_unpool", "nonzero"),
     *("searchsorted", "bucketize", "bincount", "one_hot", "real", "diff", "group_norm", "local_response_norm"),
+    *(f"{by}_{kind}" for by in ("scatter", "index") for kind in ("reduce", "averaged", "chosen")),
+    *("index_copy", "index_fill", "kron", "solve", "solve_triangular", "cholesky_solve", "stft", "istft"),
+    *(row.name for row in operators.all_operators() if row.transforms),
 }
 #: Rows whose sample has entries without effect: hidden by a mask, by a factor 0, or by steps that no change crosses.
 WITHOUT_EFFECT = {
     *("where", "masked_fill", "linear_recurrence", "weighted_key_value", "zero", "eq", "isclose", "isin", "isnan", "isinf"),
-    *("logical_not", "all", "any", "count_nonzero", "view_as_real", "rotated", "real_fourier"),
+    *("logical_not", "all", "any", "count_nonzero", "view_as_real", "rotated", "conj", "resolve_conj"),
+    *("exponential_shares", "shares_of_groups"),  # the sample has shares of its own
 }
 #: Rows whose sample's result depends only on vectors, whose one dimension counts as the batch.
-OF_VECTORS = {"dot", "outer", "meshgrid", "copy"}
+OF_VECTORS = {"dot", "dist", "outer", "meshgrid", "copy"}
 
 
 def dependence(network, inputs, number, outputs):
@@ -659,3 +670,66 @@ def test_receptive_fields_are_the_entries_that_matter(row):
             assert all(one.start >= two.start and one.stop <= two.stop for one, two in pairs if one.stop)
             wider |= expected != found
     assert wider == (row.name in UNKNOWN | WITHOUT_EFFECT)
+
+
+# --- run-time sizes ---------------------------------------------------------------------------------------------------------
+
+
+SIZE = 8  # of a further input, from which every number among the arguments is computed
+
+
+def with_run_time_sizes(network):
+    """The network with each number among its calls' arguments, at any depth, computed from a size of a further input."""
+    program, _ = normal_form(network, capture="symbolic")
+    graph = program.graph
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        measured = graph.placeholder("measured")
+    with graph.inserting_after(measured):
+        size = graph.call_method("size", (measured, 0))
+    replaced = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+
+        def computed(leaf, node=node):
+            nonlocal replaced
+            if type(leaf) not in (int, float) or not math.isfinite(leaf):
+                return leaf
+            replaced += 1
+            with graph.inserting_before(node):
+                if type(leaf) is int:
+                    return graph.call_function(operator.add, (size, leaf - SIZE))
+                return graph.call_function(operator.mul, (size, leaf / SIZE))
+
+        args, kwargs = map_arguments((node.args, node.kwargs), computed)
+        node.args, node.kwargs = tuple(args), kwargs
+        name = getattr(node.target, "__name__", "")
+        if getattr(torch.Tensor, name, None) is node.target:  # proxies have methods, but no slots of the class Tensor
+            node.op, node.target = "call_method", name
+    return fx.GraphModule(program.root, graph).eval(), replaced
+
+
+#: Rows whose samples hold numbers that cannot be sizes of another input.
+WITHOUT_SIZES = {
+    "scaled_dot_product_attention": "its decomposition branches on numbers",
+    "istft": "torch.istft branches on numbers",
+    "histc": "it has no gradient in torch, so its graph detaches the input, which is no call of the network",
+}
+
+
+@pytest.mark.filterwarnings("ignore:the map is empty", "ignore:no relevance reaches")
+@pytest.mark.parametrize("row", [row for row in SAMPLED if row.name not in WITHOUT_SIZES], ids=str)
+def test_any_argument_may_be_computed_from_sizes(row):
+    """Relevance is that of the call with plain numbers, bit for bit."""
+    network, inputs = sample_network(row)
+    changed, replaced = with_run_time_sizes(network)
+    if not replaced:
+        return
+    expected = lrpfx.attribute(lrpfx.transform(network, COMPOSITE, example_inputs=inputs, capture="symbolic"), inputs, seed_of)
+    inputs = (*inputs, torch.zeros(SIZE, 2))
+    explain_model = lrpfx.transform(changed, COMPOSITE, example_inputs=inputs, capture="symbolic")
+    actual = lrpfx.attribute(explain_model, inputs, seed_of)
+    assert torch.equal(actual.output, expected.output)
+    wanted = expected.relevance if isinstance(expected.relevance, tuple) else (expected.relevance,)
+    for found, want in zip(actual.relevance, wanted, strict=False):
+        assert found is want is None or torch.equal(found, want)

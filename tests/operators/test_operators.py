@@ -10,12 +10,17 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import LayerMapComposite, layer_map_base
+from lrpfx.composites import EpsilonPlusFlat, LayerMapComposite, layer_map_base
 from lrpfx.ir.operator import REQUIRED
 from lrpfx.operators import table as operators
 from lrpfx.rules.template import BasicHook
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.types import Activation, Linear, Sum
+
+#: Functions stand alone here, and rules may leave an operand out.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*functions of their own", "ignore:the input .* gets no relevance, but the output depends on it"
+)
 
 aten = torch.ops.aten
 composite = LayerMapComposite([(Activation, rules.ReLUBetaSmooth()), (Linear, rules.ZPlus()), *layer_map_base()])
@@ -266,9 +271,13 @@ def linear_calls(row):
 #: Rows whose adjoint is compared with the derivative for their sample alone.
 BY_SAMPLE = {
     *("grouped_linear", "selected_linear", "selected_linear_of_columns", "linear_recurrence", "selective_scan"),
-    *("weighted_key_value", "rotated", "real_fourier"),
+    *("weighted_key_value", "rotated"),
 }
-LINEAR_ROWS = [row for row in operators.all_operators() if row.adjoint is not None and row.name not in BY_SAMPLE]
+#: Rows that are not linear: their adjoint, the derivative where they are, is compared with torch's in tests of their own.
+DIFFERENTIATED = {"recurrent"}
+LINEAR_ROWS = [
+    row for row in operators.all_operators() if row.adjoint is not None and row.name not in BY_SAMPLE | DIFFERENTIATED
+]
 
 
 @pytest.mark.parametrize("row", LINEAR_ROWS, ids=lambda row: row.name)
@@ -299,7 +308,7 @@ def test_adjoints_are_transposes(row):
 
 def test_no_adjoint_is_missing():
     convolutions = {f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)}
-    assert {row.name for row in operators.all_operators() if row.adjoint is not None} == BY_SAMPLE | {
+    assert {row.name for row in operators.all_operators() if row.adjoint is not None} == BY_SAMPLE | DIFFERENTIATED | {
         "linear",
         "add",
         *convolutions,
@@ -361,3 +370,80 @@ def test_metadata_is_no_data():
     x = torch.randn(2, 3, 4, 5)
     assert lrpfx.node_names(explain_model) == ["x", "view", "sum"]
     assert torch.equal(explain_model(x), model(x))
+
+
+#: Functions of a number and a tensor, in which the number comes first.
+NUMBER_FIRST = {
+    "subtract": lambda number, x: number - x,
+    "divide": lambda number, x: number / x,
+    "power": lambda number, x: number**x,
+    "add with alpha": lambda number, x: torch.add(number, x, alpha=2),
+    "subtract with alpha": lambda number, x: torch.sub(number, x, alpha=2),
+    "subtract by name": lambda number, x: torch.sub(number, other=x),
+    "divide and round": lambda number, x: x * torch.div(number, x, rounding_mode="floor"),
+    "augmented": lambda number, x: augmented(number, x) + number,
+}
+
+
+def augmented(number, x):
+    number *= x
+    return number
+
+
+@pytest.mark.parametrize("name", NUMBER_FIRST)
+def test_a_size_is_a_number(name):
+    """A call whose first argument is a size means the same as with a plain number, with and without example inputs."""
+    function, x = NUMBER_FIRST[name], torch.rand(2, 3) + 0.5
+    plain, computed = Unary(lambda x: function(3, x * 1.5)), Unary(lambda x: function(x.shape[1], x * 1.5))
+    expected = explain(plain, x)
+    assert torch.equal(expected.output, plain(x))
+    assert_close(explain(computed, x).relevance, expected.relevance, 1e-15)
+    for model in (plain, computed):
+        explain_model = lrpfx.transform(model, composite)
+        assert_close(lrpfx.attribute(explain_model, x, uneven).relevance, expected.relevance, 1e-15)
+
+
+class RunTimeSizes(nn.Module):
+    """A network whose calls take sizes of tensors inside tuples, or the same numbers as they are."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.weight, self.scale = nn.Parameter(torch.randn(4, 2, 3, 3)), nn.Parameter(torch.rand(4))
+        self.head = nn.Linear(4, 3)
+        self.eval()
+
+    def forward(self, x):
+        skip = self.first(x).relu()
+        height, width = skip.shape[2:] if self.sizes else (8, 8)
+        channels = skip.shape[1] if self.sizes else 4
+        y = F.conv2d(self.second(skip), self.weight, None, (channels - 3,) * 2, (channels - 3,) * 2, groups=channels - 2)
+        y = F.interpolate(y, size=(height, width), mode="bilinear") + skip
+        y = F.interpolate(y, scale_factor=(channels / 4, channels / 2)) + F.pad(y, (0, width, 0, 0))
+        y = F.avg_pool2d(y, (channels - 2, channels - 2)) + F.adaptive_avg_pool2d(y, (height // 2, width))
+        y = F.layer_norm(y.permute(0, 2, 3, 1), (channels,), self.scale)
+        return self.head(y.mean((channels - 3, channels - 2)))
+
+
+def test_sizes_inside_tuples_in_all_forms_of_a_graph():
+    plain, model, x = RunTimeSizes(False), RunTimeSizes(True), torch.randn(2, 3, 8, 8)
+    model.load_state_dict(plain.state_dict())
+    composite = EpsilonPlusFlat()
+    expected = lrpfx.attribute(lrpfx.transform(plain, composite, example_inputs=x), x, 0)
+    without_examples = lrpfx.transform(model, composite)
+    explain_model = lrpfx.transform(model, composite, example_inputs=x, capture="symbolic")
+    opened = {"x": {2: True}}
+    exported = lrpfx.transform(model, composite, example_inputs=x, capture="export", dynamic_shapes=opened)
+    for one in (without_examples, explain_model, exported):
+        found = lrpfx.attribute(one, x, 0)
+        assert torch.equal(found.output, plain(x)) and torch.equal(found.relevance, expected.relevance)
+    larger = torch.randn(1, 3, 12, 8)
+    assert_close(lrpfx.attribute(exported, larger, 0).output, model(larger), 1e-12)
+    assert lrpfx.ledger(explain_model, x, 0).unexplained <= 1e-12
+    compiled = torch.compile(explain_model, backend="aot_eager", fullgraph=True)
+    assert_close(lrpfx.attribute(compiled, x, 0).relevance, expected.relevance, 1e-12)
+    lowered = lrpfx.lower(explain_model, x).module()(x, torch.zeros(2, dtype=torch.int64))
+    assert_close(lowered["relevance"], expected.relevance, 1e-12)
+    with pytest.raises(lrpfx.errors.InputError, match="cannot run"):
+        lrpfx.attribute(without_examples, torch.randn(2, 4, 8, 8), 0)

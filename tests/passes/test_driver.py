@@ -15,8 +15,6 @@ from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.driver import random_arguments
-from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.stages import STAGES, Settings, passes_of
 
 
@@ -43,9 +41,9 @@ def test_dump_directory(tmp_path, monkeypatch):
     files = sorted(path.name for path in (tmp_path / "dump").iterdir())
     stages = lrpfx.history(explain_model)
     assert files == [f"{n:03d}_{stage.stage}_{stage.name}.py" for n, stage in enumerate(stages, 1)]
-    assert "010_canonize_merge_batch_norm.py" in files
-    text = (tmp_path / "dump" / "010_canonize_merge_batch_norm.py").read_text()
-    assert text == str(stages[9]) + "\n"
+    (place,) = (n for n, stage in enumerate(stages) if stage.name == "merge_batch_norm")
+    text = (tmp_path / "dump" / f"{place + 1:03d}_canonize_merge_batch_norm.py").read_text()
+    assert text == str(stages[place]) + "\n"
     compile(text, "dump", "exec")
     assert "# CANONIZE merge_batch_norm: 2 matched" in text and "left alone: norm: " in text
 
@@ -180,26 +178,6 @@ def test_verification_that_is_left_out_is_noticed(monkeypatch):
     checked.clear()
     lrpfx.transform(small_net(), EpsilonPlus(), fold=False)
     assert checked == ["normalize", "merge_batch_norm", "rewrite"]
-
-
-@pytest.mark.parametrize(
-    "layer", [nn.Conv2d(6, 4, 3, groups=2), nn.Conv1d(4, 4, 2, groups=4), nn.Conv3d(2, 3, 2), nn.Linear(3, 2)]
-)
-def test_random_inputs_fit_the_first_layer(layer):
-    stages = lrpfx.history(lrpfx.transform(nn.Sequential(layer, nn.ReLU()).eval(), EpsilonPlus()))
-    assert not any(stage.unverified for stage in stages)
-
-
-@pytest.mark.parametrize("size", [8, 16, 28, 32, 64, 96, 128, 224, 256, 299, 384])
-def test_random_inputs_have_the_usual_sizes(size):
-    model = nn.Sequential(nn.Conv1d(2, 1, 1), nn.Flatten(), nn.Linear(size, 3)).eval()
-    assert not any(stage.unverified for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlus())))
-
-
-def test_random_inputs_have_not_too_many_values():
-    program = capture_symbolic(nn.Sequential(nn.Conv3d(2, 1, 1)).eval())
-    passes.run_pass(program, NormalizeOperators())
-    assert [tuple(x.shape) for (x,) in random_arguments(program)] == [(2, 2, *[size] * 3) for size in (32, 28, 16, 8)]
 
 
 def test_a_pass_that_is_not_to_edit():

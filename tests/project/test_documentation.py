@@ -12,6 +12,8 @@ from tools.documentation import DOCUMENTS, run
 from lrpfx.command_line.application import app
 from lrpfx.deploy.backends import BACKENDS
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture
 def own_backends():
@@ -31,7 +33,8 @@ def test_documents_show_what_their_code_prints(path, own_table, own_backends):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_and_pictures_exist(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+    prose = re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#]+)\)", prose):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
 

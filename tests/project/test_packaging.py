@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):

@@ -102,9 +102,9 @@ def test_exported_programs_and_named_inputs():
 
 
 def test_arguments():
-    with pytest.raises(lrpfx.InputTypeError, match="not function and EpsilonPlus"):
+    with pytest.raises(lrpfx.InputTypeError, match="not function"):
         lrpfx.check(lambda x: x, EpsilonPlus())
-    with pytest.raises(lrpfx.InputTypeError, match="not both"):
+    with pytest.raises(lrpfx.InputTypeError, match="not in two ways"):
         lrpfx.check(small_net(), LayerMapComposite([]), torch.randn(2, 3, 8, 8), x=torch.randn(2, 3, 8, 8))
 
 
@@ -145,3 +145,64 @@ def test_the_data_frame():
     assert list(frame.columns) == ["operator", "kind", "count", "rules", "uncovered"]
     assert frame["count"].dtype == "int64" and frame.set_index("operator").loc["conv2d", "count"] == 3
     assert all(pandas.api.types.is_string_dtype(frame[name]) for name in frame.columns if name != "count")
+
+
+class TwoArguments(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x, scale=None):
+        x = self.linear(x).relu()
+        return x if scale is None else x * scale
+
+
+def test_example_inputs_are_given_as_to_transform():
+    model, (x, scale) = TwoArguments().eval(), torch.randn(2, 2, 3)
+    composite = EpsilonPlus()
+    expected = lrpfx.check(model, composite, x, scale)
+    assert expected.ok and expected.front_ends == {"symbolic": "works", "export": "works"}
+    assert "example_inputs=..." in expected.next_steps[-1]
+    for given in ((x, scale), [x, scale], {"x": x, "scale": scale}):
+        assert lrpfx.check(model, composite, example_inputs=given) == expected
+        assert lrpfx.check(model, composite, given) == expected
+        assert torch.equal(lrpfx.transform(model, composite, given)(x, scale), model(x, scale))
+    assert lrpfx.check(model, composite, x=x, scale=scale) == expected
+    assert lrpfx.check(model, composite, example_inputs=x) == lrpfx.check(model, composite, x)
+    assert lrpfx.node_names(model, (x, scale), capture="export") == lrpfx.node_names(model, example_inputs=(x, scale))
+
+
+def test_an_argument_that_is_a_sequence_stays_one():
+    class Pair(nn.Module):
+        def forward(self, pair):
+            return torch.relu(pair[0]) + pair[1]
+
+    pair = (torch.randn(2, 3), torch.randn(2, 3))
+    assert lrpfx.check(Pair(), EpsilonPlus(), pair).ok
+    assert lrpfx.check(Pair(), EpsilonPlus(), example_inputs=(pair,)).ok
+
+
+@pytest.mark.parametrize(
+    "given, keywords, message",
+    [
+        ((), {"example_input": 1}, "neither an option of check nor .* Did you mean 'example_inputs'"),
+        ((), {"scales": 1}, "which takes x, scale. Did you mean 'scale'"),
+        ((1,), {"example_inputs": 1}, "not in two ways"),
+        ((1,), {"scale": 1}, "not in two ways"),
+        ((1, 1, 1), {}, "do not fit TwoArguments.forward"),
+        ((), {"unassigned": "none"}, "unassigned is"),
+        ((), {"capture": "jit"}, "capture is"),
+    ],
+)
+def test_arguments_that_do_not_fit(given, keywords, message):
+    x = torch.randn(2, 3)
+    keywords = {name: x if value == 1 else value for name, value in keywords.items()}
+    with pytest.raises(lrpfx.InputError, match=message):
+        lrpfx.check(TwoArguments().eval(), EpsilonPlus(), *(x for _ in given), **keywords)
+
+
+def test_options_of_transform():
+    model, x = Strange().eval(), torch.randn(2, 5, 4)
+    assert not lrpfx.check(model, EpsilonPlus(), x).ok
+    report = lrpfx.check(model, EpsilonPlus(), x, unassigned="gradient", capture="symbolic", constants=())
+    assert report.ok and list(report.front_ends) == ["symbolic"]

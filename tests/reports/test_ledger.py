@@ -1,10 +1,12 @@
 """The ledger: exact for every built-in rule, and honest about the rest."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import COMPOSITES, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
+from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
 from lrpfx.core import BasicHook, Hook
 from lrpfx.reports.ledger import LARGEST, PARTS, Entry, Ledger
 from lrpfx.rules.ratios import FirstGradient
@@ -102,6 +104,7 @@ def test_the_constant_term_of_a_softmax_is_no_bias():
             assert_close(torch.tensor(entry.expansion), by_hand, 1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*functions of their own")
 @pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, F.softplus, F.relu6, torch.exp, lambda x: F.gelu(x)])
 def test_activations_have_an_expansion_and_no_bias(function):
     """Under a rule that takes them for linear: the constant term of their expansion at x is f(x) - x f'(x)."""
@@ -115,7 +118,7 @@ def test_activations_have_an_expansion_and_no_bias(function):
 
 
 def test_functions_without_a_forward_mode_derivative():
-    """The linear part is then that of the transposed transposed derivative."""
+    """The linear part needs the ordinary derivative alone."""
 
     class Doubled(torch.autograd.Function):
         generate_vmap_rule = True
@@ -145,6 +148,88 @@ def test_functions_without_a_forward_mode_derivative():
     z = 2 * x + model[0].bias.detach()
     assert entry.bias == pytest.approx(float((seed / (z + 0.1) * model[0].bias.detach()).sum()), rel=1e-12)
     assert entry.relevance_out == pytest.approx(float((seed / (z + 0.1) * 2 * x).sum()), rel=1e-12)
+
+
+def test_several_threads_get_the_same_accounts():
+    """Forward-mode derivatives number their levels for all threads together."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 5), nn.Softmax(-1)).eval()
+    x = torch.randn(3, 6)
+    made = [lrpfx.transform(model, composite, example_inputs=x) for composite in (EpsilonPlus(), AttnLRP())]
+    expected = [lrpfx.ledger(explain_model, x, 1).to_dict() for explain_model in made]
+
+    def accounts(number):
+        return lrpfx.ledger(made[number % 2], x, 1).to_dict() == expected[number % 2]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(accounts, range(120)))
+
+
+def every_other(x):
+    return x * (torch.arange(x.numel()).reshape(x.shape) % 2)
+
+
+#: What has an infinite derivative at some of these inputs, or overflows on the way to a finite result.
+SINGULAR = {
+    "lp_pool1d": lambda x: F.lp_pool1d(x, 2.0, 2),
+    "lp_pool1d of another degree": lambda x: F.lp_pool1d(x, 3.0, 2),
+    "root behind a ReLU": lambda x: x.relu().sqrt(),
+    "power behind a ReLU": lambda x: x.relu() ** 0.3,
+    "logarithm behind a ReLU": lambda x: (x.relu() + 1).log(),
+    "arc sine behind a clamp": lambda x: x.clamp(-1, 1).asin(),
+    "norm": lambda x: x.norm(dim=-1),
+    "standard deviation": lambda x: x.std(-1),
+    "distances": lambda x: torch.cdist(x, x.flip(0)),
+    "masked scores": lambda x: x.masked_fill(x <= 0, -math.inf).logsumexp(-1).clamp(min=-9.0),
+    "masked softmax": lambda x: x.masked_fill(torch.arange(6) > 3, -math.inf).softmax(-1),
+}
+SPECIAL = {
+    "zeros": torch.zeros_like,
+    "every other one zero": every_other,
+    "ones": torch.ones_like,
+    "signs": torch.sign,
+    "equal rows": lambda x: x[:1].expand_as(x).clone(),
+    "negative": lambda x: -x.abs(),
+}
+
+
+def figures_of(accounts):
+    figures = [value for entry in accounts for value in vars(entry).values() if isinstance(value, float)]
+    totals = (accounts.seed, accounts.balance, accounts.unexplained)
+    return [*figures, *totals, *accounts.inputs.values(), *accounts.flows.values()]
+
+
+@pytest.mark.filterwarnings("ignore:.*functions of their own")
+@pytest.mark.filterwarnings("ignore:the map is")
+@pytest.mark.parametrize("name", SINGULAR)
+def test_all_figures_of_a_finite_map_are_finite(name):
+    model = Unary(SINGULAR[name])
+    everything = LayerMapComposite([(lrpfx.types.Kind, rules.Epsilon(1e-9))])
+    composites = [EpsilonPlus(), AttnLRP(), *([] if name == "distances" else [everything])]
+    finite = 0
+    for composite, (kind, change) in itertools.product(composites, SPECIAL.items()):
+        x = change(torch.randn(4, 6))
+        explain_model = lrpfx.transform(model, composite, example_inputs=x, unassigned="gradient")
+        if not explain_model(x).isfinite().all():
+            continue
+        map_of_input = lrpfx.attribute(explain_model, x, lambda output: output).relevance
+        if map_of_input.isfinite().all():
+            finite += 1
+            accounts = lrpfx.ledger(explain_model, x, lambda output: output)
+            assert all(map(math.isfinite, figures_of(accounts))), f"{kind}, {composite}:\n{accounts}"
+            assert abs(float(map_of_input.sum()) - sum(accounts.inputs.values())) <= 1e-9 * (1 + accounts.seed_magnitude)
+            if name != "masked scores":  # nothing accounts for relevance of an infinite value
+                unexplained = [entry.unexplained for entry in accounts if entry.rule != "gradient"]
+                assert max(map(abs, unexplained)) <= 1e-6, f"{kind}:\n{accounts}"
+    assert finite >= 6
+
+
+def test_figures_show_where_a_map_is_not_finite():
+    x = torch.zeros(1, 3)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), Unary(torch.sqrt)).eval()
+    explain_model = lrpfx.transform(model, LayerMapComposite([(lrpfx.types.Kind, rules.Epsilon(1e-9))]), example_inputs=x)
+    with pytest.warns(lrpfx.LrpfxWarning, match="not determined"):
+        accounts = lrpfx.ledger(explain_model, x, lambda output: 1 + output)
+    assert math.isfinite(accounts[-1].relevance_in) and math.isnan(accounts[-1].relevance_out)
 
 
 def test_modules_as_a_whole_have_biases_and_an_expansion():
@@ -209,6 +294,7 @@ PAIRS = [("small", composite) for composite in sorted(COMPOSITES)]
 PAIRS += [(LARGE[number % len(LARGE)], composite) for number, composite in enumerate(sorted(COMPOSITES))]
 
 
+@pytest.mark.filterwarnings("ignore:the map does not add up")  # norms keep their plain gradient
 @pytest.mark.parametrize("name, composite_name", PAIRS)
 def test_networks_balance(name, composite_name):
     model, x = NETWORKS[name]()
@@ -540,3 +626,10 @@ def test_edges_of_the_drawing_point_to_where_relevance_goes():
         assert ("style=dashed" in statement) == (NEGATIVE in statement) == (relevance < 0)
     assert {relevance < 0 for relevance in accounts.flows.values()} == {True, False}
     assert "dir=back" not in lrpfx.draw(explain_model).source
+
+
+def test_an_account_is_a_value():
+    entry = Entry("a", "Linear", "Epsilon", 1.0, 2.0)
+    assert entry in {Entry("a", "Linear", "Epsilon", 1.0, 2.0)}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        entry.bias = 1.0

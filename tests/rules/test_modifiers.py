@@ -88,6 +88,11 @@ def test_input_modifiers():
     assert torch.equal(Bound(3)(x), torch.full((1, 2), 3.0))
     assert Bound(torch.tensor(3, dtype=torch.int32))(x).dtype == x.dtype
     assert Clamp(min=0.0) == Clamp(min=0.0) != Clamp(max=0.0) and len({Clamp(min=0.0), Clamp(min=0.0)}) == 1
+    low, high = torch.zeros(3), torch.ones(3)
+    assert Bound(low) == Bound(low) and not any(
+        Bound(one) == Bound(other) for one, other in [(low, high), (high, low), (low, low + 0)]
+    )
+    assert Bound(1.0) != Bound(0.0) != Bound(1.0)
     assert repr(Clamp(min=0.0)) == "Clamp(min=0.0)" and repr(Bound(torch.zeros(3))) == "Bound(Tensor(3,))"
 
 

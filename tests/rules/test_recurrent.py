@@ -19,7 +19,7 @@ EPSILON = 1e-3  # large enough to show where it enters
 
 
 def composite(epsilon=EPSILON):
-    return EpsilonPlus(epsilon=epsilon, stabilizer=epsilon)
+    return EpsilonPlus(layer_map=[(types.Recurrent, rules.SignalTakesAll(epsilon))], epsilon=epsilon, stabilizer=epsilon)
 
 
 class Recurrent(nn.Module):
@@ -104,6 +104,38 @@ def test_relevance_is_that_of_the_formulas(name, capture):
     ledger = lrpfx.ledger(explain_model, given, seed)
     assert ledger.unexplained <= 1e-12 and abs(ledger.balance) <= 1e-9
     assert ledger.total("bias") == pytest.approx(float(bias), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_default_is_the_derivative_of_the_whole_layer(name, capture):
+    """The inputs x have the relevance x * Jᵀg if the output y has y * g: of a layer, and of layers one after another."""
+    module = CONFIGURATIONS[name]().eval()
+    given = inputs_of(module)
+    model, given = (LSTM(module), given) if module.mode == "LSTM" else (Recurrent(module), given[:2])
+    leaves = [value.clone().requires_grad_() for value in given]
+    output = model(*leaves)
+    gradient = torch.randn_like(output)
+    expected = [leaf * pulled for leaf, pulled in zip(leaves, torch.autograd.grad(output, leaves, gradient), strict=True)]
+    explain_model = lrpfx.transform(model, EpsilonPlus(epsilon=1e-14, stabilizer=1e-14), example_inputs=given, capture=capture)
+    assert "Epsilon(epsilon=1e-14)" in {row.rule for row in lrpfx.assignment(explain_model) if row.kind == "Recurrent"}
+    found = lrpfx.attribute(explain_model, given, (output * gradient).detach())
+    for relevance, wanted in zip(found.relevance, expected, strict=True):
+        assert_close(relevance, wanted, 1e-9)
+    assert lrpfx.ledger(explain_model, given, (output * gradient).detach()).unexplained <= 1e-9
+
+
+@pytest.mark.parametrize("module", [nn.LSTM, nn.GRU, nn.RNN])
+def test_single_precision(module):
+    """Torch's kernels for single precision keep nothing for a derivative where gradients are disabled, as in a rule."""
+    model, x = LastStep(module(3, 32, batch_first=True)).eval().float(), torch.randn(4, 20, 3, dtype=torch.float32)
+    maps = []
+    for one, given in ((model, x), (copy.deepcopy(model).double(), x.double())):
+        maps.append(lrpfx.attribute(lrpfx.transform(one, EpsilonPlus()), given, 1).relevance.double())
+    assert_close(*maps, 1e-3 * maps[1].abs().max())
+    general = lrpfx.core.BasicHook(output_modifiers=[lambda output: output], stabilizer=1e-6)  # it differentiates by torch.func
+    found = lrpfx.attribute(lrpfx.transform(model, EpsilonPlus(layer_map=[(types.Recurrent, general)])), x, 1).relevance
+    assert_close(found.double(), maps[1], 1e-3 * maps[1].abs().max())
 
 
 def published():
@@ -340,8 +372,9 @@ def test_the_rule_is_for_recurrent_layers():
 # --- without a graph ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("composite", [composite, lambda: EpsilonPlus(epsilon=EPSILON)], ids=["signal takes all", "default"])
 @pytest.mark.parametrize("name", ["lstm projected", "gru layers, directions", "tanh", "relu with bias"])
-def test_module_mode_equals_graph_mode(name):
+def test_module_mode_equals_graph_mode(name, composite):
     module = CONFIGURATIONS[name]().eval()
     inputs = inputs_of(module)
     model, given = (LSTM(module), inputs) if module.mode == "LSTM" else (Recurrent(module), inputs[:2])
@@ -439,7 +472,7 @@ def test_token_classifier(module):
 
 def test_in_a_region_of_multipliers():
     model, tokens = Classifier(nn.GRU, num_layers=2, bidirectional=True).eval(), torch.randint(1, 11, (3, 6))
-    attention = lrpfx.transform(model, lrpfx.composites.AttnLRP())
+    attention = lrpfx.transform(model, lrpfx.composites.AttnLRP(layer_map=[(types.Recurrent, rules.SignalTakesAll(0.0))]))
     expected = lrpfx.attribute(lrpfx.transform(model, composite(0.0)), tokens, 1, record=["rnn.l1"])
     found = lrpfx.attribute(attention, tokens, 1, record=["rnn.l1"])
     assert_close(found.relevance, expected.relevance, 1e-9)
@@ -508,7 +541,8 @@ def test_the_model_is_untouched_and_copies_work():
 @pytest.mark.parametrize(
     "module, layers", [(nn.LSTM, 1), *(pytest.param(one, 2, marks=pytest.mark.slow) for one in (nn.LSTM, nn.GRU, nn.RNN))]
 )
-def test_compiled(module, layers):
+@pytest.mark.parametrize("composite", [composite, EpsilonPlus], ids=["signal takes all", "default"])
+def test_compiled(module, layers, composite):
     torch._dynamo.reset()
     model = LastStep(module(3, 4, layers, batch_first=True, bidirectional=True)).eval()
     explain_model = lrpfx.transform(model, composite())
@@ -533,6 +567,7 @@ def test_compiled(module, layers):
     "module, options, length",
     [
         (nn.LSTM, {"bidirectional": True}, 2),
+        (nn.LSTM, {"rule": rules.Epsilon(1e-3), "num_layers": 2}, 3),
         (nn.GRU, {"bidirectional": True}, 2),
         (nn.RNN, {"num_layers": 2}, 3),
         pytest.param(nn.LSTM, {"bidirectional": True}, 4, marks=pytest.mark.slow),
@@ -541,8 +576,10 @@ def test_compiled(module, layers):
     ],
 )
 def test_lowered(module, options, length):
+    rule = options.pop("rule", rules.SignalTakesAll(EPSILON))
     model = Classifier(module, **options).eval()
-    explain_model, tokens = lrpfx.transform(model, composite()), torch.randint(1, 11, (2, length))
+    chosen = EpsilonPlus(layer_map=[(types.Recurrent, rule)], epsilon=EPSILON, stabilizer=EPSILON)
+    explain_model, tokens = lrpfx.transform(model, chosen), torch.randint(1, 11, (2, length))
     program = lrpfx.lower(explain_model, tokens, record=["rnn.l0"])
     assert not any("lrpfx" in str(node.target) for node in program.graph.nodes)
     tokens, target = torch.randint(1, 11, (5, length)), torch.tensor([0, 1, 2, 0, 1])

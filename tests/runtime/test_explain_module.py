@@ -287,7 +287,9 @@ def test_live_parameters_give_gradients_of_the_output_chain():
         return (relevance * torch.arange(4.0)).sum()
 
     weight = explain_model.get_parameter("0.weight")
-    (gradient,) = torch.autograd.grad(weighted_relevance(), weight)
+    relevance = weighted_relevance()
+    with explain_model.inactive():
+        (gradient,) = torch.autograd.grad(relevance, weight)
     numeric = torch.zeros_like(weight)
     for index in torch.cartesian_prod(torch.arange(3), torch.arange(4)).tolist():
         values = []
@@ -330,6 +332,72 @@ def test_derivatives_of_relevance(copied):
                 values.append(measure(False))
             numeric[tuple(index)] = (values[0] - values[1]) / 2e-6
         assert_close(derivative, numeric, 1e-5)
+
+
+class WithTokens(nn.Module):
+    """Parameters at a layer, at a sum, and at an operation without a rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.rand(1, 1, 4)), nn.Parameter(torch.rand(3, 4))
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), 1, 4), x], 1) + self.places
+        return self.fc(self.norm(x.mean(1)))
+
+
+ACTIVE = "outside of `with explain_model.inactive"
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_gradients_of_parameters_need_inactive_rules(copied):
+    """Those of a loss, and of a penalty on relevance; the relevance of the inputs alone needs neither."""
+    model, x = WithTokens().eval(), torch.rand(2, 2, 4, requires_grad=True)
+    live = lrpfx.transform(model, EpsilonPlus(), example_inputs=x.detach(), fold=False)
+    live = copy.deepcopy(live) if copied else live
+    folded = lrpfx.transform(model, EpsilonPlus(), example_inputs=x.detach())
+    names = [name for name, _ in live.named_parameters()]
+    for parameter in live.parameters():
+        with pytest.raises(lrpfx.InputError, match=ACTIVE):
+            torch.autograd.grad(live(x).square().sum(), parameter)
+    with pytest.raises(lrpfx.InputError, match=ACTIVE):
+        live(x).square().sum().backward()
+    assert all(parameter.grad is None for parameter in live.parameters())
+    with live.inactive():
+        found = torch.autograd.grad(live(x).square().sum(), [*live.parameters(), x])
+    own = [model.get_parameter(name) for name in names]
+    for gradient, expected in zip(found, torch.autograd.grad(model(x).square().sum(), [*own, x]), strict=True):
+        assert_close(gradient, expected, 1e-12)
+    relevances = [torch.autograd.grad(one(x), x, torch.ones(2, 2), create_graph=one is live)[0] for one in (live, folded)]
+    assert_close(*relevances, 1e-12)
+    for wanted in ([x], [*live.parameters()], [live.get_parameter("fc.bias")]):
+        with pytest.raises(lrpfx.InputError, match=ACTIVE):
+            torch.autograd.grad(relevances[0].square().sum(), wanted, retain_graph=True)
+    with live.inactive():
+        relevances[0].square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in (live.token, live.places, live.fc.weight))
+    for target in (0, None):
+        found = [lrpfx.attribute(one, x.detach(), target, record="add", constants=True) for one in (live, folded)]
+        assert_close(found[0].relevance, found[1].relevance, 1e-12)
+        assert_close(found[0].layers["add"], found[1].layers["add"], 1e-12)
+        assert_close(found[0].constants["places"], found[1].constants["places"], 1e-12)
+
+
+def test_frozen_parameters_of_live_modules_allow_backward():
+    live = lrpfx.transform(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), EpsilonPlus(), fold=False).requires_grad_(False)
+    x = torch.rand(2, 3, requires_grad=True)
+    live(x).backward(torch.ones(2, 2))
+    assert_close(x.grad, torch.func.vjp(live, x.detach())[1](torch.ones(2, 2))[0], 1e-12)
+
+
+def test_compiled_live_modules_have_no_gradients_of_parameters():
+    live = lrpfx.transform(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), EpsilonPlus(), fold=False)
+    x, seed = torch.rand(2, 3, requires_grad=True), torch.ones(2, 2)
+    compiled = torch.compile(live, backend="aot_eager", fullgraph=True)
+    compiled(x).backward(seed)
+    assert_close(x.grad, torch.autograd.grad(live(x), x, seed)[0], 1e-12)
+    assert all(parameter.grad is None for parameter in live.parameters())
 
 
 def test_derivatives_of_relevance_need_a_live_module():

@@ -97,6 +97,10 @@ def test_without_relevance():
     assert WithoutRelevance().absorbed(None, None) == {}
 
 
+def test_a_form_that_does_not_divide_leaves_the_account_to_the_rule():
+    assert all(form.absorbed(None, None) is None for form in (HeldScale(divides=False), Derivative(divides=False), Ratio()))
+
+
 def test_several_at_once():
     """The forms work under vmap, which propagates several relevances together."""
     made, _ = operation("gelu", 1)

@@ -14,6 +14,8 @@ from torch import nn
 
 from lrpfx.support.descriptions import described
 
+pytestmark = pytest.mark.programs
+
 
 class Weight:
     def __init__(self, value):

@@ -16,7 +16,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.support.interrupts import undisturbed
 
-pytestmark = pytest.mark.usefixtures("heard_interrupts")
+pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("heard_interrupts")]
 
 METHODS = ("__call__", "__getattr__", "__setattr__", "forward")
 

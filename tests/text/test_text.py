@@ -412,3 +412,21 @@ def test_nothing_to_show():
     assert heatmap([], []).words == () and heatmap([0.0], ["[PAD]"]).words == ()
     for empty in (heatmap([], []), heatmap([0.0], ["[PAD]"])):
         assert empty.to_html() and empty.to_image() and empty.to_terminal(color=False, width=80) == ""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["▁今日", "は", "良い", "▁film"], ("今日", "は", "良い", "film")),
+        (["▁ภา", "พ", "ยน", "ตร์", "ดี"], ("ภา", "พ", "ยน", "ตร์", "ดี")),
+        (["▁ด", "ี"], ("ดี",)),  # a mark belongs to its letter
+        (["▁good", "电影", "s"], ("good", "电影", "s")),
+        (["Ġä»", "Ĭæ", "Ĺ¥", "Ġgood"], ("今日", "good")),  # tokens that end within a letter
+        (
+            ["Ġprint", "(", "x", "_", "1", "))", "Ġdon", "'t", "Ġun", "believably"],
+            ("print", "(", "x_1", "))", "don't", "unbelievably"),
+        ),
+    ],
+)
+def test_words_where_no_blank_is(tokens, words):
+    assert heatmap([1.0] * len(tokens), tokens).words == words

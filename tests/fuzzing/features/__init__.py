@@ -7,7 +7,7 @@ is asked for.
 from collections.abc import Sequence
 
 from ..network import BATCH, BOOLEAN, CLASSES, CONSTANT, INTEGER, SIGNAL, Builder, Network, UnfitError
-from . import arithmetic, attention, constants, layers, views  # noqa: F401  which enter their features into the table
+from . import arithmetic, attention, constants, layers, sizes, towers, views  # noqa: F401  which enter their features into the table
 from .table import FEATURES, TOKENS, WEIGHTS, Feature
 
 #: Features that the compiler does not get right yet, by the set under which they can be asked for.

@@ -374,3 +374,39 @@ spellings(
 spellings("softmax", "softmax_without_a_dimension", "<nn.Softmax()>", "F.softmax({})", ranks=(2, 4))
 spellings("softmax", "log_softmax", "torch.log_softmax({}, -1)", "F.log_softmax({}, dim=1)", "<nn.LogSoftmax(dim=1)>")
 spellings("softmax", "softmax_of_the_negative", "F.softmin({}, dim=1)", "<nn.Softmin(dim=1)>")
+
+
+@feature("softmax")
+def written_softmax(b: Builder) -> None:
+    """A softmax as arithmetic: shifted, masked, stabilized, and weighing before its division."""
+    operand = b.signal(2, 3, 4)
+    dim = b.integer(1, len(operand.shape))
+    shown = b.choice([dim, dim - len(operand.shape) - 1])
+    shift = b.choice(["", " - {0}.amax({1}, keepdim=True)", " - {0}.detach().amax({1}, keepdim=True)", " / 0.7"])
+    weights = b.local()
+    line = f"{weights} = torch.exp({operand.name}{shift.format(operand.name, shown)})"
+    hidden = f"{operand.name} < {operand.name}.amax({shown}, keepdim=True) - 1.5"  # never all of them
+    mask = b.choice(["", "", f".masked_fill({hidden}, 0.0)"])
+    text = b.choice(
+        [
+            "{0} / {0}.sum({1}, keepdim=True)",
+            "{0} / {0}.sum({1}).unsqueeze({1})",
+            "{0} * {0}.sum({1}, keepdim=True).reciprocal()",
+            "{0} / ({0}.sum({1}, keepdim=True) + 1e-6)",
+            "{0} / {0}.sum({1}, keepdim=True).clamp(min=1e-3)",
+            "F.normalize({0}, p=1, dim={1})",
+        ]
+    )
+    b.emit(line + mask, text.format(weights, shown), shape=operand.shape)
+
+
+@feature("softmax")
+def written_weighted_mean(b: Builder) -> None:
+    """Values that exponentials weigh, divided by the sum of these."""
+    operand = b.signal(3)
+    weights = b.local()
+    of_scores = ("({0} @ {0}.mT).exp()", "({1} @ {0}) / {1}.sum(-1, keepdim=True)", operand.shape)
+    pooled = ("(2 * {0}[..., :1]).exp()", "({1} * {0}).sum(1) / {1}.sum(1)", operand.shape[1:])
+    exponentials, text, rest = b.choice([of_scores, pooled])
+    line = f"{weights} = {exponentials.format(operand.name)}"
+    b.emit(line, text.format(operand.name, weights), shape=rest)

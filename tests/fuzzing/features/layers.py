@@ -52,6 +52,15 @@ def linear_of_parameters(b: Builder) -> None:
             f"{operand.name} @ {weight}.t() + {bias}",
             f"torch.matmul({operand.name}, {weight}.mT)",
             f"F.linear({operand.name}, 2 * {weight}.abs())",
+            f"{bias} + {operand.name} @ {weight}.T * 0.5",
+            f"torch.inner({operand.name}, {weight}) - {bias}",
+            f"torch.einsum('...i,oi->...o', {operand.name}, {weight}) * {bias}",
+            f"torch.tensordot({operand.name}, {weight}, dims=([-1], [1])) + {bias}",
+            f"({weight} @ {operand.name}.mT).mT / {bias} + {bias}",
+            f"({operand.name}.unsqueeze(-2) * {weight}).sum(-1) + {bias}",
+            f"F.linear({operand.name}, {weight}, {bias}) * -{bias} + 2",
+            f"-({operand.name} @ ({weight} - {weight}.mean(1, keepdim=True)).T - {bias})",
+            f"({operand.name}.flatten(0, -2) @ {weight}.T).view(*{operand.name}.shape[:-1], {width}) + {bias}",
         ]
     )
     b.emit(expression, shape=(*operand.shape[:-1], width))
@@ -77,6 +86,25 @@ def _convolution(b: Builder, operand: Value, transposed: bool = False) -> tuple[
         raise UnfitError
     bias = b.choice(["", ", bias=False"])
     return f"nn.Conv{'Transpose' if transposed else ''}{dimensions}d({settings}{bias})", (width, *out)
+
+
+@feature("convolutions")
+def convolution_with_constants(b: Builder) -> None:
+    """Padding before a convolution, and constants for each channel after it."""
+    operand = b.signal(4, fits=lambda value: min(value.shape[1:]) > 2)
+    width = b.integer(1, 4)
+    scale, shift = (b.module(f"nn.Parameter(torch.randn({width}, 1, 1))", name) for name in ("scale", "shift"))
+    layer = f"nn.Conv2d({operand.shape[0]}, {width}, 3)"
+    plain = out = (width, *(size - 2 for size in operand.shape[1:]))
+    padding = b.choice(["", "(1, 1, 1, 1)", "(1, 1)", "(1, 0, 0, 2)"])
+    value = operand.name
+    if padding:
+        value = f"F.pad({value}, {padding})"
+        amounts = [*eval(padding), 0, 0][:4]
+        out = (width, operand.shape[1] - 2 + sum(amounts[2:]), operand.shape[2] - 2 + sum(amounts[:2]))
+    text = b.choice(["{0} + {2}", "{0} * {1} + {2}", "{2} - {0} / ({1}.abs() + 0.5)", "({0} - {2}) * {1}", "{0} * {1}[None]"])
+    call = f"{b.layer(layer, operand.shape, plain)}({value})"
+    b.emit(text.format(call, scale, shift), shape=out)
 
 
 @feature("convolutions")

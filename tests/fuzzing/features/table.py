@@ -3,7 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..network import Builder
+import torch
+from torch.nn import functional
+
+from ..network import BATCH, Builder, Value
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ WEIGHTS = {
     "dense": 4, "convolutions": 4, "activations": 4, "batch_norms": 4, "pooling": 2, "sums": 3, "products": 2, "gates": 2,
     "norms": 2, "softmax": 1, "attention": 2, "views": 3, "joins": 2, "in_place": 1, "recurrent": 1, "blocks": 2, "shared": 2,
     "constants": 3, "uses_of_constants": 3, "functions_of_constants": 1, "statistics": 1, "reductions": 2, "embeddings": 3,
-    "slice_assignments": 0.5, "parametrizations": 0.3,
+    "sizes": 4, "towers": 2, "slice_assignments": 0.5, "parametrizations": 0.3,
 }  # fmt: skip
 TOKENS = 7  # how many an embedding knows
 
@@ -51,3 +54,21 @@ def spellings(group: str, name: str, *templates: str, ranks: Sequence[int] = (),
         builder.emit(expression, shape=shape(operand.shape))
 
     feature(group, name)(add)
+
+
+def expression(b: Builder, text: str, *operands: Value, lines: Sequence[str] = (), **parameters: tuple[int, ...]) -> None:
+    """A step of one expression, with the shape that it gives.
+
+    `{0}` stands for the first operand, and `{w}` for a parameter of the shape `w`. `lines` make those operands that are no
+    values of the network.
+    """
+    named = {name: f"torch.zeros({shape})" for name, shape in parameters.items()}
+    tensors = {operand.name: torch.zeros(BATCH, *operand.shape) for operand in operands}
+    names = [operand.name for operand in operands]
+    shape = eval(text.format(*names, **named), {"torch": torch, "F": functional, **tensors}).shape[1:]
+    declared = {
+        name: b.module(f"nn.Parameter(torch.randn({shape}) / 2)", "weight")
+        for name, shape in parameters.items()
+        if f"{{{name}}}" in text
+    }
+    b.emit(*lines, text.format(*names, **declared), shape=tuple(shape))

@@ -63,6 +63,8 @@ def test_forms(form, capture):
     explain_model = lrpfx.transform(net, CPLRP(), example_inputs=x, capture=capture)
     (kind,) = {node.kind for node in lrpfx.assignment(explain_model) if node.rule.startswith("ValueOnly")}
     assert kind == "WeightedValues"
+    (stage,) = (stage for stage in lrpfx.history(explain_model) if stage.name == "find_attention")
+    assert stage.matches == 1
     result = lrpfx.attribute(explain_model, x, torch.cos, record=["q", "k", "v"])
     assert torch.equal(result.output, net(x).detach())
     assert not result.layers["q"].any() and not result.layers["k"].any() and result.layers["v"].any()
@@ -88,6 +90,7 @@ def test_other_products(form):
 SPELLED_OUT = {
     "log": lambda a: a.log_softmax(-1).exp(),
     "ratio": lambda a: a.exp() / a.exp().sum(-1, keepdim=True),
+    "positive numbers, divided by their sum": lambda a: a.square() / a.square().sum(-1, keepdim=True),
     "one exponential": lambda a: (lambda e: e / e.sum(-1, keepdim=True))((a - a.amax(-1, keepdim=True)).exp()),
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import NETWORKS, assert_close
+from helpers import NETWORKS, Unary, assert_close
 from torch import fx, nn
 from torch.testing import FileCheck
 
@@ -65,6 +65,9 @@ def test_golden_code():
         "remove_dropout",
         "fold_masks",
         "decompose",
+        "find_linear",
+        "find_softmax",
+        "find_recurrent",
         "remove_dead_code",
         "find_gates",
         "find_attention",
@@ -118,6 +121,27 @@ def test_roles():
     explain_model = lrpfx.transform(Net().eval(), composite)
     assert lrpfx.node_names(explain_model) == ["x", "linear", "reshape"]
     assert "tanh" not in explain_model.code, "what depends on parameters alone is folded"
+
+
+def test_roles_of_tokens_and_of_tensors_that_are_read_for_their_shape():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(5, 3)
+
+        def forward(self, ids, other):
+            return self.embedding(ids).expand_as(other)
+
+    program = normalized(Net().eval())
+    roles = {node_info(node).name: node_info(node).role for node in program.graph.nodes}
+    assert roles["ids"] is Role.DISCRETE and roles["embedding"] is Role.DATA
+    (other,) = (node for node in program.graph.nodes if node.name == "other")
+    assert [(user.target, node_info(user).role) for user in other.users] == [(getattr, Role.METADATA)]
+
+
+def test_matches_are_the_calls_that_changed():
+    program = capture_symbolic(Unary(lambda x: torch.sin(x).cos().relu()))
+    assert [passes.run_pass(program, passes.NormalizeOperators()).matches for _ in range(2)] == [2, 0]
 
 
 def test_dead_code_needs_no_rule():

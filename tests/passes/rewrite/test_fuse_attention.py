@@ -164,6 +164,7 @@ def is_one_kernel(explain_model):
     return what_was_done(explain_model) == "one kernel"
 
 
+@pytest.mark.filterwarnings("ignore:the input .* gets no relevance, but the output depends on it")
 @pytest.mark.parametrize("composite", [AttnLRP, CPLRP])
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_or_its_parts(name, composite):

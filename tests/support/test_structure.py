@@ -10,16 +10,23 @@ import pytest
 import torch
 from torch import nn
 
-from lrpfx.adapters.structure import Structure
+from lrpfx.support.structure import Structure
 
 
 class Settings:
     """An object of a plain class, with slots as well."""
 
+    limits = (0, 1)
     __slots__ = ("__dict__", "factor")
 
     def __init__(self):
         self.factor, self.names = 2, ["a", "b"]
+
+
+class Table:
+    """A class that is held as it is."""
+
+    size = 3
 
 
 def double(x):
@@ -28,6 +35,9 @@ def double(x):
 
 class Model(nn.Module):
     """Attributes of all kinds."""
+
+    options = {"a": [1]}  # noqa: RUF012
+    table = Table
 
     def __init__(self):
         super().__init__()
@@ -101,6 +111,24 @@ CHANGES = {
     "a class": lambda model: setattr(model.block[1], "__class__", nn.AlphaDropout),
     "what has no state": lambda model: setattr(model, "cycle", re.compile("a")),
 }
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"), [(Settings, "limits", (0, 2)), (Table, "size", 4), (Model, "options", {"a": [2]})]
+)
+def test_changes_of_classes_are_seen(monkeypatch, owner, name, value):
+    model = Model()
+    before = Structure(model)
+    monkeypatch.setattr(owner, name, value)
+    assert before.layout != Structure(model).layout
+
+
+def test_changes_in_place_of_what_a_class_holds_are_seen(monkeypatch):
+    monkeypatch.setattr(Model, "options", copy.deepcopy(Model.options))
+    model = Model()
+    before = Structure(model)
+    Model.options["a"].append(2)
+    assert before.layout != Structure(model).layout
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

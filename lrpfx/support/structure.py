@@ -2,7 +2,7 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -40,9 +40,42 @@ class Structure:
                 parameters.update(module.named_buffers(prefix=path, recurse=False, remove_duplicate=False))
         self.parameters = {name: tensor for name, tensor in parameters.items() if not_dense(tensor) is None}
         walk = _Walk()
-        self.layout = walk.describe(model), _code_of(model), has_hooks_for_all_modules()
+        self.layout = walk.describe(model), _code_of(walk), has_hooks_for_all_modules()
         replaceable = {id(tensor) for tensor in self.parameters.values()}
         self.constants = [tensor for tensor in walk.tensors if id(tensor) not in replaceable]
+
+
+class Snapshot:
+    """A model at one moment: what it would run, and copies of its values.
+
+    `held`: tensors of the names of the model's parameters that keep their values; those that are equal need no copy.
+    """
+
+    def __init__(self, model: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
+        structure = Structure(model)
+        self._layout = structure.layout
+        self._constants = [tensor.detach().clone() for tensor in structure.constants]
+        self._parameters = {
+            name: held[name] if are_equal(held.get(name), tensor) else tensor.detach().clone()
+            for name, tensor in structure.parameters.items()
+        }
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether the model has this structure and these values."""
+        structure = Structure(model)
+        return (
+            self._layout == structure.layout
+            and all(map(are_equal, self._constants, structure.constants))
+            and all(are_equal(self._parameters[name], tensor) for name, tensor in structure.parameters.items())
+        )
+
+
+def are_equal(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    """Whether two tensors have equal values, shapes, dtypes and devices. Values that are no numbers are equal to each other."""
+    if one is None or one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    one, other = one.detach(), other.detach()
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 class _Walk:
@@ -50,6 +83,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.classes: dict[type, None] = {}  # of modules and objects, without those of installed packages
         self._seen: dict[int, tuple[int, Any]] = {}  # id -> its number, and the object, so that no other takes the id
 
     def describe(self, value: Any, depth: int = 0) -> Any:
@@ -70,6 +104,7 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, nn.Module):
+            self._note(type(value))
             attributes = sorted(vars(value).items())  # a copy may have set them in another order
             return tuple((name, self.describe(one)) for name, one in attributes if name not in _OF_STATES)
         if depth > DEEPEST:
@@ -90,8 +125,16 @@ class _Walk:
             return _Same(value), repr(described(value))  # a hook may read what it closes over
         if type(value) is partial:
             return self._all((value.func, value.args, value.keywords), depth)
+        if isinstance(value, type):
+            self._note(value)
         state = _state_of(value)
-        return _Same(value) if state is None else self._all(state, depth)
+        if state is None:
+            return _Same(value)
+        self._note(type(value))
+        return self._all(state, depth)
+
+    def _note(self, kind: type) -> None:
+        self.classes.update((base, None) for base in kind.__mro__ if not is_released(base))
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
         if not_dense(tensor) is not None:  # values that cannot be compared
@@ -100,14 +143,19 @@ class _Walk:
         return tensor.dtype, tuple(tensor.shape), tensor.device
 
 
-def _code_of(model: nn.Module) -> Any:
-    """What the classes of a model define themselves: attributes may be changed there, and `forward` may read global values."""
-    found = {}
-    for kind in {base for module in model.modules() for base in type(module).__mro__ if not is_released(base)}:
-        attributes = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
-        own = {name: (type(value), value) if type(value) in _PLAIN else _Same(value) for name, value in attributes}
-        found[kind] = own, repr(described(vars(kind).get("forward")))
+def _code_of(walk: _Walk) -> Any:
+    """What the classes of modules and objects define: attributes may be changed there, and `forward` may read global values."""
+    found: dict[type, Any] = {}
+    while len(found) < len(walk.classes):  # what a class holds may have further classes
+        for kind in [one for one in walk.classes if one not in found]:
+            attributes = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
+            own = {name: walk.describe(value) if type(value) in _HELD else _Same(value) for name, value in attributes}
+            found[kind] = own, repr(described(vars(kind).get("forward")))
     return found
+
+
+#: Values of a class that are compared by what they hold. Others, such as its functions, are equal to themselves alone.
+_HELD = (*_PLAIN, type, dict, OrderedDict, list, tuple, set, frozenset, np.ndarray, torch.Tensor)
 
 
 class _Same:

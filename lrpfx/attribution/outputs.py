@@ -1,0 +1,265 @@
+"""The explained tensor among a model's outputs, and functions that compute it from them.
+
+A function that is given as `output=` stands behind the model, where no rule acts. One that returns entries of the outputs needs
+none. One that is linear in the outputs has the rule of a linear layer without a stabilizer: each output gets its value times
+its derivative. Which of them a function is, its operations tell.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from lrpfx.attribution.targets import OutputSelector, Target, multiplier_of_output, select_output
+from lrpfx.errors import InputError
+from lrpfx.frontends.naming import user_source
+from lrpfx.ir.node import floating_tensors, is_floating, map_result
+from lrpfx.operators.table import FACTORIES, lookup
+from lrpfx.runtime.multipliers import carry_relevance
+from lrpfx.support.torch_internals import OpOverload, TorchDispatchMode, pytree
+
+
+class Dependence(enum.IntEnum):
+    """How the entries of a tensor depend on a model's outputs."""
+
+    NONE = 0
+    ENTRIES = 1  # each is an entry of an output, or a number
+    LINEAR = 2  # each is a linear function of the outputs, plus a number
+    OTHER = 3
+
+
+@dataclass(frozen=True)
+class ExplainedOutput:
+    """The explained tensor, and where its relevance comes from.
+
+    `value`: the tensor. `sources`: the outputs that a function made it from, none without a function. `is_linear`: whether the
+    function computes, so that the derivatives of `value` are multipliers.
+    """
+
+    value: torch.Tensor
+    sources: tuple[torch.Tensor, ...] = ()
+    is_linear: bool = False
+
+    def start(self, seed: torch.Tensor, target: Target) -> torch.Tensor:
+        """The gradient of `value` with which the backward pass starts, for the relevance that a target assigns to it."""
+        return multiplier_of_output(self.value, seed, target) if self.is_linear else seed
+
+    def behind_function(self, start: torch.Tensor) -> list[torch.Tensor]:
+        """Relevance of the outputs that the function reads."""
+        if not self.sources or not self.value.requires_grad:
+            return []
+        found = torch.autograd.grad(self.value, self.sources, start, retain_graph=True, allow_unused=True)
+        return [relevance for relevance in found if relevance is not None]
+
+
+class Passage(NamedTuple):
+    """Relevance before and after a function: the sum and the sum of magnitudes of the outputs', and what constants keep."""
+
+    magnitude: float
+    constants: float
+    is_large: bool  # whether the constants keep more than rounding does
+
+
+def passage(seed: torch.Tensor, passed: Sequence[torch.Tensor]) -> Passage:
+    """What a function passes on of the relevance of its result."""
+    sums = [[float(one.detach().double().sum()), float(one.detach().double().abs().sum())] for one in (seed, *passed)]
+    (before, scale), after = sums[0], sums[1:]
+    magnitude = sum(one for _, one in after)
+    constants = before - sum(one for one, _ in after)
+    return Passage(magnitude, constants, not abs(constants) <= torch.finfo(seed.dtype).eps ** 0.5 * (scale + magnitude))
+
+
+def explained_output(result: Any, selector: OutputSelector, is_linear: bool | None = None) -> ExplainedOutput:
+    """The tensor to explain. `is_linear`: what is known of a function; by default it is found out.
+
+    Raises `InputError` for a function that is not linear in the outputs.
+    """
+    if not callable(selector):
+        return ExplainedOutput(select_output(result, selector))
+    if is_linear is None:
+        is_linear = computes(result, selector)
+    tensors = {id(tensor): tensor for tensor in floating_tensors(result) if tensor.requires_grad}
+    carried = {key: carry_relevance(tensor) for key, tensor in tensors.items()} if is_linear else tensors
+    value = select_output(map_result(result, lambda leaf: carried.get(id(leaf), leaf)), selector)
+    return ExplainedOutput(value, tuple(tensors.values()), is_linear)
+
+
+def computes(result: Any, selector: OutputSelector) -> bool:
+    """Whether a function computes what it returns; one that returns entries of the outputs does not.
+
+    Raises `InputError` for a function that is not linear in the outputs.
+    """
+    if not callable(selector):
+        return False
+    operations = _Operations(result)
+    with torch.no_grad(), operations:
+        value = selector(operations.given)
+    if not is_floating(value):
+        return False  # `select_output` says what is wrong with it
+    found = operations.of(value)
+    if found.dependence is Dependence.OTHER:
+        raise InputError(
+            f"output= computes {found.operation}{f' ({found.source})' if found.source else ''}, which is not linear in the "
+            f"model's outputs: no rule acts behind the model. {_remedy(found.operation)}"
+        )
+    if operations.writes:
+        raise InputError(
+            f"output= writes into the model's output ({operations.writes}); change a copy of it, such as logits.clone()"
+        )
+    return found.dependence is Dependence.LINEAR
+
+
+def _remedy(operation: str) -> str:
+    if "softmax" in operation or operation == "logsumexp":
+        return "Choose the logits with output=, and their class with target="
+    return (
+        "Choose one of the outputs with output=, and classes with target=, such as {1: 1.0, 0: -1.0} for a difference; or "
+        "compute it in the model: a module whose forward returns it gives its operations rules"
+    )
+
+
+# --- the operations of a function --------------------------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """How a tensor depends on the outputs; if not linearly, the operation that is to blame and its line."""
+
+    dependence: Dependence = Dependence.NONE
+    operation: str = ""
+    source: str = ""
+
+
+#: Sums of entries of all arguments. The table says so of operations with one argument.
+_SUMS = frozenset({"add", "sub", "subtract", "rsub", "neg", "negative", "diff", "trace", "scatter_add", "index_add"})
+_RESAMPLINGS = ("upsample_", "_upsample_")
+#: The places of two arguments in which an operation is bilinear. It is linear in all others.
+_FACTORS = {
+    "mul": (0, 1),
+    "multiply": (0, 1),
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "vdot": (0, 1),
+    "matmul": (0, 1),
+    "linear": (0, 1),
+    "convolution": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addbmm": (1, 2),
+    "addmv": (1, 2),
+    "addr": (1, 2),
+    "addcmul": (1, 2),
+}
+#: The place of an argument in which an operation is not linear, while it is in all others.
+_NOT_IN = {"div": 1, "divide": 1, "true_divide": 1, "addcdiv": 2, "lerp": 2}
+#: Operations that return entries, beside those of which the table says so: torch's own steps below its public functions.
+_ENTRIES = frozenset(
+    {"as_strided", "_reshape_alias", "_unsafe_view", "lift_fresh", "lift", "detach", "positive", "take", "embedding"}
+    | {"unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "masked_scatter", "fill", "narrow_copy"}
+    | {f"{way}_pad{dimensions}d" for way in ("reflection", "replication") for dimensions in (1, 2, 3)}
+)
+
+
+class _Operations(TorchDispatchMode):
+    """Follows the values of a model's outputs through a function.
+
+    What it knows of a tensor belongs to its memory, since views share it.
+    """
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known: dict[int, _Found] = {}
+        self._kept: list[Any] = []  # memory that was freed could be used again
+        self.writes = ""
+        tensors = floating_tensors(result)
+        depends = [tensor for tensor in tensors if tensor.requires_grad] or tensors
+        copies = {id(tensor): tensor.detach() for tensor in tensors}
+        self.given = map_result(result, lambda leaf: copies.get(id(leaf), leaf))
+        self._outputs = {_memory(copies[id(tensor)]) for tensor in depends}
+        for tensor in depends:
+            self._note(copies[id(tensor)], _Found(Dependence.ENTRIES))
+
+    def of(self, tensor: torch.Tensor) -> _Found:
+        """What is known of a tensor."""
+        return self._known.get(_memory(tensor), _Found())
+
+    def _note(self, tensor: torch.Tensor, found: _Found) -> None:
+        before = self.of(tensor)
+        if before.dependence < found.dependence:
+            self._known[_memory(tensor)] = found
+            self._kept.append(tensor)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        written = [value for argument, value in _bound(func, args, kwargs) if argument.is_write]
+        if not self.writes and any(_memory(tensor) in self._outputs for tensor in _tensors(written)):
+            self.writes = user_source() or str(func)
+        read = [max((self.of(tensor) for tensor in _tensors(value)), default=_Found()) for value in given]
+        result = func(*args, **(kwargs or {}))
+        found = self._result_of(func, args, kwargs or {}, read)
+        if found.dependence is not Dependence.NONE:
+            for tensor in _tensors([result, written]):
+                if tensor.is_floating_point() or tensor.is_complex():
+                    self._note(tensor, found)
+        return result
+
+    def _result_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[_Found]) -> _Found:
+        most = max(read, default=_Found())
+        if most.dependence in (Dependence.NONE, Dependence.OTHER) or func in FACTORIES:
+            return most if func not in FACTORIES else _Found()
+        name = func.overloadpacket.__name__
+        name = name.removesuffix("_") if not name.endswith("__") else name
+        spelling = lookup(func)
+        row = None if spelling is None else spelling.operator
+        depends = [bool(one.dependence) for one in read]
+        linear = _Found(Dependence.LINEAR)
+        if row is not None and row.discrete:
+            return _Found()
+        if name in _NOT_IN:
+            if kwargs.get("rounding_mode") is not None:
+                return _Found()
+            if not any(depends[_NOT_IN[name] : _NOT_IN[name] + 1]):
+                return linear
+        elif name in _FACTORS:
+            if not all(depends[place] for place in _FACTORS[name]):
+                return linear
+        elif (
+            name in _SUMS
+            or name.startswith(_RESAMPLINGS)
+            or (row is not None and row.adds_up)
+            or (name.endswith("batch_norm") and not any(depends[1:]) and _argument(func, args, kwargs, "training") is False)
+            or _accumulates(func, args, kwargs)
+        ):
+            return linear
+        elif name in _ENTRIES or (row is not None and (row.moves or row.selects)):
+            return most
+        return _Found(Dependence.OTHER, name.removeprefix("_"), user_source())
+
+
+def _accumulates(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of index_put adds the values to those that are there."""
+    return func.overloadpacket.__name__.startswith("index_put") and bool(_argument(func, args, kwargs, "accumulate"))
+
+
+def _argument(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """The argument of a call with this name, or None."""
+    return next((value for argument, value in _bound(func, args, kwargs) if argument.name == name), None)
+
+
+def _bound(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[Any, Any]]:
+    """The arguments of a call as pairs of what the schema says and the value."""
+    by_name = {argument.name: argument for argument in func._schema.arguments}
+    return [*zip(func._schema.arguments, args, strict=False), *((by_name[name], one) for name, one in (kwargs or {}).items())]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)

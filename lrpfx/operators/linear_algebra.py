@@ -1,0 +1,124 @@
+"""Products of matrices and solutions of linear systems."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx import types
+from lrpfx.ir.node import is_data
+from lrpfx.ir.operator import Builder, Function, Operator
+from lrpfx.operators import signs
+from lrpfx.operators.functions import solved, solved_triangular
+from lrpfx.operators.products import sum_and_product
+from lrpfx.operators.row import row
+from lrpfx.operators.samples import call, of, signal, weight
+
+
+def _chain(build: Builder) -> fx.Node:
+    """Products of neighbours, those of constant matrices first."""
+    matrices = list(build["matrices"])
+    factors = matrices[:1]
+    for matrix in matrices[1:]:
+        both_constant = not is_data(matrix) and not is_data(factors[-1])
+        factors[-1:] = [_product(build, factors[-1], matrix)] if both_constant else [factors[-1], matrix]
+    result: fx.Node = functools.reduce(functools.partial(_product, build), factors)
+    return result
+
+
+def _product(build: Builder, first: fx.Node, second: fx.Node) -> fx.Node:
+    return build.call("matmul", first, second)
+
+
+def _solution(
+    name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
+) -> Operator:
+    """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
+    return row(name, types.Sum, function, arguments, reordered=[(spelled, order), (overload, order)], **facts)
+
+
+def _some_sparse() -> torch.Tensor:
+    return torch.tensor([[0.5, 0, 0, 2], [0, -1, 0, 0], [0, 0, 0, 3], [1, 0, 1, 0]], dtype=torch.float64).to_sparse()
+
+
+def _sparse_product(build: Builder) -> fx.Node:
+    return build.call("matmul", build["input"], build["other"], label="")
+
+
+ROWS: tuple[Operator, ...] = (
+    row(
+        "sparse_mm",
+        types.MatMul,
+        torch.sparse.mm,
+        "input other",
+        data="input other",
+        aten="_sparse_mm.default",
+        aliases="sparse=input dense=other mat1=input mat2=other",
+        decomposition=_sparse_product,
+        sample=of(lambda x: torch.sparse.mm(_some_sparse(), x), (4, 3), batch=False),
+    ),
+    row(
+        "sparse_addmm",
+        types.MatMul,
+        torch.sparse.addmm,
+        "input mat1 mat2 beta=1 alpha=1",
+        data="input mat1 mat2",
+        aten="_sparse_addmm.default",
+        aliases="mat=input",
+        decomposition=sum_and_product("mat1", "mat2"),
+        sample=of(lambda x: torch.sparse.addmm(x, _some_sparse(), x, beta=2.0, alpha=3.0), (4, 3), batch=False),
+    ),
+    row(
+        "kron",
+        types.MatMul,
+        torch.kron,
+        "input other",
+        data="input other",
+        methods="kron",
+        aten="kron.default",
+        sign=signs.of_matrix_product,
+        sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
+    ),
+    row(
+        "multi_dot",
+        types.MatMul,
+        torch.linalg.multi_dot,
+        "matrices",
+        data="matrices",
+        aten="linalg_multi_dot.default",
+        aliases="tensors=matrices",
+        decomposition=_chain,
+        sample=of(lambda x, y: torch.linalg.multi_dot([x, y, x]), (2, 4), (4, 2), batch=False),
+    ),
+    _solution(
+        "solve",
+        solved,
+        torch.linalg.solve,
+        "input matrix left=True",
+        torch.ops.aten.linalg_solve.default,
+        "matrix input",
+        aliases="A=matrix B=input",
+        sample=call(input=signal(2, 3, 2), matrix=weight(3, 3, low=0.1)),
+    ),
+    _solution(
+        "solve_triangular",
+        solved_triangular,
+        torch.linalg.solve_triangular,
+        "input matrix upper left=True unitriangular=False",
+        torch.ops.aten.linalg_solve_triangular.default,
+        "matrix input",
+        aliases="A=matrix B=input",
+        sample=call(input=signal(2, 3, 2), matrix=weight(3, 3, low=0.5), upper=True),
+    ),
+    row(
+        "cholesky_solve",
+        types.Sum,
+        torch.cholesky_solve,
+        "input input2 upper=False",
+        methods="cholesky_solve",
+        aten="cholesky_solve.default",
+        aliases="B=input L=input2",
+        sample=call(input=signal(2, 3, 2), input2=weight(3, 3, low=0.5)),
+    ),
+)

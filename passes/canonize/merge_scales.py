@@ -1,0 +1,285 @@
+"""CANONIZE: merge the factors and terms of each output channel that follow a linear layer into its weight and bias."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import Role, calls, is_data, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.table import spelling_of
+from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
+from lrpfx.passes.canonize.merge_batch_norm import (
+    dimensions_of,
+    reads_sizes,
+    require_batch_dimensions,
+    scale_output_channels,
+    scale_output_channels_transposed,
+)
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
+
+
+def scaled_bias(bias: torch.Tensor | None, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The bias of a layer whose output is scaled and shifted. Shape (channels,)."""
+    return shift if bias is None else bias * scale + shift
+
+
+class MergeScales(GraphPass):
+    """Merge constants that scale the output channels of a linear layer, or are added to them, into its weight and bias.
+
+    A bias that is added by hand is the layer's bias, and a batch norm that is written out is part of the layer. The constants
+    may follow views that keep the channels. Positive numbers that only scale the result change no relevance, so they stay.
+    """
+
+    name = "merge_scales"
+    stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
+
+    def applies(self, program: Program) -> bool:
+        return any(
+            _expanded_constant(node) is not None or (_layer(node) and any(map(_may_merge, _through_views(node))))
+            for node in calls(program.graph)
+        )
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            expanded = _expanded_constant(node)
+            if expanded is not None:
+                node.replace_input_with(expanded, expanded.all_input_nodes[0])
+                if not expanded.users:
+                    program.graph.erase_node(expanded)
+        for node in list(calls(program.graph)):
+            if not _layer(node):
+                continue
+            chain, reason = _chain(program, node)
+            if chain:
+                _merge(program, node, chain)
+                names = [node_info(one).name for one in chain]
+                result.details += [(name, f"merged into {node_info(node).name}") for name in names]
+                result.matches += len(chain)
+                for one in chain:
+                    one.replace_all_uses_with(value_and_constant(one)[0])
+                    program.graph.erase_node(one)
+            if reason is not None:
+                result.reasons.append(reason)
+        return result
+
+
+def _layer(node: fx.Node) -> bool:
+    """Whether a call is a linear layer whose weight and bias depend only on parameters."""
+    operator = node_info(node).operator
+    if operator is None or operator.weight_layout is None or node_info(node).role is not Role.DATA:
+        return False
+    weights = [bound_arguments(node, operator).get(name) for name in operator.parameters]
+    return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
+
+
+def _expanded_constant(node: fx.Node) -> fx.Node | None:
+    """The parameter that is expanded to the shape of the value that it scales or shifts, as broadcasting would do."""
+    operator, shape = node_info(node).operator, node_info(node).shape
+    if operator is None or not operator.affine_in or len(node.args) != 2 or shape is None:
+        return None
+    for value, constant in (node.args, node.args[::-1]):
+        if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
+            continue
+        spelling, source = spelling_of(constant), constant.args[0] if constant.args else None
+        if spelling is not None and spelling.operator.name in ("expand", "broadcast_to"):
+            alike = node_info(value).shape == node_info(constant).shape == shape
+            if alike and isinstance(source, fx.Node) and node_info(source).role is Role.PARAMETER:
+                return constant
+    return None
+
+
+def _reader(value: fx.Node) -> fx.Node | None:
+    """The only reader of the entries of a value."""
+    readers = [user for user in value.users if not reads_sizes(user)]
+    return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
+
+
+def _through_views(value: fx.Node) -> list[fx.Node]:
+    """The readers of a value, through views, one after another."""
+    found = []
+    user = _reader(value)
+    while user is not None:
+        found.append(user)
+        operator = node_info(user).operator
+        user = _reader(user) if operator is not None and operator.moves else None
+    return found
+
+
+def _may_merge(node: fx.Node) -> bool:
+    return value_and_constant(node) != (None, None)
+
+
+def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, str] | None]:
+    """The affine operations on the channels of a layer's output, and why the next one, if any, is left alone."""
+    if not any(map(_may_merge, _through_views(layer))):
+        return [], None
+    operator = row_of(layer)
+    bound = bound_arguments(layer, operator)
+    weight = parameter_value(bound["weight"], program.root)
+    dense = operator.weight_layout is WeightLayout.DENSE
+    place = range(-1, 0) if dense else range(-1 - operator.spatial, -operator.spatial)
+    channels = _channels(weight, operator, bound.get("groups", 1))
+    found: list[fx.Node] = []
+    value, reason = layer, None
+    while (user := _reader(value)) is not None:
+        row = node_info(user).operator
+        if row is not None and row.moves:
+            moved = _moved(program, value, user, row, place)
+            if moved is None:
+                if any(map(_may_merge, _through_views(user))):
+                    reason = (node_info(user).name, f"the channels of {node_info(layer).name} are not known behind it")
+                break
+            place, value = moved, user
+            continue
+        if value_and_constant(user)[0] is not value:
+            break
+        problem = _problem(program, layer, user, place, channels, weight)
+        if problem is not None:
+            reason = (node_info(user).name, problem)
+            break
+        found.append(user)
+        value = user
+    while found and _only_scales(found[-1]):
+        found.pop()
+    return found, reason
+
+
+def _channels(weight: torch.Tensor, operator: Operator, groups: int) -> int:
+    transposed = operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION
+    return weight.shape[1] * groups if transposed else weight.shape[0]
+
+
+def _only_scales(node: fx.Node) -> bool:
+    """Whether an operation multiplies with, or divides by, a positive number."""
+    constant = value_and_constant(node)[1]
+    return row_of(node).coefficients is None and isinstance(constant, (int, float)) and constant > 0
+
+
+def _problem(program: Program, layer: fx.Node, node: fx.Node, place: range, channels: int, weight: torch.Tensor) -> str | None:
+    """The reason why the constant of `node` does not scale or shift the channels of a layer; None if it does.
+
+    `place`: the dimensions of the channels, from the end. A view may have split them into several.
+    """
+    value, constant = value_and_constant(node)
+    if not isinstance(constant, fx.Node):
+        is_number = isinstance(constant, (int, float)) and not isinstance(constant, bool)
+        return None if constant is None or is_number else f"its constant is {constant!r}"
+    tensor = parameter_value(constant, program.root)
+    if isinstance(tensor, (int, float)):
+        return None
+    if not isinstance(tensor, torch.Tensor) or (tensor.dtype != weight.dtype and tensor.ndim):
+        return "its constant has another dtype than the weight"
+    sizes = {number - tensor.ndim: size for number, size in enumerate(tensor.shape)}
+    own = math.prod(size for number, size in sizes.items() if number in place)
+    if own not in (1, channels) or any(size != 1 for number, size in sizes.items() if number not in place):
+        return f"its constant has shape {tuple(tensor.shape)}, which is not one value for each channel"
+    if tensor.ndim > -place.start:
+        operator, dimensions = row_of(layer), dimensions_of(program, value)
+        if dimensions is None and value is layer and tensor.ndim == operator.rank_of_batch and operator.spatial:
+            require_batch_dimensions(program.graph, layer, operator)
+        elif dimensions is None or tensor.ndim > dimensions:
+            return "it may add dimensions to its operand, whose number is not known; pass example_inputs"
+    return None
+
+
+def _moved(program: Program, value: fx.Node, view: fx.Node, row: Operator, place: range) -> range | None:
+    """The dimensions of the channels after a view, from the end; None if they are mixed with others, or that is unknown."""
+    before, after = node_info(value).shape, node_info(view).shape
+    if before is None or after is None or view.args[0] is not value or node_info(value).dtype != node_info(view).dtype:
+        return None
+    rank, own = len(after), range(len(before) + place.start, len(before) + place.stop)
+    moved: range | None = None
+    if row.keeps_order or _drops_ones(view, row, before, after):
+        first = [start for start in range(rank) if math.prod(after[:start]) == math.prod(before[: own.start])]
+        found = [range(start, stop) for start in first for stop in range(start + 1, rank + 1)]
+        channels = math.prod(before[number] for number in own)
+        moved = next((one for one in found if math.prod(after[number] for number in one) == channels), None)
+    elif row.dimension_before is not None and rank == len(before):
+        given: list[Any] = [*view.args[1:], *view.kwargs.values()]
+        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+        places = (
+            sorted(number for number in range(rank) if row.dimension_before(number, dims, rank) in own)
+            if _are_numbers(dims)
+            else []
+        )
+        if [row.dimension_before(number, dims, rank) for number in places] == list(own) and places:
+            moved = range(places[0], places[-1] + 1)
+            moved = moved if len(moved) == len(own) else None
+    if moved is None:
+        return None
+    program.fixed_dimensions = True
+    return range(moved.start - rank, moved.stop - rank)
+
+
+def _drops_ones(view: fx.Node, row: Operator, before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether an index only takes the one entry of dimensions of size 1, or adds such dimensions."""
+    index = view.args[1:]
+    plain = row.name == "select" or (row.picks and all(map(_is_plain, index[0] if isinstance(index[0], tuple) else index)))
+    return plain and math.prod(before) == math.prod(after)
+
+
+def _is_plain(part: Any) -> bool:
+    """Whether a part of an index is a number, a slice or a new dimension."""
+    return part is None or part is Ellipsis or isinstance(part, slice) or (isinstance(part, int) and not isinstance(part, bool))
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, (tuple, list)) and all(map(_are_numbers, value)))
+
+
+def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:
+    operator, info = row_of(layer), node_info(layer)
+    bound = bound_arguments(layer, operator)
+    weight, bias, groups = bound["weight"], bound.get("bias"), bound.get("groups", 1)
+    channels = _channels(parameter_value(weight, program.root), operator, groups)
+    added = _plain_bias(program, chain, channels) if bias is None else None
+    if added is not None:
+        next(calls(program.graph)).prepend(added)
+        _set_parameters(layer, weight, added, chain)
+        return
+    merger = Merger(program, [], (), node_info(chain[0]).source)
+    scale: Any = merger.derive(layer, f"{info.name}.scale", constant_channels, weight, channels, 1.0)
+    shift: Any = merger.derive(layer, f"{info.name}.shift", constant_channels, weight, channels, 0.0)
+    for node in chain:
+        scale, shift = merger.composed(node, scale, shift, channels, before=layer)
+    if any(_factor(node) != 1 for node in chain):
+        if operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
+            weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels_transposed, weight, scale, groups)
+        else:
+            weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels, weight, scale)
+    bias = merger.derive(layer, f"{info.name}.merged_bias", scaled_bias, bias, scale, shift)
+    _set_parameters(layer, weight, bias, chain)
+
+
+def _set_parameters(layer: fx.Node, weight: fx.Node, bias: fx.Node, chain: list[fx.Node]) -> None:
+    info = node_info(layer)
+    layer.args = (layer.args[0], weight, bias)
+    layer.kwargs = {name: value for name, value in layer.kwargs.items() if name not in row_of(layer).tensors}
+    update_info(layer, merged=(*info.merged, *(node_info(node).name for node in chain)))
+
+
+def _plain_bias(program: Program, chain: list[fx.Node], channels: int) -> fx.Node | None:
+    """The parameter that a chain adds, if it does nothing else."""
+    coefficients = row_of(chain[0]).coefficients
+    constant = value_and_constant(chain[0])[1]
+    if len(chain) > 1 or coefficients is None or coefficients(chain[0].kwargs.get("alpha", 1)) != (1, 1):
+        return None
+    if not isinstance(constant, fx.Node) or constant.op != "get_attr":
+        return None
+    return constant if parameter_value(constant, program.root).shape == (channels,) else None
+
+
+def _factor(node: fx.Node) -> Any:
+    """The number that an affine operation multiplies its operand with, or None if it is not a number that the graph shows."""
+    coefficients = row_of(node).coefficients
+    if coefficients is None:
+        return None
+    factors = coefficients(node.kwargs.get("alpha", 1))
+    return factors[0] if node.args[0] is value_and_constant(node)[0] else factors[1]

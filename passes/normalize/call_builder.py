@@ -1,0 +1,106 @@
+"""Inserts the calls that a decomposed or normalized call consists of."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, parameter_value, role_from, update_info
+from lrpfx.ir.operator import Builder, Operator
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.functions import attention_bias
+from lrpfx.operators.table import operator_named
+from lrpfx.passes.program import Program, insert_call
+
+
+def attention_scale(query: torch.Tensor) -> float:
+    """The default scale of attention scores: 1 / sqrt(size of a query)."""
+    return float(query.size(-1) ** -0.5)
+
+
+def causal_bias(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The bias on attention scores that hides later keys from each query. Shape (queries, keys)."""
+    allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+    return attention_bias(allowed, query.dtype)
+
+
+def queries_per_key(query: torch.Tensor, key: torch.Tensor) -> int:
+    """The number of query heads that share one key head."""
+    return query.size(-3) // key.size(-3)
+
+
+class CallBuilder(Builder):
+    """Inserts calls before the fused call, with names that start with its name."""
+
+    def __init__(self, program: Program, node: fx.Node, row: Operator) -> None:
+        self.program = program
+        self.node = node
+        self.info = _named_after_module(node) if row.results else node_info(node)
+        self.arguments = {**row.arguments, **bound_arguments(node, row)}
+        self.made: dict[str, int] = {}
+
+    def call(
+        self,
+        operator_name: str,
+        *args: Any,
+        target: Callable[..., Any] | None = None,
+        part: str = "",
+        label: str | None = None,
+        **options: Any,
+    ) -> fx.Node:
+        row = operator_named(operator_name)
+        role = role_from(nodes_in((args, options)))
+        node = self._insert(operator_name, target or row.function, args, role, row, options, label)
+        update_info(node, part=(self.info.name, part) if part else None)
+        return node
+
+    def dtype_of(self, value: fx.Node) -> fx.Node:
+        return self._metadata(getattr, value, "dtype")
+
+    def attention_scale(self, query: fx.Node) -> fx.Node:
+        return self._metadata(attention_scale, query)
+
+    def causal_bias(self, query: fx.Node, key: fx.Node) -> fx.Node:
+        return self._metadata(causal_bias, query, key)
+
+    def queries_per_key(self, query: fx.Node, key: fx.Node) -> fx.Node:
+        return self._metadata(queries_per_key, query, key)
+
+    def _metadata(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        """Insert a call whose result depends only on shapes and dtypes."""
+        return self._insert(function.__name__, function, args, Role.METADATA)
+
+    def _insert(
+        self,
+        what: str,
+        function: Any,
+        args: tuple[Any, ...],
+        role: Role,
+        operator: Operator | None = None,
+        options: dict[str, Any] | None = None,
+        label: str | None = None,
+    ) -> fx.Node:
+        if label is None:
+            self.made[what] = self.made.get(what, -1) + 1
+            suffix = f"{what}_{self.made[what]}" if self.made[what] else what
+            info = NodeInfo(f"{self.info.name}.{suffix}", source=self.info.source, description=what)
+        else:
+            info = replace(self.info, name=f"{self.info.name}.{label}".rstrip("."))
+        info = replace(info, operator=operator, role=role)
+        return insert_call(self.program.graph, self.node, function, args, info, options)
+
+    def is_boolean(self, value: fx.Node) -> bool:
+        info = node_info(value)
+        dtype = parameter_value(value, self.program.root).dtype if info.role is Role.PARAMETER else info.dtype
+        return dtype == torch.bool
+
+
+def _named_after_module(node: fx.Node) -> NodeInfo:
+    """The knowledge about a call with several results, with the name of its module if what picks a result has taken it."""
+    info = node_info(node)
+    picked = [node_info(user) for user in node.users if user.target is operator.getitem]
+    owner = next((one for one in picked if one.module_path is not None), info)
+    return replace(info, name=owner.name, module_path=owner.module_path, description=owner.description)

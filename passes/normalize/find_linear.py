@@ -1,0 +1,364 @@
+"""NORMALIZE: turn every product with a matrix of parameters into a dense layer, however it is written."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from lrpfx.ir.node import Role, calls, is_data, is_floating, node_info, parameter_value, row_of
+from lrpfx.ir.operator import Contraction, NotAContractionError, Operator
+from lrpfx.operators.table import spelling_of
+from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
+from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED
+
+
+class FindLinear(GraphPass):
+    """Replace contractions with parameters by dense layers: matmul, einsum, tensordot, inner and sums of products.
+
+    The parameters may be masked, scaled or standardized: they stay arithmetic in the graph. A matrix that is expanded to one
+    for each sample is one matrix. Parameters with one matrix for each entry of a dimension become a `selected_linear`.
+    """
+
+    name = "find_linear"
+    stage = "normalize"
+    requires = (CANONICAL, DECOMPOSED)
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            info = node_info(node)
+            row = info.operator
+            if row is None or row.contraction is None or info.role is not Role.DATA or not _has_weight(node):
+                continue
+            found, fixed = _Weights(program), program.fixed_dimensions
+            try:
+                dense = _Dense(found, row.contraction(node, found.rank))
+            except NotAContractionError as reason:
+                program.fixed_dimensions = fixed
+                selected = _with_selected_matrices(program, node, row)
+                if selected is not None:
+                    result.matches += 1
+                    result.details.append((info.name, f"{row}: now {row_of(selected)}"))
+                    replace_call(node, selected)
+                elif not row.adds_up:  # a product that may be a layer, unlike most sums
+                    result.reasons.append((info.name, str(reason)))
+                continue
+            new = dense.build(CallBuilder(program, node, row))
+            product = node.args[0]
+            replace_call(node, new)
+            layer = _as_convolution(CallBuilder(program, dense.layer, row), dense.layer) or dense.layer
+            result.matches += 1
+            result.details.append((info.name, f"{row}: now {node_info(layer).name}"))
+            if row.adds_up and isinstance(product, fx.Node):
+                program.graph.erase_node(product)
+        return result
+
+
+def _has_weight(node: fx.Node) -> bool:
+    """Whether a call, or the product that it adds up, may have one operand with relevance and one without."""
+    row = node_info(node).operator
+    if row is not None and row.adds_up:
+        node_or_none = node.args[0] if node.args else None
+        if not isinstance(node_or_none, fx.Node) or node_or_none.target is not torch.mul:
+            return False
+        node = node_or_none
+    return sum(map(is_data, node.all_input_nodes)) == 1 and len(node.all_input_nodes) > 1
+
+
+#: torch.nn.functional.unfold in both front ends, and its arguments; the method of tensors with this name does something else.
+_UNFOLDS = (functional.unfold, torch.ops.aten.im2col.default)
+_UNFOLD = ("input", "kernel_size", "dilation", "padding", "stride")
+
+
+def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
+    """The convolution that a dense layer is if its inputs are the columns of `unfold`; None if they are not."""
+    view, weight = layer.args[:2]
+    columns = view.args[0] if isinstance(view, fx.Node) and len(view.args) == 3 and row_of(view).moves else None
+    if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
+        return None
+    assert isinstance(view, fx.Node)
+    if row_of(view).name not in ("transpose", "movedim") or view.args[1:] not in _LAST_TWO:
+        return None
+    given: dict[str, Any] = dict(zip(_UNFOLD, columns.args, strict=False)) | columns.kwargs
+    sizes = given["kernel_size"]
+    kernel = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
+    if not all(isinstance(size, int) for size in kernel):
+        return None
+    options = {name: given[name] for name in ("dilation", "padding", "stride") if name in given}
+    outputs, inputs = parameter_value(weight, build.program.root).shape
+    kernels = build.call("reshape", weight, (outputs, inputs // math.prod(kernel), *kernel), target=torch.reshape)
+    convolution = build.call("conv2d", given["input"], kernels, **options)
+    places = build.call("flatten", convolution, -2, -1, target=torch.flatten)
+    replace_call(layer, build.call("transpose", places, -2, -1, target=torch.transpose))
+    return convolution
+
+
+#: Arguments of views that exchange the last two of three dimensions.
+_LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1), ((1,), (-1,)), ((-2,), (-1,)))
+
+
+def _with_selected_matrices(program: Program, node: fx.Node, row: Operator) -> fx.Node | None:
+    """A dense layer with matrices of parameters that integers choose, perhaps inputs; None for other products."""
+    if row.name != "matmul":
+        return None
+    first, last = node.args[:2]
+    if is_data(first) and _is_looked_up(last):
+        return CallBuilder(program, node, row).call("selected_linear", first, last, label="")
+    if is_data(last) and _is_looked_up(first):
+        return CallBuilder(program, node, row).call("selected_linear_of_columns", last, first, label="")
+    return None
+
+
+def _is_looked_up(value: Any) -> bool:
+    """Whether a value consists of entries of a parameter."""
+    chosen = False
+    while isinstance(value, fx.Node) and node_info(value).role in (Role.CONSTANT, Role.DISCRETE, Role.METADATA):
+        spelling = spelling_of(value)
+        if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
+            return False
+        chosen, value = True, value.args[0]
+    return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
+
+
+class _Weights:
+    """What is known about the operands of a product."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def rank(self, value: Any) -> int | None:
+        """The number of dimensions of an operand, or None if it is unknown."""
+        if not isinstance(value, fx.Node):
+            return None
+        if node_info(value).role is Role.PARAMETER:
+            found = parameter_value(value, self.program.root)
+            return found.ndim if isinstance(found, torch.Tensor) else None
+        expanded = self._expanded(value)
+        return dimensions_of(self.program, value) if expanded is None else expanded[1]
+
+    def shape(self, value: fx.Node) -> tuple[int, ...] | None:
+        return node_info(value).shape
+
+    def dtypes_differ(self, data: fx.Node, weight: fx.Node) -> bool:
+        """Whether a product converts one of its operands, which a layer does not."""
+        dtype = node_info(data).dtype
+        return dtype is not None and dtype != parameter_value(weight, self.program.root).dtype
+
+    def one_matrix(self, value: fx.Node, labels: str) -> tuple[fx.Node, torch.Size, str]:
+        """A parameter without the dimensions over which it is expanded: node, shape and labels.
+
+        `NotAContractionError` unless the value is a parameter, or one that is expanded to a size that the inputs determine.
+        """
+        expanded = self._expanded(value)
+        source = value if expanded is None else expanded[0]
+        if node_info(source).role is not Role.PARAMETER:
+            raise NotAContractionError("its constant operand is not a parameter")
+        tensor = parameter_value(source, self.program.root)
+        if not is_floating(tensor) or tensor.layout is not torch.strided:
+            raise NotAContractionError("its constant operand is not a dense tensor of floating-point numbers")
+        kept = labels[len(labels) - tensor.ndim :]
+        if len(kept) != tensor.ndim or "." in kept:
+            raise NotAContractionError("the dimensions of its parameter are not known")
+        return source, tensor.shape, kept
+
+    def _expanded(self, value: fx.Node) -> tuple[fx.Node, int] | None:
+        """The parameter that is expanded along new first dimensions, and the number of dimensions of the result."""
+        spelling = spelling_of(value)
+        if value.op != "call_function" or spelling is None or node_info(value).role not in (Role.METADATA, Role.PARAMETER):
+            return None
+        source, sizes = value.args[0], value.args[1:]
+        if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+            sizes = tuple(sizes[0])
+        if spelling.operator.name not in ("expand", "broadcast_to", "repeat") or not isinstance(source, fx.Node):
+            return None
+        if node_info(source).role is not Role.PARAMETER:
+            return None
+        tensor = parameter_value(source, self.program.root)
+        matrix = tensor
+        while matrix.ndim > 2 and matrix.shape[0] == 1:
+            matrix = matrix[0]
+        unchanged = 1 if spelling.operator.name == "repeat" else -1
+        own = sizes[len(sizes) - matrix.ndim :]
+        for size, given in zip(matrix.shape, own, strict=True):
+            if not (given == unchanged or (unchanged == -1 and given == size)):
+                return None
+        while source is not value and tensor.ndim > matrix.ndim:
+            inner = source.args[0] if source.op == "call_function" else None
+            before = spelling_of(source)
+            if not isinstance(inner, fx.Node) or before is None or not before.operator.keeps_order:
+                return None
+            source, tensor = inner, parameter_value(inner, self.program.root)
+        return (source, len(sizes)) if tensor.shape == matrix.shape else None
+
+
+class _Dense:
+    """A dense layer that computes a contraction: which dimensions it reads, adds and shares with its weight."""
+
+    def __init__(self, weights: _Weights, contraction: Contraction) -> None:
+        self.of_weight = int(is_data(contraction.operands[0]))  # which operand is the weight
+        self.data = contraction.operands[1 - self.of_weight]
+        weight = contraction.operands[self.of_weight]
+        if not is_data(self.data) or not isinstance(weight, fx.Node) or is_data(weight):
+            raise NotAContractionError("not one of its operands alone depends on the input")
+        self.labels, self.result = contraction.labels[1 - self.of_weight], contraction.result
+        labels = self._without_dot(weights, contraction.labels[self.of_weight], weights.rank(weight))
+        self.weight, self.shape, self.own = weights.one_matrix(weight, labels)
+        if weights.dtypes_differ(self.data, self.weight):
+            raise NotAContractionError("its operands have different dtypes")
+        self._drop_expanded(weights)
+        self._check(weights)
+        self.inputs = [letter for letter in self.own if letter in self.labels and letter not in self.result]
+        self.outputs = [letter for letter in self.own if letter not in self.labels]
+        self.shared = [letter for letter in self.own if letter in self.labels and letter in self.result]
+        if not self.inputs:
+            raise NotAContractionError("it sums over no dimension of its parameter")
+
+    def _without_dot(self, weights: _Weights, labels: str, rank: int | None) -> str:
+        """The labels of the weight, with letters for the dimensions for which a dot stands."""
+        if "." not in labels:
+            return labels
+        if rank is None:
+            raise NotAContractionError("the dimensions of its parameter are not known")
+        letters = _FURTHER[len(_FURTHER) - rank + len(labels) - 1 :]
+        if "." not in self.labels:
+            self.result = self.result.replace(".", letters)
+        elif letters:
+            of_data = weights.rank(self.data)
+            if of_data is None:
+                raise NotAContractionError("the number of dimensions of its operands is not known; pass example_inputs")
+            own = _FURTHER[len(_FURTHER) - of_data + len(self.labels) - 1 :]
+            self.labels, self.result = self.labels.replace(".", own), self.result.replace(".", max(own, letters, key=len))
+        return labels.replace(".", letters)
+
+    def _drop_expanded(self, weights: _Weights) -> None:
+        """Leave out dimensions of the weight along which all its entries are the same, and which the data have as well."""
+        tensor = parameter_value(self.weight, weights.program.root)
+        self.dropped = [
+            place
+            for place, letter in enumerate(self.own)
+            if letter in self.labels and letter in self.result and (tensor.stride(place) == 0 or tensor.shape[place] == 1)
+        ]
+        self.own = "".join(letter for place, letter in enumerate(self.own) if place not in self.dropped)
+        self.shape = torch.Size(size for place, size in enumerate(self.shape) if place not in self.dropped)
+
+    def _check(self, weights: _Weights) -> None:
+        for letters in (self.labels, self.own, self.result):
+            if len(set(letters)) != len(letters):
+                raise NotAContractionError("it reads a diagonal")
+        lost = set(self.labels) - set(self.own) - set(self.result)
+        if lost or ("." in self.labels) != ("." in self.result):
+            raise NotAContractionError("it also sums over dimensions that its parameter does not have")
+        if set(self.own) - set(self.labels) - set(self.result):
+            raise NotAContractionError("it sums over dimensions of its parameter that its other operand does not have")
+        shape = weights.shape(self.data)
+        for letter in set(self.own) & set(self.labels):
+            place = self.position(self.labels, letter)
+            size = None if shape is None or len(shape) <= max(place, -1 - place) else shape[place]
+            if size is not None and size != self.shape[self.own.index(letter)] and letter not in self.result:
+                raise NotAContractionError("an operand is broadcast along a dimension that it sums over")
+
+    @staticmethod
+    def position(labels: str, letter: str) -> int:
+        """The place of a dimension: counted from the end where a dot comes before it."""
+        place = labels.index(letter)
+        return place - len(labels) if "." in labels[:place] else place
+
+    def build(self, build: CallBuilder) -> fx.Node:
+        """Insert the layer, between views of its input and of its output."""
+        weight = self.weight
+        for place in reversed(self.dropped):
+            weight = build.call("select", weight, place, 0, target=torch.select)
+        if self.shared:
+            return self._of_each(build, weight)
+        weight = self._ordered(build, weight, [*self.outputs, *self.inputs])
+        if (len(self.outputs), len(self.inputs)) != (1, 1):
+            weight = build.call("reshape", weight, (self._size(self.outputs), self._size(self.inputs)), target=torch.reshape)
+        value, order = self._move_last(build, self.data, self.labels, self.inputs)
+        if len(self.inputs) > 1:
+            value = build.call("flatten", value, -len(self.inputs), -1, target=torch.flatten)
+        value = self.layer = build.call("linear", value, weight)
+        return self._with_outputs(build, value, order)
+
+    def _of_each(self, build: CallBuilder, weight: fx.Node) -> fx.Node:
+        """One matrix for each entry of the shared dimensions."""
+        weight = self._ordered(build, weight, [*self.shared, *self.inputs, *self.outputs])
+        sizes = (*self._sizes(self.shared), self._size(self.inputs), self._size(self.outputs))
+        if (len(self.outputs), len(self.inputs)) != (1, 1):
+            weight = build.call("reshape", weight, sizes, target=torch.reshape)
+        value, order = self._move_last(build, self.data, self.labels, [*self.shared, *self.inputs])
+        order += "".join(self.shared)
+        if len(self.inputs) > 1:
+            value = build.call("flatten", value, -len(self.inputs), -1, target=torch.flatten)
+        value = build.call("unsqueeze", value, -2, target=torch.unsqueeze)
+        value = self.layer = build.call("selected_linear", value, weight)
+        value = build.call("select", value, -2, 0, target=torch.select)
+        return self._with_outputs(build, value, order)
+
+    def _with_outputs(self, build: CallBuilder, value: fx.Node, others: str) -> fx.Node:
+        """The result, from a value whose last dimension holds all outputs, after the others."""
+        if not self.outputs:
+            value = build.call("select", value, -1, 0, target=torch.select)
+        if len(self.outputs) > 1:
+            value = build.call("unflatten", value, -1, self._sizes(self.outputs), target=torch.unflatten)
+        return self._arrange(build, value, others + "".join(self.outputs))
+
+    def _sizes(self, letters: Sequence[str]) -> tuple[int, ...]:
+        return tuple(self.shape[self.own.index(letter)] for letter in letters)
+
+    def _size(self, letters: Sequence[str]) -> int:
+        return math.prod(self._sizes(letters))
+
+    def _ordered(self, build: CallBuilder, weight: fx.Node, letters: list[str]) -> fx.Node:
+        """The weight with its dimensions in this order."""
+        order = [self.own.index(letter) for letter in letters]
+        if order == sorted(order):
+            return weight
+        if order == [1, 0]:
+            transposed = _transposed(weight, build)
+            return build.call("transpose", weight, 0, 1, target=torch.transpose) if transposed is None else transposed
+        return build.call("permute", weight, tuple(order), target=torch.permute)
+
+    def _move_last(self, build: CallBuilder, value: fx.Node, labels: str, letters: list[str]) -> tuple[fx.Node, str]:
+        """The value with these dimensions last, in this order, and the labels of its other dimensions."""
+        others = "".join(letter for letter in labels if letter not in letters)
+        if labels == others + "".join(letters):
+            return value, others
+        sources = tuple(self.position(labels, letter) for letter in letters)
+        return _moved(build, value, sources, tuple(range(-len(letters), 0))), others
+
+    def _arrange(self, build: CallBuilder, value: fx.Node, labels: str) -> fx.Node:
+        """The value with its dimensions in the order of the result."""
+        if labels == self.result:
+            return value
+        if "." not in labels:
+            if len(labels) == 2:
+                return build.call("transpose", value, 0, 1, target=torch.transpose)
+            return build.call("permute", value, tuple(labels.index(one) for one in self.result), target=torch.permute)
+        letters = [letter for letter in labels if letter != "."]
+        sources = tuple(self.position(labels, letter) for letter in letters)
+        return _moved(build, value, sources, tuple(self.position(self.result, letter) for letter in letters))
+
+
+#: Letters for dimensions without a name; torch.einsum has no Greek letters.
+_FURTHER = "αβγδεζηθικλμνξοπρστυφχψω"
+
+
+def _moved(build: CallBuilder, value: fx.Node, sources: tuple[int, ...], targets: tuple[int, ...]) -> fx.Node:
+    moves = [(source, target) for source, target in zip(sources, targets, strict=True)]
+    if {(-2, -1), (-1, -2)} >= set(moves):
+        return build.call("transpose", value, -2, -1, target=torch.transpose)
+    return build.call("movedim", value, sources, targets, target=torch.movedim)
+
+
+def _transposed(weight: fx.Node, build: CallBuilder) -> fx.Node | None:
+    """The matrix of which a weight is the transpose, if the graph shows it."""
+    spelling = spelling_of(weight)
+    if spelling is None or spelling.operator.name not in ("transpose", "permute") or not isinstance(weight.args[0], fx.Node):
+        return None
+    source = weight.args[0]
+    return source if parameter_value(source, build.program.root).ndim == 2 else None

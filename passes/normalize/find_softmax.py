@@ -1,0 +1,775 @@
+"""NORMALIZE: turn exponentials that are divided by their sum into a softmax, however it is written."""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.operator import Operator, Probability
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.contractions import added_by_index, keeps_all
+from lrpfx.operators.table import spelling_of
+from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED
+from lrpfx.types import Softmax
+
+Dims = tuple[int, ...] | None  # the dimensions that a softmax normalizes over; None: all
+
+
+class FindSoftmax(GraphPass):
+    """Replace spelled-out softmaxes: exp / sum over any dimensions, in groups, with masks, shifts, temperatures and weights.
+
+    A shift that is the same for all entries of a softmax cancels, so it is left out. What is not exactly a softmax of its
+    scores, such as exponentials with a mask or a sum with a small number added, keeps its forward and gets the relevance of a
+    softmax.
+    """
+
+    name = "find_softmax"
+    stage = "normalize"
+    requires = (CANONICAL, DECOMPOSED)
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            info = node_info(node)
+            if info.operator is None or info.role is not Role.DATA:
+                continue
+            try:
+                new = _spelled_out(program, node, info.operator)
+            except _LeftAloneError as reason:
+                result.reasons.append((info.name, str(reason)))
+                continue
+            if new is None or new is node:
+                continue
+            result.matches += 1
+            result.details.append((info.name, f"now {row_of(new)}: {node_info(new).name}"))
+            replace_call(node, new)
+        if result.matches:
+            remove_unread(program.graph)
+            _mark_constants(program.graph)
+        return result
+
+
+class _LeftAloneError(Exception):
+    """The reason why a quotient of exponentials is not replaced."""
+
+
+def _spelled_out(program: Program, node: fx.Node, row: Operator) -> fx.Node | None:
+    """The call that replaces a call, inserted before it; None if it is no part of a softmax."""
+    build = CallBuilder(program, node, row)
+    if row.kind is Softmax or row.probability is Probability.OF_ALL_LOGITS:
+        return _without_shift(program, node, row)
+    if row.name == "exp":
+        return _exponential_of_logarithm(build, node)
+    if row.logarithm:
+        return _logarithm_of_sum(build, node)
+    if row.name in ("sub", "add"):
+        return _logarithm(build, node)
+    if row.name == "normalize":
+        return _normalized(build, node)
+    if row.name in ("divided_by", "reciprocal"):
+        return _logistic(build, node, row)
+    if row.name == "log1p" and is_call_of(_arguments(node)[0], "exp"):
+        return build.call("softplus", _arguments(node)[0].args[0])
+    if row.name in ("div", "mul"):
+        return _Quotient(build, node).replacement()
+    return None
+
+
+# --- softmaxes of a score and zero ------------------------------------------------------------------------------------------
+
+
+def _logistic(build: CallBuilder, node: fx.Node, row: Operator) -> fx.Node | None:
+    """1 / (1 + exp(-x)) is sigmoid(x)."""
+    total = _arguments(node)[0]
+    if row.name == "divided_by" and bound_arguments(node, row)["other"] != 1:
+        return None
+    term = _plus_one(total)
+    negative = _arguments(term)[0] if is_call_of(term, "exp") else None
+    if is_call_of(negative, "neg") or (is_call_of(negative, "mul") and _arguments(negative)[1] == -1):
+        return build.call("sigmoid", _arguments(negative)[0])
+    return None
+
+
+def _plus_one(value: Any) -> Any:
+    """X of a sum x + 1; None for other values."""
+    if not is_call_of(value, "add") or value.kwargs:
+        return None
+    return next(
+        (one for one, other in (_arguments(value), _arguments(value)[::-1]) if isinstance(other, (int, float)) and other == 1),
+        None,
+    )
+
+
+# --- logarithms and exponentials of each other ------------------------------------------------------------------------------
+
+
+def _without_shift(program: Program, node: fx.Node, row: Operator) -> fx.Node:
+    """A softmax, or its logarithm, of its scores without a shift that cancels. The node itself is changed."""
+    dims = _dims(bound_arguments(node, row).get("dim"))
+    scores = _arguments(node)[0]
+    if dims is not None and is_data(scores):
+        node.args = (_unshifted(program, scores, dims), *_arguments(node)[1:])
+    return node
+
+
+def _exponential_of_logarithm(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """exp(log_softmax(x)) is softmax(x)."""
+    source = _arguments(node)[0]
+    row = node_info(source).operator if isinstance(source, fx.Node) else None
+    if row is None or row.name != "log_softmax" or not isinstance(source, fx.Node):
+        return None
+    bound = bound_arguments(source, row)
+    if bound.get("dtype") is not None:
+        return None
+    return build.call("softmax", bound["input"], bound["dim"], target=torch.softmax)
+
+
+def _logarithm_of_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """log(exp(x).sum()) is logsumexp(x), log(softmax(x)) is log_softmax(x), and so on for sigmoid and softplus."""
+    source = _arguments(node)[0]
+    row = node_info(source).operator if isinstance(source, fx.Node) else None
+    if is_call_of(_plus_one(source), "exp"):
+        return build.call("softplus", _plus_one(source).args[0])
+    if is_call_of(source, "sigmoid"):
+        return build.call("logsigmoid", _arguments(source)[0])
+    if row is None or not isinstance(source, fx.Node):
+        return None
+    bound = bound_arguments(source, row)
+    if bound.get("dtype") is not None or bound.get("dim") is None:
+        return None
+    if row.name == "softmax":
+        return build.call("log_softmax", bound["input"], bound["dim"])
+    if row.name == "sum" and is_call_of(bound["input"], "exp"):
+        return build.call(
+            "logsumexp", bound["input"].args[0], bound["dim"], bool(bound.get("keepdim", False)), target=torch.logsumexp
+        )
+    return None
+
+
+def _logarithm(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """X - logsumexp(x) is log_softmax(x), and logsumexp(x - c) + c is logsumexp(x)."""
+    first, second = _arguments(node)[:2]
+    if node.kwargs or not is_data(first) or not is_data(second):
+        return None
+    if row_of(node).name == "add":
+        for total, shift in ((first, second), (second, first)):
+            if is_call_of(total, "logsumexp") and is_call_of(_arguments(total)[0], "sub"):
+                inner = _arguments(total)[0]
+                dims, keepdim = _of_logsumexp(total)
+                if not inner.kwargs and _same(_arguments(inner)[1], shift) and keepdim and _fixed(shift, dims, inner):
+                    return build.call("logsumexp", _arguments(inner)[0], list(dims), True, target=torch.logsumexp)
+        return None
+    base, added = _without_views(second)
+    if not is_call_of(base, "logsumexp"):
+        return None
+    dims, keepdim = _of_logsumexp(base)
+    scores = _arguments(base)[0]
+    if len(dims) != 1 or not _aligned(second, base, scores, dims, keepdim, added):
+        return None
+    if _same(first, scores):
+        return build.call("log_softmax", first, dims[0])
+    return None
+
+
+def _of_logsumexp(node: fx.Node) -> tuple[tuple[int, ...], bool]:
+    given = [*_arguments(node)[1:], *node.kwargs.values()]
+    dims = _dims(node.kwargs.get("dim", _arguments(node)[1] if len(_arguments(node)) > 1 else None))
+    keepdim = node.kwargs.get("keepdim", _arguments(node)[2] if len(_arguments(node)) > 2 else False)
+    return (dims or (), bool(keepdim)) if given else ((), False)
+
+
+def _normalized(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """Exponentials divided by their sum by torch.nn.functional.normalize."""
+    bound = {**row_of(node).arguments, **bound_arguments(node, row_of(node))}
+    weights = bound["input"]
+    exponentials = _Exponentials.of(weights)
+    if exponentials is None or bound["p"] != 1 or not isinstance(bound["dim"], int):
+        return None
+    total = build.call("sum", weights, bound["dim"], keepdim=True)
+    total = build.call("clamp_min", total, bound["eps"])
+    scores = _unshifted(build.program, exponentials.scores(build), (bound["dim"],), exact=False)
+    return build.call("exponential_shares", scores, weights, total, (bound["dim"],))
+
+
+# --- quotients --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Exponentials:
+    """Exponentials of scores, perhaps masked: multiplied by constants, or filled with zeros."""
+
+    power: fx.Node  # the scores, in the base
+    base: float
+    plain: bool  # whether no mask changes them
+
+    @classmethod
+    def of(cls, value: Any) -> "_Exponentials | None":
+        plain = True
+        while isinstance(value, fx.Node) and is_data(value) and (row := node_info(value).operator) is not None:
+            bound = bound_arguments(value, row)
+            if row.name == "exp":
+                return cls(_arguments(value)[0], math.e, plain)
+            if row.name == "exp2":
+                return cls(_arguments(value)[0], 2.0, plain)
+            if row.name == "exponential":
+                base = bound["other"]
+                return cls(_arguments(value)[0], base, plain) if isinstance(base, (int, float)) and base > 0 else None
+            if row.name == "mul" and sum(map(is_data, _arguments(value))) == 1:
+                value, plain = next(filter(is_data, _arguments(value))), False
+            elif row.name == "masked_fill" and _is_zero(bound["value"]):
+                value, plain = bound["input"], False
+            elif row.name == "where" and (_is_zero(bound["input"]) or _is_zero(bound["other"])):
+                value, plain = bound["other"] if _is_zero(bound["input"]) else bound["input"], False
+            elif row.keeps_order and row.elementwise:
+                value = _arguments(value)[0]
+            else:
+                return None
+        return None
+
+    def scores(self, build: CallBuilder) -> fx.Node:
+        """The scores of which these are exponentials to the base e."""
+        return self.power if self.base == math.e else build.call("mul", self.power, math.log(self.base))
+
+
+@dataclass(frozen=True)
+class _Divisor:
+    """The divisor of a softmax: a sum of exponentials, perhaps with a small number added, or at least so large."""
+
+    total: fx.Node  # the sum
+    summed: fx.Node  # the exponentials
+    dims: Dims  # the dimensions of the sum; for groups, the dimension along which the index counts
+    keepdim: bool
+    exact: bool  # whether it is the sum alone
+    added: bool  # whether views lie between it and the sum
+    base: fx.Node  # the divisor before these views
+    index: fx.Node | None = None  # of groups, for each exponential
+    gathered: bool = False  # whether the sums are those of each exponential, not of each group
+
+
+def _divisor(value: Any) -> _Divisor | None:
+    exact, added, gathered = True, False, None
+    base = value
+    while isinstance(value, fx.Node) and is_data(value) and (row := node_info(value).operator) is not None:
+        bound = bound_arguments(value, row)
+        if row.name in ("sum", "norm"):
+            if gathered is not None or (found := _sum(value, row)) is None:
+                return None
+            summed, dims, keepdim = found
+            return _Divisor(value, summed, dims, keepdim, exact, added, base)
+        grouped = _grouped_sum(value, row, bound)
+        if grouped is not None:
+            summed, dim, index = grouped
+            if gathered is not None and (gathered[0] != dim or not _same_index(gathered[1], index)):
+                return None
+            return _Divisor(value, summed, (dim,), False, exact, added, base, index, gathered is not None)
+        picked = _gather(value, row, bound)
+        if picked is not None and gathered is None:
+            gathered, value, base = picked[1:], picked[0], value
+        elif row.name in ("add", "clamp_min", "maximum") and sum(map(is_data, value.all_input_nodes)) == 1:
+            value, exact = next(filter(is_data, _arguments(value))), False
+        elif row.name == "clamp" and bound.get("max") is None and not is_data(bound.get("min")):
+            value, exact = _arguments(value)[0], False
+        elif _is_view(value, row):
+            value, added = _arguments(value)[0], added or not row.elementwise
+            base = value if exact or base is value else base
+        else:
+            return None
+    return None
+
+
+def _sum(node: fx.Node, row: Operator) -> tuple[fx.Node, Dims, bool] | None:
+    """The terms of a sum, its dimensions, and whether it keeps them. The norm of order 1 is the sum of exponentials."""
+    given = dict(zip(("input", "dim", "keepdim", "dtype"), _arguments(node), strict=False)) | node.kwargs
+    if row.name == "norm":
+        given = dict(zip(("input", "ord", "dim", "keepdim", "dtype"), _arguments(node), strict=False)) | node.kwargs
+        if given.get("ord", given.get("p")) != 1:
+            return None
+    summed = given.get("input", _arguments(node)[0])
+    if given.get("dtype") is not None or not is_data(summed):
+        return None
+    return summed, _dims(given.get("dim")), bool(given.get("keepdim", False))
+
+
+def _grouped_sum(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[Any, int, Any] | None:
+    """The terms, the dimension and the index of a sum in groups."""
+    adds = row.name in ("scatter_add", "index_add") and bound.get("alpha", 1) == 1
+    if adds or (row.name == "scatter_averaged" and bound["reduce"] == "sum"):
+        summed, dim, index = bound["source"], bound["dim"], bound["index"]
+    elif row.name == "index_put_accumulated":
+        indices = bound.get("indices", _arguments(node)[2] if len(_arguments(node)) > 2 else None)
+        if not isinstance(indices, (tuple, list)) or len(indices) != 1:
+            return None
+        summed, dim, index = _arguments(node)[1], 0, indices[0]
+    else:
+        return None
+    if not isinstance(dim, int) or not is_data(summed) or is_data(bound.get("input", _arguments(node)[0])):
+        return None
+    return summed, dim, index
+
+
+def _gather(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[Any, int, Any] | None:
+    """The source, the dimension and the index of a call that picks entries along a dimension."""
+    if row.name in ("index_select", "gather", "take_along_dim") and len(_arguments(node)) + len(node.kwargs) == 3:
+        given = [*_arguments(node), *node.kwargs.values()]
+        dim, index = (given[1], given[2]) if isinstance(given[1], int) else (given[2], given[1])
+        return (given[0], dim, index) if isinstance(dim, int) else None
+    if node.target in (operator.getitem, torch.ops.aten.index.Tensor):
+        index = _arguments(node)[1]
+        parts = list(index) if isinstance(index, (tuple, list)) else [index]
+        while len(parts) > 1 and parts[-1] in (slice(None), None, Ellipsis) and node.target is operator.getitem:
+            if parts.pop() is None:
+                return None
+        if len(parts) == 1 and isinstance(parts[0], fx.Node) and not is_data(parts[0]):
+            return _arguments(node)[0], 0, parts[0]
+    return None
+
+
+class _Quotient:
+    """A quotient that may be a softmax, or a sum that a softmax weighs."""
+
+    def __init__(self, build: CallBuilder, node: fx.Node) -> None:
+        self.build, self.node = build, node
+        self.operands = list(_dividends(node))
+
+    def replacement(self) -> fx.Node | None:
+        for dividend, value in self.operands:
+            one = _plus_one(value)
+            if is_call_of(one, "exp") and _same(dividend, one):  # exp(x) / (1 + exp(x))
+                return self.build.call("sigmoid", _arguments(one)[0])
+            divisor = _divisor(value)
+            exponentials = None if divisor is None else _Exponentials.of(divisor.summed)
+            if divisor is None or exponentials is None or not isinstance(value, fx.Node):
+                continue
+            if _same(dividend, divisor.summed):
+                return self._shares(dividend, divisor, exponentials, value)
+            found = self._weighted(dividend, divisor, exponentials, value)
+            if found is not None:
+                return found
+        return None
+
+    def _shares(self, weights: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node) -> fx.Node:
+        """The softmax of the scores of exponentials, divided by sums for each of them."""
+        if divisor.index is not None:
+            if not divisor.gathered:
+                raise _LeftAloneError("exponentials are divided by the sums of groups without an index")
+            return self._of_groups(weights, divisor, exponentials, sums)
+        if not _aligned(sums, divisor.total, divisor.summed, divisor.dims, divisor.keepdim, divisor.added):
+            raise _LeftAloneError("it is not known along which dimensions the sum of exponentials divides; pass example_inputs")
+        return self._softmax(weights, divisor, exponentials, sums)
+
+    def _softmax(self, weights: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node | None) -> fx.Node:
+        exact = divisor.exact and exponentials.plain
+        scores = exponentials.scores(self.build)
+        if divisor.dims is not None:
+            scores = _unshifted(self.build.program, scores, divisor.dims, exact)
+        if exact and divisor.dims is not None and len(divisor.dims) == 1:
+            return self.build.call("softmax", scores, divisor.dims[0], target=torch.softmax)
+        if sums is None:
+            raise _LeftAloneError("its sum of exponentials has another number of dimensions than they have")
+        return self.build.call("exponential_shares", scores, weights, sums, divisor.dims)
+
+    def _of_groups(self, weights: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node) -> fx.Node:
+        assert divisor.dims is not None and divisor.index is not None
+        dim = divisor.dims[0]
+        scores = _unshifted_in_groups(exponentials.scores(self.build), dim, divisor.index)
+        return self.build.call("shares_of_groups", scores, weights, sums, divisor.total, divisor.index, dim)
+
+    # --- sums that a softmax weighs -----------------------------------------------------------------------------------------
+
+    def _weighted(self, dividend: Any, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node) -> fx.Node | None:
+        """A product of exponentials and values that is divided by the sum of the exponentials, after the product."""
+        row = node_info(dividend).operator if is_data(dividend) else None
+        if row is None or divisor.dims is None:
+            return None
+        if divisor.index is not None:
+            return None if divisor.gathered else self._weighted_in_groups(dividend, row, divisor, exponentials)
+        if len(divisor.dims) != 1:
+            return None
+        if row.name == "matmul":
+            return self._matrix_product(dividend, divisor, exponentials, sums)
+        if row.name == "einsum":
+            return self._einsum(dividend, divisor, exponentials, sums)
+        if row.name == "sum":
+            return self._sum_of_products(dividend, divisor, exponentials, sums)
+        return None
+
+    def _rank(self, value: fx.Node) -> int | None:
+        shape = node_info(value).shape
+        return None if shape is None else len(shape)
+
+    def _matrix_product(
+        self, product: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node
+    ) -> fx.Node | None:
+        first, second = _arguments(product)[:2]
+        assert divisor.dims is not None
+        dim, rank = divisor.dims[0], self._rank(divisor.summed)
+        if dim >= 0:
+            dim -= rank if rank is not None else 0
+        if _same(first, divisor.summed) and dim == -1:
+            weights, place = first, 0
+        elif _same(second, divisor.summed) and dim == -2:
+            weights, place = second, 1
+        else:
+            return None
+        if not _aligned(sums, divisor.total, divisor.summed, divisor.dims, divisor.keepdim, divisor.added):
+            return None
+        softmax = self._softmax(weights, divisor, exponentials, sums)
+        return self.build.call("matmul", *((softmax, second) if place == 0 else (first, softmax)))
+
+    def _einsum(self, product: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node) -> fx.Node | None:
+        equation, *operands = _arguments(product)
+        spread = len(operands) == 2
+        if not spread:
+            operands = list(operands[0]) if isinstance(operands[0], (tuple, list)) else []
+        place = next((at for at, one in enumerate(operands) if _same(one, divisor.summed)), None)
+        inputs, arrow, result = str(equation).replace(" ", "").partition("->")
+        if place is None or len(operands) != 2 or not arrow or "." in str(equation):
+            return None
+        assert divisor.dims is not None
+        labels = inputs.split(",")[place]
+        dim = divisor.dims[0]
+        kept = "".join(label for label in labels if label != labels[dim])
+        of_result = "".join(label for label in result if label in kept)
+        shape, given = node_info(divisor.summed).shape, node_info(sums).shape
+        if labels[dim] in result or kept != of_result or shape is None or given is None or len(set(labels)) != len(labels):
+            return None
+        sizes = dict(zip(labels, shape, strict=True))
+        expected = tuple(sizes[label] if label in kept else 1 for label in result)
+        if (1,) * (len(expected) - len(given)) + tuple(given) != expected:
+            return None
+        aligned = _aligned(sums, divisor.total, divisor.summed, divisor.dims, divisor.keepdim, divisor.added)
+        softmax = self._softmax(operands[place], divisor, exponentials, sums if aligned else None)
+        operands[place] = softmax
+        args = (equation, *operands) if spread else (equation, operands)
+        return self.build.call("einsum", *args, target=_function(product))
+
+    def _sum_of_products(self, total: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node) -> fx.Node | None:
+        bound = bound_arguments(total, row_of(total))
+        dims, product = _dims(bound.get("dim")), bound["input"]
+        if dims is None or len(dims) != 1 or bound.get("dtype") is not None or not is_call_of(product, "mul"):
+            return None
+        place = next((at for at, one in enumerate(_arguments(product)) if _same(_without_views(one)[0], divisor.summed)), None)
+        shapes = [node_info(one).shape for one in (divisor.summed, product, sums, total)]
+        if place is None or any(shape is None for shape in shapes):
+            return None
+        factor = _arguments(product)[place]
+        own, of_product, of_sums, of_total = (tuple(shape or ()) for shape in shapes)
+        views, of_factor = _views(factor), tuple(node_info(factor).shape or ())
+        at = _dimension_after(own, of_factor, divisor.dims[0] % len(own)) if divisor.dims else None
+        if at is None or at - len(of_factor) != dims[0] % len(of_product) - len(of_product):
+            return None
+        expected = list((1,) * (len(of_product) - len(of_factor)) + of_factor)
+        if bound.get("keepdim"):
+            expected[dims[0]] = 1
+        else:
+            del expected[dims[0] % len(of_product)]
+        if (1,) * (len(of_total) - len(of_sums)) + of_sums != tuple(expected):
+            return None
+        aligned = _aligned(sums, divisor.total, divisor.summed, divisor.dims, divisor.keepdim, divisor.added)
+        if not aligned and not (divisor.exact and exponentials.plain):
+            if not divisor.exact or divisor.dims is None:
+                return None
+            sums = self.build.call("sum", divisor.summed, divisor.dims[0], keepdim=True)
+        softmax = self._softmax(divisor.summed, divisor, exponentials, sums)
+        weighted = self.build.call("mul", *_replaced(_arguments(product)[:2], place, _viewed(self.build, softmax, views)))
+        return self.build.call("sum", weighted, dims[0], keepdim=bool(bound.get("keepdim")))
+
+    def _weighted_in_groups(
+        self, total: fx.Node, row: Operator, divisor: _Divisor, exponentials: _Exponentials
+    ) -> fx.Node | None:
+        grouped = _grouped_sum(total, row, bound_arguments(total, row))
+        if grouped is None or divisor.dims is None or not isinstance(divisor.index, fx.Node):
+            return None
+        product, dim, index = grouped
+        if dim != divisor.dims[0] or not _same_index(index, divisor.index) or not is_call_of(product, "mul"):
+            return None
+        place = next((at for at, one in enumerate(_arguments(product)) if _same(_without_views(one)[0], divisor.summed)), None)
+        source = divisor.index
+        if place is None or row.name != "index_add" or row_of(divisor.total).name != "index_add":
+            return None
+        sums = self.build.call("index_select", divisor.base, dim, source, target=torch.index_select)
+        softmax = self._of_groups(divisor.summed, divisor, exponentials, sums)
+        weighted = _viewed(self.build, softmax, _views(_arguments(product)[place]))
+        product = self.build.call("mul", *_replaced(_arguments(product)[:2], place, weighted))
+        bound = bound_arguments(total, row)
+        return self.build.call("index_add", bound["input"], product, dim, index)
+
+
+def _dividends(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """The dividend and the divisor that a quotient, or a product with a reciprocal, may have."""
+    first, second = _arguments(node)[:2]
+    if node.kwargs:
+        return
+    if row_of(node).name == "div":
+        yield first, second
+        return
+    for dividend, factor in ((first, second), (second, first)):
+        row = node_info(factor).operator if is_data(factor) else None
+        if row is not None and row.name == "mul" and _arguments(factor)[1] == 1:
+            factor = _arguments(factor)[0]
+            row = node_info(factor).operator
+        if row is None:
+            continue
+        bound = bound_arguments(factor, row)
+        inverse = row.name == "reciprocal" or (row.name == "pow" and bound["exponent"] == -1)
+        if inverse or (row.name == "divided_by" and bound["other"] == 1):
+            yield dividend, _arguments(factor)[0]
+
+
+# --- shifts -----------------------------------------------------------------------------------------------------------------
+
+
+def _unshifted(program: Program, scores: fx.Node, dims: tuple[int, ...], exact: bool = True) -> fx.Node:
+    """The scores without terms that are the same along `dims`, which a softmax cancels.
+
+    Without `exact`, only terms that have no relevance of their own are left out: a stabilized softmax does not cancel others.
+    """
+    while (row := node_info(scores).operator) is not None and row.name in ("sub", "add") and not scores.kwargs:
+        first, second = _arguments(scores)[:2]
+        pairs = [(first, second)] if row.name == "sub" else [(first, second), (second, first)]
+        kept = next((one for one, shift in pairs if is_data(one) and _cancels(program, shift, one, dims, scores, exact)), None)
+        if kept is None:
+            break
+        scores = kept
+    return scores
+
+
+def _cancels(program: Program, shift: Any, kept: fx.Node, dims: tuple[int, ...], scores: fx.Node, exact: bool) -> bool:
+    if isinstance(shift, (int, float)):
+        return True
+    if not isinstance(shift, fx.Node):
+        return False
+    if node_info(shift).role is Role.PARAMETER:
+        tensor = parameter_value(shift, program.root)
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0:
+            return True
+        return all(dim < 0 and (-dim > tensor.ndim or tensor.shape[dim] == 1) for dim in dims)
+    of_kept, of_scores = node_info(kept).shape, node_info(scores).shape
+    if of_kept != of_scores:
+        return False  # the shift also adds dimensions
+    return _fixed(shift, dims, scores) and (exact or _is_reduction_of(shift, kept))
+
+
+def _fixed(value: Any, dims: Sequence[int], like: fx.Node) -> bool:
+    """Whether a value is the same along these dimensions of a value that it is broadcast with."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, (int, float))
+    row = node_info(value).operator
+    if row is None or value.op != "call_function":
+        return False
+    bound = bound_arguments(value, row) if row.arguments else {}
+    shape = node_info(like).shape
+    rank = None if shape is None else len(shape)
+    given: dict[Any, Any] = {**dict(enumerate(_arguments(value))), **value.kwargs, **bound}
+    reduced = given.get("dim", given.get("axis", given.get(1)))
+    if given.get("keepdim", given.get("keepdims", given.get(2))) is True:
+        return _dims(reduced) is not None and _alike(dims, _dims(reduced) or (), rank)
+    if len(_arguments(value)) == 1 and not value.kwargs and (row.adds_up or row.selects) and row.mixes is not None:
+        return True  # one number, reduced from all entries
+    source = _arguments(value)[0]
+    if row.picks and isinstance(source, fx.Node) and _arguments(value)[1] == 0 and node_info(source).operator is not None:
+        return row_of(source).returns_several and _fixed(source, dims, like)
+    if row.picks and isinstance(_arguments(value)[1], tuple) and None in _arguments(value)[1]:
+        added = added_by_index(_arguments(value)[1])
+        return added is not None and _alike(dims, added, rank)
+    if row.name == "unsqueeze":
+        return isinstance(_arguments(value)[1], int) and _alike(dims, (_arguments(value)[1],), rank)
+    if row.name in ("detach", "expand", "expand_as", "broadcast_to") or (row.elementwise and len(value.all_input_nodes) == 1):
+        inner = next((one for one in _arguments(value) if isinstance(one, fx.Node)), None)
+        return inner is not None and _fixed(inner, dims, like)
+    return False
+
+
+def _alike(dims: Sequence[int], others: Sequence[int], rank: int | None) -> bool:
+    """Whether all dimensions are among others, for a number of dimensions that may be unknown."""
+    if rank is None:
+        return set(dims) <= set(others)
+    return {dim % rank for dim in dims} <= {dim % rank for dim in others}
+
+
+def _is_reduction_of(shift: fx.Node, scores: fx.Node) -> bool:
+    """Whether a shift is computed from scores alone by choosing entries, such as their maximum."""
+    while shift.op == "call_function":
+        row = node_info(shift).operator
+        if row is None or not (row.selects or row.moves or row.picks or row.name == "detach"):
+            return False
+        source = _arguments(shift)[0]
+        if source is scores:
+            return True
+        if not isinstance(source, fx.Node):
+            return False
+        shift = source
+    return False
+
+
+def _unshifted_in_groups(scores: fx.Node, dim: int, index: fx.Node) -> fx.Node:
+    """The scores without a term that is the same for all entries of a group: what is picked by the same index."""
+    while (row := node_info(scores).operator) is not None and row.name == "sub" and not scores.kwargs:
+        first, shift = _arguments(scores)[:2]
+        if not is_data(first):
+            break
+        of_all = isinstance(shift, (int, float)) or (isinstance(shift, fx.Node) and _of_all_entries(shift))
+        picked = None
+        if isinstance(shift, fx.Node) and not of_all and node_info(shift).operator is not None:
+            source, _ = _without_views(shift)
+            row = node_info(source).operator
+            picked = None if row is None else _gather(source, row, bound_arguments(source, row) if row.arguments else {})
+        if not of_all and (picked is None or picked[1] != dim or not _same_index(picked[2], index)):
+            break
+        scores = first
+    return scores
+
+
+def _of_all_entries(value: fx.Node) -> bool:
+    """Whether a value is one number: a reduction over all dimensions."""
+    row = node_info(value).operator
+    if row is not None and (row.name == "detach" or row.elementwise) and isinstance(_arguments(value)[0], fx.Node):
+        return _of_all_entries(_arguments(value)[0])
+    return row is not None and row.mixes is not None and row.selects and len(_arguments(value)) == 1 and not value.kwargs
+
+
+# --- the same values, and their alignment -----------------------------------------------------------------------------------
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The positional arguments of a call; those of listed calls are as their rows say."""
+    return node.args
+
+
+def _function(node: fx.Node) -> Callable[..., Any]:
+    assert callable(node.target)
+    return node.target
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 0
+
+
+def _dims(given: Any) -> Dims:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return (given,)
+    if isinstance(given, (tuple, list)) and given and all(isinstance(dim, int) for dim in given):
+        return tuple(given)
+    return None
+
+
+def _same(one: Any, other: Any, depth: int = 8) -> bool:
+    """Whether two values are one, or are computed by the same calls."""
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return type(one) is type(other) and not isinstance(one, (tuple, list)) and bool(one == other)
+    if one is other:
+        return True
+    if not depth or one.op != other.op or one.target is not other.target or one.op == "placeholder":
+        return False
+    if one.op == "get_attr":
+        return one.target == other.target
+    if (
+        len(_arguments(one)) != len(_arguments(other))
+        or one.kwargs.keys() != other.kwargs.keys()
+        or node_info(one).operator is None
+    ):
+        return False
+    pairs = [
+        *zip(_arguments(one), _arguments(other), strict=True),
+        *((one.kwargs[name], other.kwargs[name]) for name in one.kwargs),
+    ]
+    return all(
+        first == second if isinstance(first, (tuple, list)) else _same(first, second, depth - 1) for first, second in pairs
+    )
+
+
+def _is_view(value: fx.Node, row: Operator) -> bool:
+    """Whether a call keeps the entries in their order, and repeats them at most."""
+    adds = row.picks and isinstance(_arguments(value)[1], tuple) and added_by_index(_arguments(value)[1]) is not None
+    return row.keeps_order or adds or keeps_all(value) or row.name in ("expand", "expand_as", "broadcast_to")
+
+
+def _views(value: Any) -> list[fx.Node]:
+    """The views between a value and what it is a view of, from the first on."""
+    found: list[fx.Node] = []
+    while isinstance(value, fx.Node) and value.op == "call_function" and (spelling := spelling_of(value)) is not None:
+        if not _is_view(value, spelling.operator):  # also of what depends on sizes, which has no row of its own
+            break
+        found.insert(0, value)
+        value = _arguments(value)[0]
+    return found
+
+
+def _without_views(value: Any) -> tuple[Any, bool]:
+    """What a value is a view of with the entries in their order, and whether a view lies between."""
+    views = _views(value)
+    return (views[0].args[0], True) if views else (value, False)
+
+
+def _viewed(build: CallBuilder, value: fx.Node, views: list[fx.Node]) -> fx.Node:
+    """The same views of another value."""
+    for view in views:
+        options: dict[str, Any] = dict(view.kwargs)
+        value = build.call(row_of(view).name, value, *_arguments(view)[1:], target=_function(view), **options)
+    return value
+
+
+def _replaced(args: Sequence[Any], place: int, value: fx.Node) -> list[Any]:
+    return [value if at == place else one for at, one in enumerate(args)]
+
+
+def _same_index(one: Any, other: Any) -> bool:
+    """Whether two indices choose the same places: one may be expanded to the shape of the values."""
+    return _same(_without_views(one)[0], _without_views(other)[0])
+
+
+def _dimension_after(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
+    """The place of a dimension after views that only add or remove dimensions of size 1."""
+    if [size for size in before if size != 1] != [size for size in after if size != 1] or before[dim] == 1:
+        return None
+    count = sum(size != 1 for size in before[:dim])
+    return [place for place, size in enumerate(after) if size != 1][count]
+
+
+def _aligned(sums: fx.Node, total: fx.Node, summed: fx.Node, dims: Dims, keepdim: bool, viewed: bool) -> bool:
+    """Whether sums over dimensions, after views, are broadcast along these dimensions of what was summed."""
+    shape, given = node_info(summed).shape, node_info(sums).shape
+    if dims is None:
+        return not viewed
+    if shape is not None and given is not None:
+        kept = {dim % len(shape) for dim in dims}
+        expected = tuple(1 if place in kept else size for place, size in enumerate(shape))
+        padded = (1,) * (len(shape) - len(given)) + tuple(given)
+        return padded in (expected, tuple(shape)) and (keepdim or viewed or padded == (1,) * len(shape))
+    if not viewed:
+        return keepdim
+    views = _views(sums)
+    if keepdim or len(views) != 1 or len(dims) != 1:
+        return False
+    (view,) = views
+    if row_of(view).name == "unsqueeze":
+        return bool(_arguments(view)[1] == dims[0])
+    return row_of(view).picks and added_by_index(_arguments(view)[1]) == dims
+
+
+def _mark_constants(graph: fx.Graph) -> None:
+    """Give the role of constants to values that only take part in what is held constant."""
+    for node in reversed(list(calls(graph))):
+        if node_info(node).role is Role.DATA and node.users and all(_holds_constant(node, user) for user in node.users):
+            update_info(node, role=Role.CONSTANT)
+
+
+def _holds_constant(node: fx.Node, user: fx.Node) -> bool:
+    if user.op == "output":
+        return False
+    info = node_info(user)
+    if info.role is not Role.DATA:
+        return True
+    row = info.operator
+    if row is None or not row.controls or not row.arguments:
+        return False
+    bound = bound_arguments(user, row)
+    return all(name in row.controls for name, value in bound.items() if value is node)

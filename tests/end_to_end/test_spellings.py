@@ -1,0 +1,152 @@
+"""Two spellings of one layer are one layer: the maps of layers that are written by hand equal those of the named ones."""
+
+import pytest
+import torch
+from spellings import PAIRS, Dense
+from tools.spelling_table import COMPOSITES, TOLERANCE, difference
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import AttnLRP, EpsilonPlusFlat, GammaByDepth, MixedComposite, NameMapComposite
+
+CASES = [(name, composite) for name, pair in PAIRS.items() for composite in COMPOSITES[pair.kind]]
+#: Cases of every test run; each pair is among them.
+QUICK = {"EpsilonPlusFlat": "symbolic", "GammaByDepth": "export", "AttnLRP": "symbolic", "CPLRP": "export"}
+
+
+@pytest.mark.parametrize(
+    ("name", "composite", "capture"),
+    [
+        pytest.param(*case, capture, marks=[] if QUICK.get(case[1]) == capture else pytest.mark.slow)
+        for case in CASES
+        for capture in ("symbolic", "export")
+    ],
+)
+def test_maps_of_two_spellings_are_equal(name, composite, capture):
+    assert difference(PAIRS[name], composite, capture) <= TOLERANCE
+
+
+def written(layer):
+    network = Dense(layer)
+    return network, network.example()
+
+
+def test_a_bias_that_is_added_by_hand_is_the_bias_of_the_ledger():
+    model, x = written(lambda m, x: x @ m.weight.T + m.bias)
+    ledger = lrpfx.ledger(lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x), x, 1)
+    named, _ = written(PAIRS["x @ W.T + b"].named)
+    expected = lrpfx.ledger(lrpfx.transform(named, EpsilonPlusFlat(), example_inputs=x), x, 1)
+    assert ledger.total("bias") == pytest.approx(expected.total("bias"), rel=1e-9)
+    assert ledger.total("bias")
+
+
+def test_without_example_inputs():
+    """What needs no sizes is found without them."""
+    model, x = written(lambda m, x: x @ m.weight.T + m.bias)
+    named, _ = written(PAIRS["x @ W.T + b"].named)
+    maps = [lrpfx.attribute(lrpfx.transform(one, GammaByDepth()), x, 1).relevance for one in (model, named)]
+    assert torch.allclose(*maps, rtol=1e-9)
+
+
+def test_the_history_says_what_was_merged():
+    model, x = written(PAIRS["x @ W.T + b"].written)
+    stages = {stage.name: stage for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x))}
+    assert ("matmul", "matmul: now matmul.linear") in stages["find_linear"].details
+    assert ("add", "merged into matmul.linear") in stages["merge_scales"].details
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda m, x: x @ m.weight.T,
+        lambda m, x: torch.einsum("...i,oi->...o", x, m.weight),
+        lambda m, x: torch.einsum("...i,io->...o", x, m.weight.T),
+    ],
+)
+def test_a_matrix_is_the_weight_as_it_is(layer):
+    model, x = written(layer)
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    readers = [user.name for node in explain_model.graph.nodes if node.name == "weight" for user in node.users]
+    assert len(readers) == 2 and all(name.endswith("linear") for name in readers)
+
+
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+def test_constants_are_for_the_output_channels(make):
+    """Here there are more of them than input channels, and two groups."""
+    layer, bias = make(4, 6, 3, groups=2, bias=False), torch.randn(6, 1, 1)
+
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+            self.register_buffer("bias", bias)
+
+        def forward(self, x):
+            return self.layer(x) + self.bias
+
+    named = make(4, 6, 3, groups=2)
+    named.weight, named.bias = layer.weight, nn.Parameter(bias.flatten())
+    x = torch.randn(2, 4, 5, 5)
+    maps = [
+        lrpfx.attribute(lrpfx.transform(one.eval(), EpsilonPlusFlat(), example_inputs=x), x, torch.cos).relevance
+        for one in (Biased(), named)
+    ]
+    assert torch.allclose(*maps, rtol=1e-9)
+    assert not [
+        one for one in lrpfx.history(lrpfx.transform(Biased().eval(), EpsilonPlusFlat(), example_inputs=x)) if one.reasons
+    ]
+
+
+def test_a_constant_for_each_place_stays():
+    """An embedding of positions is not the bias of the layer before it, and the history says so."""
+    model, x = written(lambda m, x: x @ m.weight.T + m.weight[:3])
+    stages = {stage.name: stage for stage in lrpfx.history(lrpfx.transform(model, GammaByDepth(), example_inputs=x))}
+    assert not stages["merge_scales"].matches
+    assert "(3, 6), which is not one value for each channel" in dict(stages["merge_scales"].reasons)["add"]
+
+
+@pytest.mark.parametrize("layer", [lambda m, x: torch.nn.functional.linear(x, m.weight), lambda m, x: x @ m.weight.T])
+def test_a_sum_of_products_of_two_dtypes_is_no_layer(layer):
+    """A product converts its operands, and a dense layer does not."""
+    model, x = written(lambda m, x: (layer(m, x)[:, None] * m.single).sum(-1))
+    model.register_buffer("single", torch.randn(6, 6, dtype=torch.float32))
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert torch.equal(lrpfx.attribute(explain_model, x, 1).output, model(x))
+    assert lrpfx.ledger(explain_model, x, 1).unexplained <= 1e-6  # the shares of a factor in float32 are rounded
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        lambda m, x: torch.exp(x) @ m.weight.T,
+        lambda m, x: torch.log(x.abs() + 1.0) @ m.weight.T,
+        lambda m, x: 2.0**x @ m.weight.T,
+    ],
+)
+def test_an_exponential_or_logarithm_that_remains_is_named(spelling):
+    model, x = written(spelling)
+    with pytest.warns(lrpfx.errors.LrpfxWarning, match="functions of their own") as caught:
+        lrpfx.transform(model, AttnLRP(), example_inputs=x)
+    assert len([one for one in caught if "functions of their own" in str(one.message)]) == 1
+    assert "spellings" in str(caught[0].message)
+
+
+def test_a_rule_by_name_ends_the_warning():
+    model, x = written(lambda m, x: torch.exp(x) @ m.weight.T)
+    composite = AttnLRP(layer_map=[])
+    names = [name for name in lrpfx.node_names(model, example_inputs=x) if name.startswith("exp")]
+    by_name = MixedComposite([NameMapComposite([(names, lrpfx.rules.Epsilon())]), composite])
+    explain_model = lrpfx.transform(model, by_name, example_inputs=x)
+    assert lrpfx.assignment(explain_model).rule_of(names[0]).startswith("Epsilon")
+
+
+def test_weights_that_are_selected_have_each_rule():
+    """A matrix for each entry of a dimension, under rules that know dense layers."""
+    model, x = written(lambda m, x: (x[:, None, None, :] @ m.stack)[:, :, 0].mean(1))
+    model.stack = torch.nn.Parameter(torch.randn(3, 6, 6, dtype=torch.float64))
+    with torch.no_grad():
+        expected = model(x)
+    for composite in (EpsilonPlusFlat(), GammaByDepth()):
+        explain_model = lrpfx.transform(model, composite, example_inputs=x)
+        assert torch.allclose(explain_model(x), expected)
+        assert torch.isfinite(lrpfx.attribute(explain_model, x, 1).relevance).all()

@@ -1,0 +1,70 @@
+"""A segmentation network: what each message proposes is taken, and leads to a map."""
+
+import re
+
+import pytest
+import torch
+from helpers import assert_close
+from torch import nn
+
+import lrpfx
+from lrpfx import rules
+from lrpfx.composites import EpsilonPlus
+from lrpfx.types import Convolution
+
+COMPOSITE = EpsilonPlus(layer_map=[(Convolution, rules.Epsilon())])
+
+
+class Segmentation(nn.Module):
+    """Scores of five classes at each place."""
+
+    def __init__(self, places=2):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1))
+        self.places = places
+        self.eval()
+
+    def forward(self, x):
+        return self.layers(x)[..., None] if self.places == 3 else self.layers(x)
+
+
+@pytest.mark.parametrize("target", [None, 1])
+@pytest.mark.parametrize("places", [2, 3])
+@pytest.mark.parametrize("ask", ["attribute", "explain", "ledger"])
+def test_the_messages_about_places_lead_to_a_map(ask, places, target):
+    model, x = Segmentation(places), torch.rand(1, 3, 6, 6)
+    explain_model = lrpfx.transform(model, COMPOSITE)
+    asked = {
+        "attribute": lambda **options: lrpfx.attribute(explain_model, x, target, **options).relevance,
+        "ledger": lambda **options: lrpfx.ledger(explain_model, x, target, **options).inputs["x"],
+        "explain": lambda **options: lrpfx.explain(model, x, target, composite=COMPOSITE, **options)[0].relevance,
+    }[ask]
+    with pytest.raises(lrpfx.InputError) as caught:
+        asked()
+    proposed = re.search(r"output=(lambda output: output\[.*?\])", str(caught.value))
+    found = torch.as_tensor(asked(output=eval(proposed[1])))
+    index = int(model(x)[0, :, 0, 0].flatten().argmax()) if target is None else target
+    seed = torch.zeros_like(model(x))
+    seed[0, index, 0, 0] = model(x)[0, index, 0, 0]
+    expected = lrpfx.attribute(explain_model, x, seed).relevance
+    expected = {"ledger": expected.sum(), "explain": expected.sum(1)}.get(ask, expected)
+    assert_close(found.reshape(expected.shape).double(), expected, 1e-5)
+
+
+def test_the_target_that_the_message_proposes():
+    model, x = Segmentation(), torch.rand(2, 3, 6, 6)
+    explain_model = lrpfx.transform(model, COMPOSITE)
+    with pytest.raises(lrpfx.InputError, match="a tensor of its shape, or a function of it"):
+        lrpfx.attribute(explain_model, x, 1)
+    chosen = (torch.arange(5) == 1)[:, None, None]
+    found = lrpfx.attribute(explain_model, x, lambda output: output * chosen)
+    assert_close(found.relevance, lrpfx.attribute(explain_model, x, model(x) * chosen).relevance, 1e-12)
+
+
+def test_an_output_without_classes():
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).eval()
+    explain_model, x = lrpfx.transform(model, EpsilonPlus()), torch.randn(4, 3)
+    with pytest.raises(lrpfx.InputError, match=r"output=lambda output: output\.reshape\(-1, 1\)"):
+        lrpfx.attribute(explain_model, x, 0)
+    found = lrpfx.attribute(explain_model, x, 0, output=lambda output: output.reshape(-1, 1))
+    assert_close(found.relevance, lrpfx.attribute(explain_model, x, lambda output: output).relevance, 1e-12)

@@ -1,0 +1,87 @@
+"""Padding before a convolution is the convolution's own where both sides of a dimension have as much."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+
+
+class Padded(nn.Module):
+    """A convolution of a value that a call pads."""
+
+    def __init__(self, layer, pad, **settings):
+        super().__init__()
+        self.layer, self.pad, self.settings = layer, pad, settings
+
+    def forward(self, x):
+        return self.layer(F.pad(x, self.pad, **self.settings))
+
+
+def images():
+    return torch.randn(2, 2, 7, 7)
+
+
+def merged_and_reasons(explain_model):
+    """How many places the pass merged, and why it left others. A pass that applies to nothing is no stage."""
+    stages = [stage for stage in lrpfx.history(explain_model) if stage.name == "merge_padding"]
+    return sum(stage.matches for stage in stages), [text for stage in stages for _, text in stage.reasons]
+
+
+#: What is padded, and the padding of the layer that it equals.
+MERGED = {
+    "both dimensions": (lambda: nn.Conv2d(2, 3, 3), (1, 1, 2, 2), (2, 1)),
+    "the last dimension": (lambda: nn.Conv2d(2, 3, 3), (2, 2), (0, 2)),
+    "channels by nothing": (lambda: nn.Conv2d(2, 3, 3), (1, 1, 1, 1, 0, 0, 0, 0), (1, 1)),
+    "a series": (lambda: nn.Conv1d(2, 3, 3), (1, 1), (1,)),
+    "what the layer pads too": (lambda: nn.Conv2d(2, 3, 3, padding=(1, 2)), (1, 1, 3, 3), (4, 3)),
+    "what the layer pads alike": (lambda: nn.Conv2d(2, 3, 3, padding=2), (1, 1, 3, 3), (5, 3)),
+    "a valid layer": (lambda: nn.Conv2d(2, 3, 3, padding="valid"), (1, 1), (0, 1)),
+    "to the same size": (lambda: nn.Conv2d(2, 3, (3, 5), padding="same", dilation=(2, 1)), (1, 1, 0, 0), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_the_padding_is_the_layers(name):
+    make, pad, padding = MERGED[name]
+    layer = make()
+    named = type(layer)(2, 3, layer.kernel_size, dilation=layer.dilation, padding=padding)
+    named.load_state_dict(layer.state_dict())
+    x = images() if len(layer.kernel_size) == 2 else torch.randn(2, 2, 7)
+    explain_model = lrpfx.transform(Padded(layer, pad).eval(), EpsilonPlus(), example_inputs=x)
+    assert merged_and_reasons(explain_model) == (1, [])
+    expected = lrpfx.attribute(lrpfx.transform(named.eval(), EpsilonPlus(), example_inputs=x), x, torch.cos)
+    result = lrpfx.attribute(explain_model, x, torch.cos)
+    assert torch.equal(result.output, expected.output) and torch.equal(result.relevance, expected.relevance)
+
+
+NOT_ALIKE = "it does not pad both sides alike, as layer would"
+NOT_PLACES = "it pads the channels or the batch of layer"
+
+#: What is padded in another way than a layer pads, and why that stays. Padding with other numbers is not looked at.
+KEPT = {
+    "one side": (lambda: nn.Conv2d(2, 3, 3), (1, 0, 1, 1), {}, [NOT_ALIKE]),
+    "cut off": (lambda: nn.Conv2d(2, 3, 3), (-1, -1), {}, [NOT_ALIKE]),
+    "a channel": (lambda: nn.Conv2d(3, 3, 3), (1, 1, 1, 1, 0, 1), {}, [NOT_PLACES]),
+    "a channel on each side": (lambda: nn.Conv2d(4, 3, 3), (1, 1, 1, 1, 1, 1), {}, [NOT_PLACES]),
+    "a sample": (lambda: nn.Conv2d(2, 3, 3), (0, 0, 0, 0, 0, 0, 1, 1), {}, [NOT_PLACES]),
+    "an even kernel": (
+        lambda: nn.Conv2d(2, 3, (3, 2), padding="same"),
+        (1, 1),
+        {},
+        ["layer does not pad both sides alike itself"],
+    ),
+    "ones": (lambda: nn.Conv2d(2, 3, 3), (1, 1, 1, 1), {"value": 1.0}, []),
+    "a mirror": (lambda: nn.Conv2d(2, 3, 3), (1, 1, 1, 1), {"mode": "reflect"}, []),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_padding_stays(name):
+    make, pad, settings, reasons = KEPT[name]
+    model, x = Padded(make(), pad, **settings).eval(), images()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert merged_and_reasons(explain_model) == (0, reasons)
+    assert torch.equal(explain_model(x), model(x))

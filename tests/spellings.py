@@ -1,0 +1,592 @@
+"""Pairs of layers and functions, named and written by hand: two spellings of one layer are one layer.
+
+Each network has parameters of its own and takes one input. `named` and `written` are two forwards of the same function.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One layer in two spellings, inside a small network: functions of the network and a value."""
+
+    named: Callable[[nn.Module, torch.Tensor], torch.Tensor]
+    written: Callable[[nn.Module, torch.Tensor], torch.Tensor]
+    network: type
+
+    @property
+    def kind(self) -> str:
+        """Whether the layer is linear, a "layer", recurrent, a "series", or a softmax, a "function"."""
+        if issubclass(self.network, Series):
+            return "series"
+        return "layer" if issubclass(self.network, (Dense, Images)) else "function"
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+class Network(nn.Module):
+    """A network with a layer given as a function of the network and a value, at its begin and in its middle."""
+
+    shape: tuple[int, ...]
+
+    def __init__(self, layer: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = layer
+        self.build()
+        self.double().eval()
+
+    def build(self) -> None:
+        raise NotImplementedError
+
+    def example(self) -> torch.Tensor:
+        return torch.randn(self.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class Dense(Network):
+    """Two dense layers by hand around a ReLU, and a classifier."""
+
+    shape = (3, 6)
+
+    def build(self) -> None:
+        self.weight, self.bias, self.scale, self.shift = _parameter(6, 6), _parameter(6), _parameter(6), _parameter(6)
+        self.register_buffer("mask", (torch.rand(6, 6) > 0.4).float())
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.layer(self, torch.relu(self.layer(self, x)))))
+
+
+class Sequences(Dense):
+    """The same for vectors along a sequence."""
+
+    shape = (3, 5, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean(1)
+
+
+class Images(Network):
+    """Two convolutions by hand around a ReLU, and a classifier."""
+
+    shape = (2, 4, 8, 8)
+
+    def build(self) -> None:
+        self.weight, self.bias = _parameter(4, 4, 3, 3), _parameter(4)
+        self.scale, self.shift = _parameter(4), _parameter(4)
+        self.register_buffer("mean", torch.randn(4))
+        self.register_buffer("variance", torch.rand(4))
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.layer(self, torch.relu(self.layer(self, x))))
+        return self.head(features.mean((2, 3)))
+
+
+class Attention(Network):
+    """Scores of attention, their softmax by hand, and a classifier of the mean."""
+
+    shape = (2, 5, 6)
+
+    def build(self) -> None:
+        self.query, self.key, self.value = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 4)
+        self.register_buffer("allowed", torch.ones(5, 5).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 6**0.5
+        return self.head((x + self.layer(self, scores) @ self.value(x)).mean(1))
+
+
+class Weighted(Attention):
+    """The same, where the layer also weighs the values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 6**0.5
+        return self.head((x + self.layer(self, (scores, self.value(x)))).mean(1))
+
+
+class Pooled(Attention):
+    """Attention pooling: one score for each place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self, (self.query(torch.relu(self.key(x)))[..., :1], self.value(x))))
+
+
+class Places(Network):
+    """A softmax over the places of a map, for each channel."""
+
+    shape = (2, 3, 4, 4)
+
+    def build(self) -> None:
+        self.conv, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((self.layer(self, self.conv(x)) * x).sum((2, 3)))
+
+
+class Graph(Network):
+    """Attention over the edges of a graph, grouped by their targets."""
+
+    shape = (5, 6)
+
+    def build(self) -> None:
+        self.value, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.of_source, self.of_target = nn.Linear(6, 1), nn.Linear(6, 1)
+        edges = [[0, 1, 2, 3, 4, 0, 2, 4, 1, 3], [0, 0, 0, 1, 1, 2, 3, 3, 4, 4]]
+        self.register_buffer("source", torch.tensor(edges[0]))
+        self.register_buffer("target", torch.tensor(edges[1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = self.value(x)
+        scores = F.leaky_relu(self.of_source(values)[self.source] + self.of_target(values)[self.target], 0.2)
+        weights = self.layer(self, scores[:, 0])
+        out = torch.zeros_like(values).index_add(0, self.target, weights[:, None] * values[self.source])
+        return self.head(torch.relu(out))
+
+
+class Series(Network):
+    """The last state of a recurrent layer, which is a function of the network and a series, and a classifier."""
+
+    shape = (2, 5, 3)
+
+    def build(self) -> None:
+        self.lstm, self.gru, self.rnn = (one(3, 6, batch_first=True) for one in (nn.LSTM, nn.GRU, nn.RNN))
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self, x))
+
+
+# --- dense layers -----------------------------------------------------------------------------------------------------------
+
+
+def _linear(m, x):
+    return F.linear(x, m.weight, m.bias)
+
+
+def _added_in_place(m, x):
+    y = x @ m.weight.T
+    y += m.bias
+    return y
+
+
+def _tensordot(m, x):
+    return torch.tensordot(x, m.weight, dims=([-1], [1])) + m.bias
+
+
+def _with_expanded(m, x):
+    y = x @ m.weight.T
+    return y + m.bias.unsqueeze(0).expand_as(y)
+
+
+def _of_columns(m, x):
+    return (m.weight @ x.T + m.bias[:, None]).T
+
+
+def _batched(m, x):
+    return torch.bmm(x, m.weight.T.unsqueeze(0).expand(x.shape[0], -1, -1)) + m.bias
+
+
+def _batched_sum(m, x):
+    weight = m.weight.T.expand(x.shape[0], 6, 6)
+    return torch.baddbmm(m.bias, x, weight)
+
+
+def _of_a_view(m, x):
+    flat = x.reshape(-1, 6) @ m.weight.T
+    return flat.view(x.shape[0], x.shape[1], 6) + m.bias
+
+
+def _in_heads(m, x):
+    heads = torch.einsum("bti,hdi->bthd", x, m.weight.view(2, 3, 6))
+    return (heads + m.bias.view(2, 3)).flatten(2)
+
+
+def _standardized(m, x):
+    return F.linear(x, (m.weight - m.weight.mean(1, keepdim=True)) / m.weight.std(1, keepdim=True), m.bias)
+
+
+def _standardized_by_hand(m, x):
+    weight = m.weight - m.weight.mean(1, keepdim=True)
+    return x @ (weight / m.weight.std(1, keepdim=True)).t() + m.bias
+
+
+DENSE = {
+    "x @ W.T + b": (_linear, lambda m, x: x @ m.weight.T + m.bias),
+    "b + x @ W.t()": (_linear, lambda m, x: m.bias + x @ m.weight.t()),
+    "x.matmul(W.mT).add(b)": (_linear, lambda m, x: x.matmul(m.weight.mT).add(m.bias)),
+    "mm, then add": (_linear, lambda m, x: torch.add(torch.mm(x, m.weight.transpose(0, 1)), m.bias)),
+    "add in place": (_linear, _added_in_place),
+    "x @ W.T - (-b)": (_linear, lambda m, x: x @ m.weight.T - (-m.bias)),
+    "-(-b - x @ W.T)": (_linear, lambda m, x: -(-m.bias - x @ m.weight.T)),
+    "inner": (_linear, lambda m, x: torch.inner(x, m.weight) + m.bias),
+    "tensordot": (_linear, _tensordot),
+    "einsum": (_linear, lambda m, x: torch.einsum("bi,oi->bo", x, m.weight) + m.bias),
+    "einsum of the transposed": (_linear, lambda m, x: torch.einsum("oi,bi->ob", m.weight, x).T + m.bias),
+    "addmm": (_linear, lambda m, x: torch.addmm(m.bias, x, m.weight.T)),
+    "addmm with factors": (
+        lambda m, x: F.linear(x, 0.5 * m.weight, 3 * m.bias),
+        lambda m, x: torch.addmm(m.bias, x, m.weight.T, beta=3, alpha=0.5),
+    ),
+    "vecdot": (_linear, lambda m, x: torch.linalg.vecdot(x[:, None, :], m.weight) + m.bias),
+    "W @ x.T + b": (_linear, _of_columns),
+    "linear * scale + b": (
+        lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
+        lambda m, x: F.linear(x, m.weight) * m.scale + m.bias,
+    ),
+    "linear / -2 + b": (
+        lambda m, x: F.linear(x, m.weight / -2, m.bias),
+        lambda m, x: F.linear(x, m.weight) / -2 + m.bias,
+    ),
+    "(linear with bias - shift) * scale": (
+        lambda m, x: F.linear(x, m.weight * m.scale[:, None], (m.bias - m.shift) * m.scale),
+        lambda m, x: (F.linear(x, m.weight, m.bias) - m.shift) * m.scale,
+    ),
+    "weight * mask": (
+        lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
+        lambda m, x: x @ (m.weight * m.mask).T + m.bias,
+    ),
+    "weight * tril": (
+        lambda m, x: F.linear(x, m.weight.tril(), m.bias),
+        lambda m, x: x @ (m.weight * torch.ones(6, 6, dtype=m.weight.dtype).tril()).T + m.bias,
+    ),
+    "standardized weight": (_standardized, _standardized_by_hand),
+    "W @ x[..., None]": (_linear, lambda m, x: (m.weight @ x[..., None])[..., 0] + m.bias),
+    "+ b.expand_as": (_linear, _with_expanded),
+    "sum of products of x[:, None, :]": (_linear, lambda m, x: (x[:, None, :] * m.weight).sum(-1) + m.bias),
+    "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
+}
+
+SEQUENCES = {
+    "x @ W.T + b, of sequences": (_linear, lambda m, x: x @ m.weight.T + m.bias),
+    "bmm of an expanded weight": (_linear, _batched),
+    "baddbmm of an expanded weight": (_linear, _batched_sum),
+    "matmul of a view": (_linear, _of_a_view),
+    "einsum of sequences": (_linear, lambda m, x: torch.einsum("...i,oi->...o", x, m.weight) + m.bias),
+    "einsum in heads": (_linear, _in_heads),
+    "tensordot of sequences": (_linear, lambda m, x: torch.tensordot(m.weight, x, ([1], [2])).permute(1, 2, 0) + m.bias),
+    "W @ x.mT": (_linear, lambda m, x: (m.weight @ x.mT + m.bias[:, None]).mT),
+}
+
+# --- convolutions -----------------------------------------------------------------------------------------------------------
+
+
+def _conv(m, x):
+    return F.conv2d(x, m.weight, m.bias, padding=1)
+
+
+def _padded(m, x):
+    return F.conv2d(F.pad(x, (1, 1, 1, 1)), m.weight, m.bias)
+
+
+def _unfolded(m, x):
+    columns = F.unfold(x, 3, padding=1)
+    return (m.weight.flatten(1) @ columns + m.bias[:, None]).view(x.shape[0], 4, 8, 8)
+
+
+def _unfolded_rows(m, x):
+    rows = F.unfold(x, 3, padding=1).transpose(1, 2) @ m.weight.flatten(1).T + m.bias
+    return rows.transpose(1, 2).reshape(x.shape[0], 4, 8, 8)
+
+
+def _batch_norm(m, x):
+    return F.batch_norm(F.conv2d(x, m.weight, padding=1), m.mean, m.variance, m.scale, m.shift, eps=0.1)
+
+
+def _batch_norm_by_hand(m, x):
+    x = F.conv2d(x, m.weight, padding=1)
+    normalized = (x - m.mean.view(1, -1, 1, 1)) / torch.sqrt(m.variance.view(1, -1, 1, 1) + 0.1)
+    return normalized * m.scale[None, :, None, None] + m.shift[None, :, None, None]
+
+
+IMAGES = {
+    "conv2d + b": (_conv, lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(1, -1, 1, 1)),
+    "conv2d + b, in three dimensions": (_conv, lambda m, x: m.bias[:, None, None] + F.conv2d(x, m.weight, padding=1)),
+    "conv2d * scale + shift": (
+        lambda m, x: F.conv2d(x, m.weight * m.scale[:, None, None, None], m.shift, padding=1),
+        lambda m, x: F.conv2d(x, m.weight, padding=1) * m.scale.view(-1, 1, 1) + m.shift.view(-1, 1, 1),
+    ),
+    "conv2d + expanded b": (
+        _conv,
+        lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(-1, 1, 1).expand(x.shape[0], -1, 8, 8),
+    ),
+    "conv2d, permuted, + b": (
+        _conv,
+        lambda m, x: (F.conv2d(x, m.weight, padding=1).permute(0, 2, 3, 1) + m.bias).permute(0, 3, 1, 2),
+    ),
+    "batch norm by hand": (_batch_norm, _batch_norm_by_hand),
+    "pad, then conv2d": (_conv, _padded),
+    "ZeroPad2d, then conv2d": (_conv, lambda m, x: F.conv2d(nn.ZeroPad2d(1)(x), m.weight, m.bias)),
+    "padded twice": (_conv, lambda m, x: F.conv2d(F.pad(F.pad(x, (1, 1)), (0, 0, 1, 1)), m.weight, m.bias)),
+    "pad, then padded conv2d": (
+        lambda m, x: F.conv2d(x, m.weight, m.bias, padding=(2, 1))[:, :, 1:-1],
+        lambda m, x: F.conv2d(F.pad(x, (0, 0, 1, 1)), m.weight, m.bias, padding=1)[:, :, 1:-1],
+    ),
+    "conv_transpose2d * scale + b": (
+        lambda m, x: F.conv_transpose2d(x, m.weight * m.scale[:, None, None], m.bias, padding=1),
+        lambda m, x: F.conv_transpose2d(x, m.weight, padding=1) * m.scale.view(-1, 1, 1) + m.bias.view(-1, 1, 1),
+    ),
+    "unfold": (_conv, _unfolded),
+    "unfold, then linear": (_conv, _unfolded_rows),
+}
+
+# --- softmaxes ----------------------------------------------------------------------------------------------------------------
+
+
+def _softmax(m, x):
+    return torch.softmax(x, -1)
+
+
+def _exp_by_sum(m, x):
+    weights = torch.exp(x)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _minus_amax(m, x):
+    weights = torch.exp(x - x.amax(-1, keepdim=True))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _minus_detached(m, x):
+    weights = (x - x.max(dim=-1, keepdim=True).values.detach()).exp()
+    return weights / weights.sum(dim=-1)[..., None]
+
+
+def _times_reciprocal(m, x):
+    weights = torch.exp(x)
+    return weights * weights.sum(-1, keepdim=True).reciprocal()
+
+
+def _stabilized(m, x):
+    weights = torch.exp(x - x.amax(-1, keepdim=True))
+    return weights / (weights.sum(-1, keepdim=True) + 1e-12)
+
+
+def _masked(m, x):
+    return torch.softmax(x.masked_fill(m.allowed == 0, -torch.inf), -1)
+
+
+def _masked_by_product(m, x):
+    weights = torch.exp(x) * m.allowed
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _masked_by_fill(m, x):
+    weights = torch.exp(x - x.amax(-1, keepdim=True)).masked_fill(m.allowed == 0, 0.0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _masked_before(m, x):
+    weights = torch.exp(x.masked_fill(m.allowed == 0, -torch.inf))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _masked_by_sum(m, x):
+    x = x + torch.log(m.allowed)
+    return torch.exp(x - torch.logsumexp(x, -1, keepdim=True))
+
+
+def _in_base_two(m, x):
+    weights = torch.exp2(x / 0.6931471805599453)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _weigh(m, given):
+    scores, values = given
+    return torch.softmax(scores, -1) @ values
+
+
+def _divided_last(m, given):
+    scores, values = given
+    weights = torch.exp(scores)
+    return (weights @ values) / weights.sum(-1, keepdim=True)
+
+
+def _einsum_divided_last(m, given):
+    scores, values = given
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return torch.einsum("bqk,bkd->bqd", weights, values) / weights.sum(-1)[:, :, None]
+
+
+def _pool(m, given):
+    scores, values = given
+    return (torch.softmax(scores, 1) * values).sum(1)
+
+
+def _pooled_by_hand(m, given):
+    scores, values = given
+    weights = scores.exp()
+    return (weights * values).sum(1) / weights.sum(1)
+
+
+def _over_places(m, x):
+    return torch.softmax(x.flatten(2), -1).unflatten(2, (4, 4))
+
+
+def _over_places_by_hand(m, x):
+    weights = torch.exp(x)
+    return weights / weights.sum((2, 3), keepdim=True)
+
+
+def _by_groups(m, scores):
+    """The softmax of each group, with a matrix of groups and entries."""
+    member = m.target == torch.arange(5)[:, None]
+    return torch.softmax(scores.expand(5, -1).masked_fill(~member, -torch.inf), 1).gather(0, m.target[None])[0]
+
+
+def _by_index_add(m, scores):
+    weights = scores.exp()
+    return weights / weights.new_zeros(5).index_add(0, m.target, weights)[m.target]
+
+
+def _by_scatter_add(m, scores):
+    weights = torch.exp(scores - scores.max())
+    sums = torch.zeros(5, dtype=weights.dtype).scatter_add(0, m.target, weights)
+    return weights / sums.gather(0, m.target)
+
+
+def _by_scatter_reduce(m, scores):
+    largest = scores.new_zeros(5).scatter_reduce(0, m.target, scores.detach(), "amax", include_self=False)
+    weights = (scores - largest.index_select(0, m.target)).exp()
+    sums = weights.new_zeros(5).scatter_reduce(0, m.target, weights, "sum") + 1e-16
+    return weights / sums.index_select(0, m.target)
+
+
+def _of_geometric(m, scores):
+    """As PyTorch Geometric computes it, with an index for each entry of a column."""
+    scores = scores[:, None]
+    index = m.target.view(-1, 1).expand_as(scores)
+    largest = scores.new_zeros(5, 1).scatter_reduce_(0, index, scores.detach(), "amax", include_self=False)
+    weights = (scores - largest.index_select(0, m.target)).exp()
+    sums = weights.new_zeros(5, 1).scatter_add_(0, index, weights) + 1e-16
+    return (weights / sums.index_select(0, m.target))[:, 0]
+
+
+SOFTMAXES = {
+    "exp / sum": (_softmax, _exp_by_sum),
+    "exp / exp.sum, computed twice": (_softmax, lambda m, x: x.exp() / x.exp().sum(-1, keepdim=True)),
+    "minus amax": (_softmax, _minus_amax),
+    "minus detached max": (_softmax, _minus_detached),
+    "softmax minus amax": (_softmax, lambda m, x: torch.softmax(x - x.amax(-1, keepdim=True), -1)),
+    "minus logsumexp": (_softmax, lambda m, x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True))),
+    "minus log of sum": (_softmax, lambda m, x: (x - x.exp().sum(-1, keepdim=True).log()).exp()),
+    "exp of log_softmax": (_softmax, lambda m, x: F.log_softmax(x, -1).exp()),
+    "times reciprocal": (_softmax, _times_reciprocal),
+    "times 1 / sum": (_softmax, lambda m, x: x.exp() * (1 / x.exp().sum(-1, keepdim=True))),
+    "sum plus epsilon": (_softmax, _stabilized),
+    "normalize, p=1": (_softmax, lambda m, x: F.normalize(x.exp(), p=1, dim=-1)),
+    "2 ** x": (_softmax, _in_base_two),
+    "temperature": (lambda m, x: torch.softmax(x / 0.3, -1), lambda m, x: _minus_amax(m, x / 0.3)),
+    "over the second dimension": (
+        lambda m, x: torch.softmax(x, 1),
+        lambda m, x: torch.exp(x) / torch.exp(x).sum(1, keepdim=True),
+    ),
+    "1 / (1 + exp(-x))": (lambda m, x: torch.sigmoid(x), lambda m, x: 1 / (1 + torch.exp(-x))),
+    "exp / (exp + 1)": (lambda m, x: torch.sigmoid(x), lambda m, x: x.exp() / (x.exp() + 1)),
+    "log(1 + exp)": (lambda m, x: F.softplus(x), lambda m, x: torch.log(1 + torch.exp(x))),
+    "log of sigmoid": (lambda m, x: F.logsigmoid(x), lambda m, x: x.sigmoid().log()),
+    "log of softmax": (lambda m, x: F.log_softmax(x, -1), lambda m, x: x.softmax(-1).log()),
+    "masked by a product": (_masked, _masked_by_product),
+    "masked by masked_fill": (_masked, _masked_by_fill),
+    "masked before": (_masked, _masked_before),
+    "masked by a sum": (_masked, _masked_by_sum),
+}
+
+# --- recurrent layers -------------------------------------------------------------------------------------------------------
+
+
+def _named(name):
+    return lambda m, x: getattr(m, name)(x)[0][:, -1]
+
+
+def _steps(x):
+    return [x[:, step] for step in range(5)]
+
+
+def _from_both(module, x, hidden):
+    """The affine functions of an input and of a hidden state."""
+    return (
+        F.linear(x, module.weight_ih_l0, module.bias_ih_l0),
+        F.linear(hidden, module.weight_hh_l0, module.bias_hh_l0),
+    )
+
+
+def _lstm(m, x):
+    hidden = cell = x.new_zeros(x.shape[0], 6)
+    for step in _steps(x):
+        enter, keep, candidate, out = sum(_from_both(m.lstm, step, hidden)).chunk(4, -1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+        hidden = torch.sigmoid(out) * torch.tanh(cell)
+    return hidden
+
+
+def _lstm_from_nothing(m, x):
+    """Without a first state, its gates in one sigmoid, and its products by methods."""
+    weight = torch.cat([m.lstm.weight_ih_l0, m.lstm.weight_hh_l0], 1)
+    bias, hidden, cell = m.lstm.bias_ih_l0 + m.lstm.bias_hh_l0, None, None
+    for step in range(5):
+        if hidden is None:
+            scores = x[:, step] @ m.lstm.weight_ih_l0.T + bias
+        else:
+            scores = torch.cat([x[:, step], hidden], 1) @ weight.T + bias
+        gates, candidate = torch.sigmoid(scores), scores[:, 12:18].tanh()
+        entering = candidate * gates[:, :6]
+        cell = entering if cell is None else torch.addcmul(entering, gates[:, 6:12], cell)
+        hidden = cell.tanh().mul(gates[:, 18:])
+    return hidden
+
+
+def _gru(state):
+    """`state`: of the candidate, the gate and the state before."""
+
+    def layer(m, x):
+        hidden = x.new_zeros(x.shape[0], 6)
+        for step in _steps(x):
+            given, before = (one.chunk(3, -1) for one in _from_both(m.gru, step, hidden))
+            reset, gate = (torch.sigmoid(given[at] + before[at]) for at in (0, 1))
+            hidden = state(torch.tanh(given[2] + reset * before[2]), gate, hidden)
+        return hidden
+
+    return layer
+
+
+def _rnn(m, x):
+    hidden = x.new_zeros(x.shape[0], 6)
+    for step in _steps(x):
+        hidden = torch.tanh(sum(_from_both(m.rnn, step, hidden)))
+    return hidden
+
+
+SERIES = {
+    "LSTM, step by step": (_named("lstm"), _lstm),
+    "LSTM from nothing": (_named("lstm"), _lstm_from_nothing),
+    "GRU, step by step": (_named("gru"), _gru(lambda new, gate, old: (1 - gate) * new + gate * old)),
+    "GRU, gate * (old - new)": (_named("gru"), _gru(lambda new, gate, old: new + gate * (old - new))),
+    "GRU, (1 - gate) * (new - old)": (_named("gru"), _gru(lambda new, gate, old: old + (1 - gate) * (new - old))),
+    "GRU by lerp": (_named("gru"), _gru(lambda new, gate, old: torch.lerp(new, old, gate))),
+    "RNN, step by step": (_named("rnn"), _rnn),
+}
+
+PAIRS: dict[str, Pair] = {
+    **{name: Pair(*pair, Dense) for name, pair in DENSE.items()},
+    **{name: Pair(*pair, Sequences) for name, pair in SEQUENCES.items()},
+    **{name: Pair(*pair, Images) for name, pair in IMAGES.items()},
+    **{name: Pair(*pair, Attention) for name, pair in SOFTMAXES.items()},
+    "(exp @ v) / sum": Pair(_weigh, _divided_last, Weighted),
+    "einsum(exp, v) / sum": Pair(_weigh, _einsum_divided_last, Weighted),
+    "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
+    "over places": Pair(_over_places, _over_places_by_hand, Places),
+    "index_add": Pair(_by_groups, _by_index_add, Graph),
+    "scatter_add": Pair(_by_groups, _by_scatter_add, Graph),
+    "scatter_reduce": Pair(_by_groups, _by_scatter_reduce, Graph),
+    "as in PyTorch Geometric": Pair(_by_groups, _of_geometric, Graph),
+    **{name: Pair(*pair, Series) for name, pair in SERIES.items()},
+}
