@@ -4,6 +4,7 @@ import collections
 import copy
 import itertools
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
-from lrpfx.errors import LrpfxWarning
+from lrpfx.errors import LoweringError, LrpfxWarning
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
 from lrpfx.passes.program import Program
 from lrpfx.rules import Hook
@@ -102,6 +103,26 @@ def test_results_may_differ_by_ten_times_what_rounding_changes(dtype, allowed):
     x = torch.tensor([[1 + 2**-10, 1.0, 2.0, -2.0]], dtype=dtype)
     tolerance = lowering.facts_of(lrpfx.lower(explain_model, x, dynamic_batch=False))["tolerance"]
     assert tolerance == pytest.approx(allowed or lowering.tolerance_of(dtype), rel=1e-3)
+
+
+@pytest.mark.parametrize("error, passes", [(1e-3, True), (1e-1, False)])
+def test_what_rounding_changes_is_measured_for_each_batch_that_differs(monkeypatch, error, passes):
+    """The third sample is a difference of numbers that are nearly equal; the first two, which are measured first, are not."""
+    model = torch.nn.Linear(4, 1, bias=False).float()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -1.0, 0.0, 0.0]]))
+    x = torch.tensor([[2**-10, 0.0, 2.0, -2.0], [2**-10, 0.0, 2.0, -2.0], [1 + 2**-10, 1.0, 2.0, -2.0]], dtype=torch.float32)
+    expected = lowering._Job.expected
+
+    def with_an_error(job, arguments):
+        results = expected(job, arguments)
+        if len(arguments[0]) == 3:
+            results["relevance"] = results["relevance"] * (1 + error)
+        return results
+
+    monkeypatch.setattr(lowering._Job, "expected", with_an_error)
+    with nullcontext() if passes else pytest.raises(LoweringError, match="for a batch of 3 by 9"):
+        lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), x)
 
 
 def test_results_that_are_zero_have_a_tolerance():
