@@ -422,11 +422,13 @@ def _exclude_one(probe: _Probe, group: _Group, shared: SharedSize, conditions: S
     Torch.export assumes that no size is one, and writes 1 % min(x.shape[0], y.shape[0]) != 0, for example.
     """
     within = [guard for guard in conditions if len(guard.of) > 1 and set(guard.of) <= set(shared.of)]
-    at_one, larger = (
-        [probe.arguments(probe.values(group.symbols, size)) for size in sizes] for sizes in ((1,), range(2, _SMALL))
-    )
-    found = [guard for guard in within if guard.problem(at_one[0]) and not any(map(guard.problem, larger))]
-    return found if found and group.lower < 2 and probe.works(probe.values(group.symbols, 1)) else []
+    each = [probe.values(group.symbols, size) for size in range(1, _SMALL)]
+    possible = [values for values in each if min(probe.sizes.dimensions(values).values()) > 0]
+    if not within or group.lower > 1 or each[0] not in possible:
+        return []
+    at_one, *larger = map(probe.arguments, possible)
+    found = [guard for guard in within if guard.problem(at_one) and not any(map(guard.problem, larger))]
+    return found if found and probe.works(each[0]) else []
 
 
 def _groups(probe: _Probe, wishes: Mapping[Dimension, Wish]) -> list[_Group]:

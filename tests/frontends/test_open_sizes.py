@@ -460,3 +460,21 @@ def test_batches_of_two_inputs_are_one_size(name, batch):
     for size in (1, 2, 5):
         x = torch.randn(size, 5), torch.randn(size, 5)
         assert_close(lrpfx.attribute(explain_model, x, 0).output, model(*x))
+
+
+class Complements(nn.Module):
+    """A size of one input decides a size of the other: twice 2 * 5 entries and 8 columns make 28 features."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(5, 3), nn.Linear(28, 3)
+
+    def forward(self, x, y):
+        return self.head(torch.cat([x.flatten(1), x.flatten(1), y], 1)) + self.layer(x)[:, x.shape[1] - 1]
+
+
+def test_a_size_that_follows_from_another_may_not_be_negative():
+    x, y = torch.rand(3, 2, 5), torch.rand(3, 8)
+    model = Complements()
+    explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=(x, y), capture="export")
+    assert_close(explain_model(x[:1], y[:1]), model(x[:1], y[:1]))
