@@ -463,18 +463,20 @@ def test_batches_of_two_inputs_are_one_size(name, batch):
 
 
 class Complements(nn.Module):
-    """A size of one input decides a size of the other: twice 2 * 5 entries and 8 columns make 28 features."""
+    """A size of one input decides a size of the other: twice 3 * 5 entries, a row of 5 and 3 features make 38."""
 
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.Linear(5, 3), nn.Linear(28, 3)
+        self.layer, self.head = nn.Linear(5, 3), nn.Linear(38, 3)
 
     def forward(self, x, y):
-        return self.head(torch.cat([x.flatten(1), x.flatten(1), y], 1)) + self.layer(x)[:, x.shape[1] - 1]
+        doubled = torch.cat([x, x], dim=1)
+        last = self.layer(x)[:, x.shape[1] - 1]
+        return self.head(torch.cat([doubled.flatten(1), y.select(1, 0), last], 1))
 
 
-def test_a_size_that_follows_from_another_may_not_be_negative():
-    x, y = torch.rand(3, 2, 5), torch.rand(3, 8)
+def test_a_size_that_follows_from_another_is_never_negative():
+    x, y = torch.rand(3, 3, 5), torch.rand(3, 3, 5)
     model = Complements()
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=(x, y), capture="export")
     assert_close(explain_model(x[:1], y[:1]), model(x[:1], y[:1]))
