@@ -152,6 +152,7 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
         _looked_up: row.kind is types.Embedding,
         _multiplied: row.name in _MATRIX_PRODUCTS,
         _contracted: row.name in _EINSUMS,
+        _weighted_and_summed: row.name == "weighted_sum",
     }
     return next((transfer for transfer, holds in facts.items() if holds), None)
 
@@ -339,6 +340,16 @@ def _contracted(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
                 reach = reach if letter in left else reach.unsqueeze(place)
             parts.append(reach)
     return [_union(parts)]
+
+
+def _weighted_and_summed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    """An entry depends on the weights and values that it is the sum of; not on values whose weight a mask makes 0."""
+    weights, given, dim, keepdim = (call.bound[name] for name in ("input", "other", "dim", "keepdim"))
+    parts = [_compact(one.reach[number]) for one in (weights, given) if isinstance(one, Tracked)]
+    if isinstance(weights, Tracked) and isinstance(given, Tracked):
+        parts[1] = torch.where(weights.constant & (weights.value == 0), 0.0, parts[1])
+    places = _union(parts).broadcast_to(torch.broadcast_shapes(_value(weights).shape, _value(given).shape))
+    return [places.amax(dim, keepdim=keepdim)]
 
 
 def _largest(call: Call, number: int) -> torch.Tensor:

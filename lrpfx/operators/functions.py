@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -99,6 +99,11 @@ def gated_product(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def weighted_values(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`input` @ `other`, where `input` holds attention weights and `other` values."""
     return input @ other
+
+
+def weighted_sum(input: torch.Tensor, other: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor:
+    """The sum of `input` * `other`, where `input` holds attention weights and `other` values."""
+    return (input * other).sum(dim, keepdim)
 
 
 def weighted_einsum(equation: str, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

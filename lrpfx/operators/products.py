@@ -20,6 +20,7 @@ from lrpfx.operators.functions import (
     values_weighted,
     values_weighted_einsum,
     weighted_einsum,
+    weighted_sum,
     weighted_values,
 )
 from lrpfx.operators.row import row
@@ -272,6 +273,15 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         sign=signs.of_matrix_product,
         sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
+    ),
+    row(
+        "weighted_sum",
+        types.WeightedValues,
+        weighted_sum,
+        "input other dim keepdim=False",
+        data="input other",
+        sign=signs.of_product,
+        sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
     ),
     row(
         "einsum",

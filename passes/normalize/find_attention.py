@@ -1,9 +1,11 @@
 """NORMALIZE: distinguish the product of attention weights and values from other matrix products."""
 
 from torch import fx
+from torch.fx.node import Argument
 
 from lrpfx.ir.node import Role, calls, is_data, node_info, nodes_in, update_info
 from lrpfx.ir.operator import Probability
+from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
@@ -12,6 +14,9 @@ from lrpfx.types import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
 
 class FindAttention(GraphPass):
     """Mark a matrix product of which one factor is a softmax as weighted values, with the softmax as the first argument.
+
+    So is the sum of an element-wise product with a softmax, unless its weights are those of chosen places, which route tokens
+    to experts: they remain a gate, so that relevance of the experts adds up to that of their sum.
 
     The pass looks through element-wise functions, sums and means of softmaxes, views, constant factors and divisors. It does
     not look through dense layers.
@@ -24,29 +29,87 @@ class FindAttention(GraphPass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in calls(program.graph):
-            row = node_info(node).operator
-            if row is None or not row.weighted or node.kwargs:
+            found = _weighted_sum(node) or _weighted_product(node)
+            if found is None:
                 continue
-            args = node.args
-            if len(args) == 2 and isinstance(args[1], (tuple, list)):  # the operands of an exported einsum
-                args = (args[0], *args[1])
-            *others, first, last = args
-            factors = [argument for argument in (first, last) if isinstance(argument, fx.Node) and is_data(argument)]
-            if len(factors) != 2 or nodes_in(others):
-                continue
-            if _is_softmax(factors[0]):
-                weighted = operator_named(row.weighted)
-            elif _is_softmax(factors[1]):
-                weighted = operator_named(row.weighted_last)
-                factors.reverse()
-            else:
-                continue
-            node.args = (*others, *factors)
-            node.target = weighted.function or next(iter(weighted.functions))
+            name, arguments, weights = found
+            weighted, before = operator_named(name), node.all_input_nodes
+            node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.functions)), arguments, {}
             update_info(node, operator=weighted)
+            for product in before:
+                if not product.users:
+                    program.graph.erase_node(product)
             result.matches += 1
-            result.details.append((node_info(node).name, f"values, weighted by {node_info(factors[0]).name}"))
+            result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
         return result
+
+
+#: The row of weighted values, its arguments, and the weights among them.
+_Found = tuple[str, tuple[Argument, ...], fx.Node]
+
+
+def _weighted_product(node: fx.Node) -> _Found | None:
+    """A matrix product with attention weights, which become its first factor."""
+    row = node_info(node).operator
+    if row is None or not row.weighted or node.kwargs:
+        return None
+    args = node.args
+    if len(args) == 2 and isinstance(args[1], (tuple, list)):  # the operands of an exported einsum
+        args = (args[0], *args[1])
+    *others, first, last = args
+    factors = [argument for argument in (first, last) if isinstance(argument, fx.Node) and is_data(argument)]
+    if len(factors) != 2 or nodes_in(others):
+        return None
+    for name, (weights, values) in ((row.weighted, factors), (row.weighted_last, factors[::-1])):
+        if _is_softmax(weights):
+            return name, (*others, weights, values), weights
+    return None
+
+
+def _weighted_sum(node: fx.Node) -> _Found | None:
+    """A sum of values times attention weights."""
+    row = node_info(node).operator
+    if row is None or row.name != "sum":
+        return None
+    bound = bound_arguments(node, row)
+    product, dimensions = bound["input"], (bound.get("dim"), bound.get("keepdim", False))
+    if not isinstance(product, fx.Node) or dimensions[0] is None or bound.get("dtype") is not None or nodes_in(dimensions):
+        return None
+    multiplied = node_info(product).operator
+    if multiplied is None or multiplied.name not in _PRODUCTS or len(product.users) > 1 or product.kwargs:
+        return None
+    factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
+    if len(factors) != 2:
+        return None
+    for values, weights in (factors, factors[::-1]):
+        if _is_softmax(weights):
+            return None if _are_chosen(weights) else ("weighted_sum", (weights, values, *dimensions), weights)
+    return None
+
+
+#: Element-wise products of two values: a softmax is the scale of a gate, which is its last factor.
+_PRODUCTS = ("product", "gate", "gated_product")
+
+#: Arguments that say where entries are read; others, such as a mask, hide entries at their place.
+_PLACES = {"index", "indices"}
+
+
+def _are_chosen(weights: fx.Node) -> bool:
+    """Whether weights belong to chosen places, as those of a router: they are read there, or are the largest of all."""
+    seen, pending = {weights}, [weights]
+    while pending:
+        node = pending.pop()
+        row = node_info(node).operator
+        if node.op != "call_function" or row is None:
+            continue
+        if row.discrete_results or not _PLACES.isdisjoint(row.indices):
+            return True
+        if not (row.neutral or issubclass(row.kind, (Softmax, Gate, Sum))):
+            continue
+        read = {one for one in node.all_input_nodes if is_data(one)} - seen
+        seen |= read
+        pending += read
+    return False
 
 
 def _is_softmax(value: fx.Node) -> bool:

@@ -457,8 +457,13 @@ def added(query, key, value, present):
     return torch.softmax(query @ key.mT + bias, -1) @ value
 
 
+def summed(query, key, value, present):
+    weights = (query @ key.mT).masked_fill(~lower(query), -torch.inf).softmax(-1)
+    return (weights.unsqueeze(-1) * value.unsqueeze(-3)).sum(-2)
+
+
 @pytest.mark.parametrize("with_padding", [False, True])
-@pytest.mark.parametrize("hide", [fused, masked, filled, added])
+@pytest.mark.parametrize("hide", [fused, masked, filled, added, summed])
 def test_causal_attention_sees_earlier_tokens(hide, with_padding):
     torch.manual_seed(0)
     inputs = {"tokens": torch.arange(6)[None]}

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from helpers import assert_close
 from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import types
-from lrpfx.composites import CPLRP, AttnLRP
+from lrpfx.composites import CPLRP, AttnLRP, EpsilonPlus
 from lrpfx.rules import ValueOnly
 
 
@@ -49,11 +50,16 @@ FORMS = {
     "the mean of two": lambda p, v: ((p + p.flip(0)) / 2) @ v,
     "with a constant": lambda p, v: (p + torch.eye(4)) @ v,
     "normalized": lambda p, v: F.normalize(p, p=1, dim=-1) @ v,
+    "sum": lambda p, v: (p[..., None] * v[:, None]).sum(2),
+    "sum, values first": lambda p, v: torch.sum(v.unsqueeze(1) * p.unsqueeze(-1), dim=-2),
+    "sum, kept": lambda p, v: (p.unsqueeze(-1) * v[:, None]).sum((2,), keepdim=True).squeeze(2),
+    "sum, hidden": lambda p, v: (p.masked_fill(~torch.ones(4, 4).tril().bool(), 0.0)[..., None] * v[:, None]).sum(2),
+    "sum of columns": lambda p, v: (v.mT[:, None] * p[:, :, None]).sum(-1),
 }
 
 
 #: Forms that torch.export writes in another way.
-EXPORTED = ["operator", "einsum", "einsum, values first", "permuted"]
+EXPORTED = ["operator", "einsum", "einsum, values first", "permuted", "sum", "sum, values first", "sum, kept"]
 
 
 @pytest.mark.parametrize("form, capture", [*((form, "symbolic") for form in FORMS), *((form, "export") for form in EXPORTED)])
@@ -73,10 +79,26 @@ def test_forms(form, capture):
     assert lrpfx.ledger(explain_model, x, torch.cos).unexplained <= 1e-9
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if form.startswith("sum") and form != "sum, hidden"])
+@pytest.mark.parametrize("composite", [EpsilonPlus, AttnLRP, CPLRP])
+def test_sums_of_products_have_the_map_of_a_matrix_product(form, composite):
+    torch.manual_seed(0)
+    net, x = Attention(FORMS["operator"]), torch.randn(2, 4, 6)
+    expected = lrpfx.attribute(lrpfx.transform(net, composite(), example_inputs=x), x, torch.cos).relevance
+    net.function = FORMS[form]
+    explain_model = lrpfx.transform(net, composite(), example_inputs=x)
+    assert_close(lrpfx.attribute(explain_model, x, torch.cos).relevance, expected)
+
+
 OTHERS = {
     "scores": lambda p, v: v @ v.transpose(1, 2),
     "mixed by a dense layer": lambda p, v: (p @ torch.ones(4, 4)) @ v,
     "a sum": lambda p, v: (p + v @ v.transpose(1, 2)) @ v,
+    "the largest weights": lambda p, v: (p.topk(2, -1)[0][..., None] * v[:, None, :2]).sum(2),
+    "the weights of the largest scores": lambda p, v: (p.log().topk(2, -1)[0].softmax(-1)[..., None] * v[:, None, :2]).sum(2),
+    "weights of chosen places": lambda p, v: (p.gather(-1, p.argsort(-1)[..., :2])[..., None] * v[:, None, :2]).sum(2),
+    "a sum that others read, too": lambda p, v: (lambda product: product.sum(2) + product[:, :, 0])(p[..., None] * v[:, None]),
+    "a sum of all": lambda p, v: (p[..., None] * v[:, None]).sum().expand(2, 4, 6),
 }
 
 
