@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -101,7 +101,7 @@ def weighted_values(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return input @ other
 
 
-def weighted_sum(input: torch.Tensor, other: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor:
+def weighted_sum(input: torch.Tensor, other: torch.Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
     """The sum of `input` * `other`, where `input` holds attention weights and `other` values."""
     return (input * other).sum(dim, keepdim)
 
