@@ -348,7 +348,8 @@ def _weighted_and_summed(call: Call, number: int, values: list[torch.Tensor]) ->
     parts = [_compact(one.reach[number]) for one in (weights, given) if isinstance(one, Tracked)]
     if isinstance(weights, Tracked) and isinstance(given, Tracked):
         parts[1] = torch.where(weights.constant & (weights.value == 0), 0.0, parts[1])
-    places = _union(parts).broadcast_to(torch.broadcast_shapes(_value(weights).shape, _value(given).shape))
+    shapes = [getattr(_value(one), "shape", ()) for one in (weights, given)]  # a number has none
+    places = _union(parts).broadcast_to(torch.broadcast_shapes(*shapes))
     return [places.amax(dim, keepdim=keepdim)]
 
 
