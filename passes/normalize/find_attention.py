@@ -7,6 +7,7 @@ from lrpfx.ir.node import Role, calls, is_data, node_info, nodes_in, update_info
 from lrpfx.ir.operator import Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 from lrpfx.types import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
@@ -33,14 +34,13 @@ class FindAttention(GraphPass):
             if found is None:
                 continue
             name, arguments, weights = found
-            weighted, before = operator_named(name), node.all_input_nodes
+            weighted = operator_named(name)
             node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.functions)), arguments, {}
             update_info(node, operator=weighted)
-            for product in before:
-                if not product.users:
-                    program.graph.erase_node(product)
             result.matches += 1
             result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
+        if result.matches:
+            remove_unread(program.graph)
         return result
 
 
