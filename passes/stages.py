@@ -77,10 +77,10 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         FindAttention(),
     ),
     "canonize": lambda settings: (
-        MergePadding(),
         MergeScales(),
         MergeBatchNormLeft(),
         MergeScales(),
+        MergePadding(),
         MergeBatchNormRight(),
         *settings.canonizers,
         *([ExplainLogits()] if settings.explain == LOGITS else []),

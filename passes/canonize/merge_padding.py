@@ -1,49 +1,63 @@
 """CANONIZE: make padding with zeros before a convolution the padding of the convolution."""
 
+import operator as python_operator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, node_info, parameter_value, update_info
+from lrpfx.ir.node import NodeInfo, Role, calls, is_call_of, node_info, parameter_value, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.constants import known_size, number_filling, one_among_constants
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
 class MergePadding(GraphPass):
-    """Merge zero padding into each convolution that reads it, if it is the same on both sides of each dimension."""
+    """Merge zero padding into each convolution that reads it. `cat` with zeros is padding, too.
+
+    A convolution pads both sides alike. Where one side has more padding, both sides get that much, and outputs on the other
+    side are cut off.
+    """
 
     name = "merge_padding"
     stage = "canonize"
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def applies(self, program: Program) -> bool:
-        return any(_padding(user) is not None for node in calls(program.graph) if _convolution(node) for user in node.args[:1])
+        return any(
+            next(_paddings(value, operator), None) is not None
+            for node in calls(program.graph)
+            if (operator := _convolution(node)) is not None
+            for value in node.args[:1]
+        )
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
             operator = _convolution(node)
-            while operator is not None and node.args:
-                padded = node.args[0]
-                amounts = _padding(padded)
-                if amounts is None or not isinstance(padded, fx.Node):
-                    break
-                name = node_info(padded).name
-                padding = _sum(program, node, operator, amounts)
+            if operator is None or not node.args:
+                continue
+            paddings = list(_paddings(node.args[0], operator))
+            for count in range(len(paddings), 0, -1):  # as many together as the layer can have
+                padding = _padding_of_layer(program, node, operator, [amounts for _, _, amounts in paddings[:count]])
                 if isinstance(padding, str):
-                    result.reasons.append((name, padding))
-                    break
-                node.args = (padded.args[0], *node.args[1:])
-                node.kwargs = {**node.kwargs, "padding": padding}
-                update_info(node, merged=(*node_info(node).merged, name))
-                result.matches += 1
-                result.details.append((name, f"merged into {node_info(node).name}"))
-                if not padded.users:
-                    program.graph.erase_node(padded)
+                    reason = padding
+                    continue
+                _merge(program, node, [padded for padded, _, _ in paddings[:count]], paddings[count - 1][1], *padding)
+                result.matches += count
+                result.details += [(name, f"merged into {node_info(node).name}") for name in node_info(node).merged[-count:]]
+                paddings = paddings[count:]
+                break
+            if paddings:
+                result.reasons.append((node_info(paddings[0][0]).name, reason))
         return result
+
+
+#: Zeros before and after the entries of a dimension, for dimensions counted from the end.
+_Amounts = dict[int, tuple[int, int]]
 
 
 def _convolution(node: fx.Node) -> Operator | None:
@@ -52,41 +66,100 @@ def _convolution(node: fx.Node) -> Operator | None:
     return operator if is_layer and node_info(node).role is Role.DATA else None
 
 
-def _padding(value: Any) -> list[int] | None:
-    """The numbers of zeros that a call adds, from the last dimension on; None if it does not pad with zeros."""
-    if not isinstance(value, fx.Node) or value.op != "call_function" or node_info(value).operator is not operator_named("pad"):
-        return None
+def _paddings(value: Any, operator: Operator) -> Iterator[tuple[fx.Node, Any, _Amounts]]:
+    """The calls that pad with zeros before a convolution, from the last one on: each call, what it pads, and how much."""
+    while isinstance(value, fx.Node):
+        found = _padded(value) if is_call_of(value, "pad") else _between_zeros(value, operator.rank_of_batch)
+        if found is None:
+            return
+        yield value, *found
+        value = found[0]
+
+
+def _padded(value: fx.Node) -> tuple[Any, _Amounts] | None:
     bound = bound_arguments(value, operator_named("pad"))
     amounts = bound["pad"]
     numbers = isinstance(amounts, (tuple, list)) and all(isinstance(one, int) for one in amounts)
-    return list(amounts) if numbers and bound.get("mode", "constant") == "constant" and not bound.get("value") else None
+    if not numbers or bound.get("mode", "constant") != "constant" or bound.get("value"):
+        return None
+    pairs = zip(amounts[::2], amounts[1::2], strict=True)
+    return bound["input"], {-1 - place: pair for place, pair in enumerate(pairs)}
 
 
-def _sum(program: Program, node: fx.Node, operator: Operator, amounts: list[int]) -> tuple[int, ...] | str:
-    """The padding of a convolution on an unpadded value, or the reason why it has none."""
-    spatial, bound = operator.spatial, bound_arguments(node, operator)
-    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
-    if any(pair != (0, 0) for pair in pairs[spatial:]):
-        return f"it pads the channels or the batch of {node_info(node).name}"
-    pairs = [*reversed(pairs[:spatial])]
-    pairs = [*[(0, 0)] * (spatial - len(pairs)), *pairs]
-    if any(before != after or before < 0 for before, after in pairs):
-        return f"it does not pad both sides alike, as {node_info(node).name} would"
-    own = bound.get("padding", 0)
+def _between_zeros(value: fx.Node, rank: int) -> tuple[Any, _Amounts] | None:
+    """What `cat` puts between zeros along one dimension."""
+    found = one_among_constants(value)
+    if found is None:
+        return None
+    signal, before, after, dim = found
+    shape = node_info(value).shape
+    if dim >= 0 and (shape is None or len(shape) != rank):
+        return None
+    if any(number_filling(one) != 0 for one in (*before, *after)):
+        return None
+    sizes = [[known_size(one, dim) for one in some] for some in (before, after)]
+    if None in (*sizes[0], *sizes[1]):
+        return None
+    first, last = (sum(size for size in some if size is not None) for some in sizes)
+    return signal, {dim - rank if dim >= 0 else dim: (first, last)}
+
+
+def _padding_of_layer(
+    program: Program, node: fx.Node, operator: Operator, added: list[_Amounts]
+) -> tuple[list[int], list[slice]] | str:
+    """The padding of a convolution on an unpadded value and what is cut off its output, or the reason why it has none."""
+    spatial, bound, name = operator.spatial, bound_arguments(node, operator), node_info(node).name
+    if any(dim < -spatial and pair != (0, 0) for amounts in added for dim, pair in amounts.items()):
+        return f"it pads the channels or the batch of {name}"
+    if any(size < 0 for amounts in added for pair in amounts.values() for size in pair):
+        return f"it cuts off entries before {name}"
+    own = _own_padding(program, node, bound, spatial)
+    if isinstance(own, str):
+        return own
+    padding, cuts = [], []
+    for place, (pair, stride) in enumerate(zip(own, _each(bound.get("stride", 1), spatial), strict=True)):
+        pairs = [pair, *(amounts.get(place - spatial, (0, 0)) for amounts in added)]
+        before, after = (sum(sizes) for sizes in zip(*pairs, strict=True))
+        padding.append(max(before, after))
+        if before == after:
+            cuts.append(slice(None))
+        elif not isinstance(stride, int) or (after - before) % stride:
+            return f"it does not pad both sides alike, as {name} would, nor by a multiple of its stride more on one side"
+        else:
+            more = (after - before) // stride  # outputs that padding both sides alike adds
+            cuts.append(slice(more, None) if more > 0 else slice(None, more))
+    return padding, cuts
+
+
+def _own_padding(program: Program, node: fx.Node, bound: dict[str, Any], spatial: int) -> list[tuple[int, int]] | str:
+    own, name = bound.get("padding", 0), node_info(node).name
     if own == "same":
         weight, dilation = bound["weight"], _each(bound.get("dilation", 1), spatial)
         if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER:
-            return f"the weight of {node_info(node).name} depends on the model's input"
+            return f"the weight of {name} depends on the model's input"
         sizes = parameter_value(weight, program.root).shape[2:]
         totals = [step * (size - 1) for size, step in zip(sizes, dilation, strict=True)]
-        if any(total % 2 for total in totals):
-            return f"{node_info(node).name} does not pad both sides alike itself"
-        own = [total // 2 for total in totals]
-    before = _each(0 if own == "valid" else own, spatial)
-    if not all(isinstance(one, int) for one in before):
-        return f"the padding of {node_info(node).name} depends on sizes"
-    return tuple(one + pair[0] for one, pair in zip(before, pairs, strict=True))
+        return [(total // 2, total - total // 2) for total in totals]
+    alike = _each(0 if own == "valid" else own, spatial)
+    if not all(isinstance(one, int) for one in alike):
+        return f"the padding of {name} depends on sizes"
+    return [(one, one) for one in alike]
 
 
 def _each(value: Any, dimensions: int) -> list[Any]:
     return [value] * dimensions if not isinstance(value, (tuple, list)) else list(value) * (dimensions // len(value))
+
+
+def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, padding: list[int], cuts: list[slice]) -> None:
+    info = node_info(node)
+    node.args = (source, *node.args[1:])
+    node.kwargs = {**node.kwargs, "padding": tuple(padding)}
+    update_info(node, merged=(*info.merged, *(node_info(one).name for one in padded)))
+    if any(cut != slice(None) for cut in cuts):
+        row = operator_named("getitem")
+        cut_info = NodeInfo(f"{info.name}.getitem", source=info.source, operator=row, description="getitem")
+        cut = insert_call(program.graph, node.next, python_operator.getitem, (node, (Ellipsis, *cuts)), cut_info)
+        node.replace_all_uses_with(cut, delete_user_cb=lambda user: user is not cut)
+    for one in padded:
+        if not one.users:
+            program.graph.erase_node(one)

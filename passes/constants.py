@@ -1,0 +1,93 @@
+"""What the graph shows about tensors that a model makes from numbers, such as torch.ones."""
+
+import operator
+from typing import Any
+
+from torch import fx
+
+from lrpfx.ir.node import is_call_of, is_data, node_info
+from lrpfx.operators.table import spelling_of
+
+#: Names of functions that make tensors of one number: the number, or the place of the argument that says it.
+_NUMBERS = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0.0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1.0),
+}
+_PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2}
+
+
+def number_filling(value: Any) -> float | None:
+    """The number that all entries of a value are, as the graph shows: that of torch.ones, of a view of it, or a number itself."""
+    while isinstance(value, fx.Node):
+        name, given = _function_name(value), {**dict(enumerate(value.args)), **value.kwargs}
+        if name in _NUMBERS:
+            return _NUMBERS[name]
+        if name in _PLACES_OF_NUMBERS:
+            value = given.get("fill_value", given.get(_PLACES_OF_NUMBERS[name]))
+            continue
+        spelling = spelling_of(value)
+        if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or len(value.all_input_nodes) != 1:
+            return None
+        value = value.args[0]
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _function_name(value: fx.Node) -> str:
+    name = value.target if value.op == "call_method" else getattr(value.target, "__name__", "")
+    return str(name).partition(".")[0]
+
+
+def known_size(value: Any, dim: int) -> int | None:
+    """The size of a tensor of one number along a dimension, if the graph shows it as a number."""
+    if not isinstance(value, fx.Node):
+        return None
+    name = _function_name(value)
+    if name.endswith("_like"):
+        return 1 if _keeps_one(value.args[0], dim) else None
+    if name not in _NUMBERS and name not in _PLACES_OF_NUMBERS:
+        return None
+    sizes: Any = value.kwargs.get("size", value.args[1:] if name.startswith("new_") else value.args)
+    if isinstance(sizes, (tuple, list)) and len(sizes) and not isinstance(sizes[0], int):
+        first = sizes[0]
+        is_tuple = isinstance(first, (tuple, list)) or (isinstance(first, fx.Node) and first.target is operator.add)
+        sizes = first if is_tuple else sizes
+    if isinstance(sizes, fx.Node) and sizes.target is operator.add and dim < 0:  # x.shape[:-1] + (2,)
+        sizes = sizes.args[1]
+    if not isinstance(sizes, (tuple, list)) or not -len(sizes) <= dim < len(sizes):
+        return None
+    size = sizes[dim]
+    return size if isinstance(size, int) else None
+
+
+def _keeps_one(value: Any, dim: int) -> bool:
+    """Whether a slice keeps one entry of a dimension: x[..., :1] or x[..., -1:]."""
+    shape = node_info(value).shape if isinstance(value, fx.Node) else None
+    if not isinstance(value, fx.Node) or shape is None:
+        return False
+    if _function_name(value) == "getitem":
+        index = value.args[1] if isinstance(value.args[1], tuple) else (value.args[1],)
+        if any(not isinstance(part, slice) and part is not Ellipsis for part in index):
+            return False
+        if Ellipsis in index:
+            place = index.index(Ellipsis)
+            index = (*index[:place], *[slice(None)] * (len(shape) - len(index) + 1), *index[place + 1 :])
+        part = dict(enumerate(index)).get(dim % len(shape))
+        bounds = (part.start, part.stop) if isinstance(part, slice) else None
+    elif _function_name(value) == "slice":
+        along, *given = [*value.args[1:], *[None] * (4 - len(value.args))]
+        bounds = tuple(given[:2]) if isinstance(along, int) and (along - dim) % len(shape) == 0 else None
+    else:
+        return False
+    return bounds in ((None, 1), (0, 1), (-1, None), (-1, 2**63 - 1))
+
+
+def one_among_constants(value: Any) -> tuple[fx.Node, list[Any], list[Any], int] | None:
+    """The only operand of a `cat` that depends on the input, those before it and after it, and the dimension."""
+    if not is_call_of(value, "cat") or not isinstance(value.args[0], (tuple, list)):
+        return None
+    parts = list(value.args[0])
+    dim = next(iter((*value.args[1:], *value.kwargs.values())), 0)
+    places = [place for place, part in enumerate(parts) if is_data(part)]
+    if len(places) != 1 or not isinstance(dim, int) or len(parts) < 2:
+        return None
+    return parts[places[0]], parts[: places[0]], parts[places[0] + 1 :], dim
