@@ -10,6 +10,7 @@ from lrpfx.passes.canonize.explain_logits import ExplainLogits
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_padding import MergePadding
+from lrpfx.passes.canonize.merge_pieces import MergePieces
 from lrpfx.passes.canonize.merge_scales import MergeScales
 from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
@@ -77,6 +78,8 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         FindAttention(),
     ),
     "canonize": lambda settings: (
+        MergeScales(),
+        MergePieces(),
         MergeScales(),
         MergeBatchNormLeft(),
         MergeScales(),

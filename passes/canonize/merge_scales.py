@@ -41,14 +41,14 @@ class MergeScales(GraphPass):
 
     def applies(self, program: Program) -> bool:
         return any(
-            _expanded_constant(node) is not None or (_layer(node) and any(map(_may_merge, _through_views(node))))
+            _expanded_constant(program, node) is not None or (_layer(node) and any(map(_may_merge, _through_views(node))))
             for node in calls(program.graph)
         )
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
-            expanded = _expanded_constant(node)
+            expanded = _expanded_constant(program, node)
             if expanded is not None:
                 node.replace_input_with(expanded, expanded.all_input_nodes[0])
                 if not expanded.users:
@@ -79,7 +79,7 @@ def _layer(node: fx.Node) -> bool:
     return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
 
 
-def _expanded_constant(node: fx.Node) -> fx.Node | None:
+def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
     """The parameter that is expanded to the shape of the value that it scales or shifts, as broadcasting would do."""
     operator, shape = node_info(node).operator, node_info(node).shape
     if operator is None or not operator.affine_in or len(node.args) != 2 or shape is None:
@@ -88,9 +88,12 @@ def _expanded_constant(node: fx.Node) -> fx.Node | None:
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
         spelling, source = spelling_of(constant), constant.args[0] if constant.args else None
-        if spelling is not None and spelling.operator.name in ("expand", "broadcast_to"):
+        if spelling is not None and spelling.operator.name in ("expand", "broadcast_to", "repeat", "tile"):
             alike = node_info(value).shape == node_info(constant).shape == shape
-            if alike and isinstance(source, fx.Node) and node_info(source).role is Role.PARAMETER:
+            if not alike or not isinstance(source, fx.Node) or node_info(source).role is not Role.PARAMETER:
+                continue
+            sizes = parameter_value(source, program.root).shape
+            if all(size in (1, after) for size, after in zip(reversed(sizes), reversed(shape), strict=False)):
                 return constant
     return None
 
@@ -197,8 +200,9 @@ def _moved(program: Program, value: fx.Node, view: fx.Node, row: Operator, place
     rank, own = len(after), range(len(before) + place.start, len(before) + place.stop)
     moved: range | None = None
     if row.keeps_order or _drops_ones(view, row, before, after):
-        first = [start for start in range(rank) if math.prod(after[:start]) == math.prod(before[: own.start])]
+        first = [start for start in range(rank + 1) if math.prod(after[:start]) == math.prod(before[: own.start])]
         found = [range(start, stop) for start in first for stop in range(start + 1, rank + 1)]
+        found += [range(start, start) for start in first]  # of a single channel, no dimension may be left
         channels = math.prod(before[number] for number in own)
         moved = next((one for one in found if math.prod(after[number] for number in one) == channels), None)
     elif row.dimension_before is not None and rank == len(before):

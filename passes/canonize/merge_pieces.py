@@ -1,0 +1,213 @@
+"""CANONIZE: make one linear layer of pieces that `cat` or `stack` puts together, and of constants among its inputs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.passes.canonize.affine_maps import Merger
+from lrpfx.passes.canonize.merge_batch_norm import reads_sizes
+from lrpfx.passes.constants import known_size, number_filling, one_among_constants
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
+
+
+def weight_of_pieces(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The weight of the layer whose outputs are those of all pieces."""
+    return torch.cat(list(weights))
+
+
+def bias_of_pieces(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """The bias of the layer whose outputs are those of all pieces. Shape (channels,)."""
+    pairs = zip(weights, biases, strict=True)
+    return torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in pairs])
+
+
+def weight_of_features(weight: torch.Tensor, first: int, size: int) -> torch.Tensor:
+    """The columns of a dense weight (out, in) for some of its features."""
+    return weight.narrow(1, first, size)
+
+
+def bias_with_constants(weight: torch.Tensor, bias: torch.Tensor | None, values: Sequence[tuple[int, float]]) -> torch.Tensor:
+    """The bias of a dense layer some of whose features are constant: (feature, value). Shape (out,)."""
+    added = sum((weight[:, feature] * value for feature, value in values), start=torch.zeros_like(weight[:, 0]))
+    return added if bias is None else bias + added
+
+
+class MergePieces(GraphPass):
+    """Merge linear layers of one input whose outputs are put together along their channels, if they are functions.
+
+    Layers that are modules stay what they are. Ones and other numbers among the features of a dense layer are part of its bias.
+    """
+
+    name = "merge_pieces"
+    stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
+
+    def applies(self, program: Program) -> bool:
+        return any(_pieces(node) or _constant_features(program, node) for node in calls(program.graph))
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            pieces = _pieces(node)
+            if pieces:
+                names = [node_info(piece).name for piece in pieces]
+                result.details += [(name, f"merged into {node_info(node).name}") for name in names]
+                result.matches += len(pieces)
+                _merge(program, node, pieces)
+                continue
+            features = _constant_features(program, node)
+            if features is not None:
+                result.details.append((node_info(features.cat).name, f"merged into {node_info(node).name}"))
+                result.matches += 1
+                features.merge(program)
+        return result
+
+
+# --- pieces of a layer ------------------------------------------------------------------------------------------------------
+
+
+def _pieces(node: fx.Node) -> list[fx.Node]:
+    """The layers of one input that `node` puts together along their channels."""
+    stacks = is_call_of(node, "stack")
+    if not (stacks or is_call_of(node, "cat")) or not isinstance(node.args[0], (tuple, list)):
+        return []
+    dim = next(iter((*node.args[1:], *node.kwargs.values())), 0)
+    pieces = [_of_one_output(part) if stacks else part for part in node.args[0]]
+    first = pieces[0] if pieces else None
+    operator = _operator(first)
+    shape = node_info(node).shape
+    if len(pieces) < 2 or operator is None or not isinstance(first, fx.Node) or not isinstance(dim, int):
+        return []
+    if dim >= 0:
+        dim -= 0 if shape is None else len(shape)
+    if dim != (-1 if operator.weight_layout is WeightLayout.DENSE else -1 - operator.spatial):
+        return []
+    options = {name: value for name, value in bound_arguments(first, operator).items() if name not in operator.tensors}
+    for piece in pieces:
+        if not isinstance(piece, fx.Node) or _operator(piece) is not operator or piece.args[0] is not first.args[0]:
+            return []
+        bound = bound_arguments(piece, operator)
+        if {name: value for name, value in bound.items() if name not in operator.tensors} != options:
+            return []
+    alone = len(set(pieces)) == len(pieces) and options.get("groups", 1) == 1
+    return pieces if alone else []
+
+
+def _operator(value: Any) -> Operator | None:
+    """The operator of a function that is a linear layer, whose output has one reader; None for other values."""
+    if not isinstance(value, fx.Node) or value.op != "call_function" or node_info(value).role is not Role.DATA:
+        return None
+    operator, bound = node_info(value).operator, {}
+    if operator is None or not operator.weighs_channels or node_info(value).module_path is not None:
+        return None
+    bound = bound_arguments(value, operator)
+    weights = [bound.get(name) for name in operator.parameters]
+    if not all(weight is None or (isinstance(weight, fx.Node) and node_info(weight).role is Role.PARAMETER) for weight in weights):
+        return None
+    return operator if sum(not reads_sizes(user) for user in value.users) == 1 == len(value.users) else None
+
+
+def _of_one_output(part: Any) -> Any:
+    """The dense layer of one output whose result, without its last dimension, is `part`."""
+    if not is_call_of(part, "select") or part.args[1:] != (-1, 0) or len(part.users) > 1:
+        return None
+    return part.args[0]
+
+
+def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
+    operator, info = row_of(pieces[0]), node_info(node)
+    bounds = [bound_arguments(piece, operator) for piece in pieces]
+    merger = Merger(program, [], (), node_info(pieces[0]).source)
+    weights, biases = ([bound.get(name) for bound in bounds] for name in ("weight", "bias"))
+    tensors = [merger.derive(node, f"{info.name}.merged_weight", weight_of_pieces, weights)]
+    if any(bias is not None for bias in biases):
+        tensors.append(merger.derive(node, f"{info.name}.merged_bias", bias_of_pieces, weights, biases))
+    options = {name: value for name, value in bounds[0].items() if name not in operator.tensors}
+    described = replace(
+        info,
+        operator=operator,
+        source=node_info(pieces[0]).source,
+        description=operator.name,
+        merged=(*info.merged, *(node_info(piece).name for piece in pieces)),
+    )
+    layer = insert_call(program.graph, node, pieces[0].target, (pieces[0].args[0], *tensors), described, options)
+    parts = node.args[0]
+    replace_call(node, layer)
+    for one in (*(part for part in parts if isinstance(part, fx.Node)), *pieces):  # type: ignore[union-attr]
+        if not one.users and one in program.graph.nodes:
+            program.graph.erase_node(one)
+
+
+# --- constants among features ---------------------------------------------------------------------------------------------
+
+
+class _ConstantFeatures:
+    """A dense layer some of whose features are numbers: its input without them, and the number of each such feature."""
+
+    def __init__(self, layer: fx.Node, cat: fx.Node, source: fx.Node, first: int, values: list[tuple[int, float]]) -> None:
+        self.layer, self.cat, self.source, self.first, self.values = layer, cat, source, first, values
+
+    def merge(self, program: Program) -> None:
+        info, operator = node_info(self.layer), row_of(self.layer)
+        bound = bound_arguments(self.layer, operator)
+        weight, bias = bound["weight"], bound.get("bias")
+        merger = Merger(program, [], (), info.source)
+        size = parameter_value(weight, program.root).shape[1] - len(self.values)
+        kept = merger.derive(self.layer, f"{info.name}.merged_weight", weight_of_features, weight, self.first, size)
+        bias = merger.derive(self.layer, f"{info.name}.merged_bias", bias_with_constants, weight, bias, self.values)
+        self.layer.args, self.layer.kwargs = (self.source, kept, bias), {}
+        update_info(self.layer, merged=(*info.merged, node_info(self.cat).name))
+        if not self.cat.users:
+            program.graph.erase_node(self.cat)
+
+
+def _constant_features(program: Program, node: fx.Node) -> _ConstantFeatures | None:
+    operator = node_info(node).operator
+    if operator is None or operator.weight_layout is not WeightLayout.DENSE or node_info(node).role is not Role.DATA:
+        return None
+    bound = bound_arguments(node, operator)
+    weight, value = bound["weight"], bound["input"]
+    if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER or not isinstance(value, fx.Node):
+        return None
+    found = _ones_around(value) or one_among_constants(value)
+    if found is None:
+        return None
+    source, before, after, dim = found
+    shape = node_info(value).shape
+    if dim != -1 and (shape is None or dim != len(shape) - 1):
+        return None
+    features = parameter_value(weight, program.root).shape[1]
+    numbers = [[_numbers(one, dim) for one in some] for some in (before, after)]
+    if any(one is None for some in numbers for one in some):
+        return None
+    first, last = (sum((one for one in some if one is not None), start=[]) for some in numbers)
+    values = [*enumerate(first), *enumerate(last, features - len(last))]
+    return _ConstantFeatures(node, value, source, len(first), values) if len(values) < features else None
+
+
+def _ones_around(value: fx.Node) -> tuple[fx.Node, list[Any], list[Any], int] | None:
+    """The same for padding with a number along the last dimension: each number as a list of what it pads with."""
+    if not is_call_of(value, "pad"):
+        return None
+    bound = bound_arguments(value, row_of(value))
+    amounts, number = bound["pad"], bound.get("value") or 0
+    plain = isinstance(amounts, (tuple, list)) and len(amounts) == 2 and all(isinstance(one, int) and one >= 0 for one in amounts)
+    if not plain or bound.get("mode", "constant") != "constant" or not isinstance(number, (int, float)):
+        return None
+    before, after = amounts
+    return bound["input"], [[float(number)] * before], [[float(number)] * after], -1
+
+
+def _numbers(part: Any, dim: int) -> list[float] | None:
+    """The numbers that a constant part consists of along a dimension."""
+    if isinstance(part, list):
+        return part
+    number, size = number_filling(part), known_size(part, dim)
+    return None if number is None or size is None else [number] * size
