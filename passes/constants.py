@@ -17,9 +17,10 @@ _PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2}
 
 
 def number_filling(value: Any) -> float | None:
-    """The number that all entries of a value are, as the graph shows: that of torch.ones, of a view of it, or a number itself."""
+    """The number that all entries of a value are, as the graph shows: that of torch.ones, of a view of it, or a number."""
     while isinstance(value, fx.Node):
-        name, given = _function_name(value), {**dict(enumerate(value.args)), **value.kwargs}
+        name = _function_name(value)
+        given: dict[Any, Any] = dict(enumerate(value.args)) | value.kwargs
         if name in _NUMBERS:
             return _NUMBERS[name]
         if name in _PLACES_OF_NUMBERS:
@@ -65,17 +66,17 @@ def _keeps_one(value: Any, dim: int) -> bool:
     if not isinstance(value, fx.Node) or shape is None:
         return False
     if _function_name(value) == "getitem":
-        index = value.args[1] if isinstance(value.args[1], tuple) else (value.args[1],)
+        index: tuple[Any, ...] = value.args[1] if isinstance(value.args[1], tuple) else (value.args[1],)
         if any(not isinstance(part, slice) and part is not Ellipsis for part in index):
             return False
         if Ellipsis in index:
             place = index.index(Ellipsis)
             index = (*index[:place], *[slice(None)] * (len(shape) - len(index) + 1), *index[place + 1 :])
         part = dict(enumerate(index)).get(dim % len(shape))
-        bounds = (part.start, part.stop) if isinstance(part, slice) else None
+        bounds: tuple[Any, Any] | None = (part.start, part.stop) if isinstance(part, slice) else None
     elif _function_name(value) == "slice":
-        along, *given = [*value.args[1:], *[None] * (4 - len(value.args))]
-        bounds = tuple(given[:2]) if isinstance(along, int) and (along - dim) % len(shape) == 0 else None
+        along, first, last = (*value.args[1:], None, None, None)[:3]
+        bounds = (first, last) if isinstance(along, int) and (along - dim) % len(shape) == 0 else None
     else:
         return False
     return bounds in ((None, 1), (0, 1), (-1, None), (-1, 2**63 - 1))

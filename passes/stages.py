@@ -17,6 +17,7 @@ from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
 from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.normalize.decompose import Decompose
+from lrpfx.passes.normalize.find_activations import FindActivations
 from lrpfx.passes.normalize.find_attention import FindAttention
 from lrpfx.passes.normalize.find_gates import FindGates
 from lrpfx.passes.normalize.find_linear import FindLinear
@@ -68,6 +69,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         RemoveInplace(),
         RemoveDropout(),
         FoldMasks(),
+        FindActivations(),
         Decompose(),
         SplitComplexNumbers(),
         FindLinear(),

@@ -114,7 +114,7 @@ def _of_torch(
         name,
         getattr(torch, name),
         functions=further_functions,
-        inplace=[getattr(torch, f"{name}_")],
+        inplace=[getattr(torch, f"{name}_")] if hasattr(torch, f"{name}_") else [],
         methods=f"{name} {further_methods}",
         inplace_methods=f"{name}_",
         aten=f"{name}.default {further_aten}",
@@ -123,6 +123,11 @@ def _of_torch(
         sample=sample,
         **facts,
     )
+
+
+def _also(name: str) -> dict[str, Any]:
+    """The facts of a row whose function has another name, too."""
+    return {"further_functions": [getattr(torch, name)], "further_methods": name, "further_aten": f"{name}.default"}
 
 
 ROWS: tuple[Operator, ...] = (
@@ -435,10 +440,29 @@ ROWS: tuple[Operator, ...] = (
     _remainder("remainder", [operator.mod], "__mod__"),
     _remainder("fmod"),
     _of_torch("exp", signs.never_negative, of_softmax=True),
-    _of_torch("exp2", signs.never_negative, of_softmax=True),
-    _of_torch("expm1", signs.of_input, ratio=_quotient(torch.expm1)),
+    _of_torch(
+        "exp2",
+        signs.never_negative,
+        further_functions=[torch.special.exp2],
+        further_aten="special_exp2.default",
+        of_softmax=True,
+    ),
+    _of_torch(
+        "expm1",
+        signs.of_input,
+        further_functions=[torch.special.expm1],
+        further_aten="special_expm1.default",
+        ratio=_quotient(torch.expm1),
+    ),
     _of_torch("log", sample=call(input=POSITIVE), logarithm=True, of_softmax=True),
-    _of_torch("log1p", signs.of_input, call(input=POSITIVE), ratio=_quotient(torch.log1p)),
+    _of_torch(
+        "log1p",
+        signs.of_input,
+        call(input=POSITIVE),
+        further_functions=[torch.special.log1p],
+        further_aten="special_log1p.default",
+        ratio=_quotient(torch.log1p),
+    ),
     _of_torch("log2", sample=call(input=POSITIVE)),
     _of_torch("log10", sample=call(input=POSITIVE)),
     _of_torch("sqrt", signs.never_negative, call(input=POSITIVE)),
@@ -453,13 +477,66 @@ ROWS: tuple[Operator, ...] = (
         ratio=lambda input, bound: input.sign(),
     ),
     _of_torch("square", signs.never_negative, ratio=lambda input, bound: input),
-    _of_torch("erf", signs.of_input, scales=1, ratio=_quotient(torch.erf, 2 / math.sqrt(math.pi))),
+    _of_torch(
+        "erf",
+        signs.of_input,
+        further_functions=[torch.special.erf],
+        further_aten="special_erf.default",
+        scales=1,
+        ratio=_quotient(torch.erf, 2 / math.sqrt(math.pi)),
+    ),
+    _of_torch(
+        "erfc",
+        signs.never_negative,
+        further_functions=[torch.special.erfc],
+        further_aten="special_erfc.default",
+        scales=2,
+    ),
+    _of_torch(
+        "erfinv",
+        signs.of_input,
+        call(input=signal(2, 4, low=-0.9, high=0.9)),
+        further_functions=[torch.special.erfinv],
+        further_aten="special_erfinv.default",
+        ratio=_quotient(torch.erfinv, math.sqrt(math.pi) / 2),
+    ),
+    _activation(
+        "ndtr",  # the distribution function of the normal distribution
+        torch.special.ndtr,
+        aten="special_ndtr.default",
+        sign=signs.never_negative,
+        scales=2,
+        sample=call(input=MATRIX),
+    ),
+    _activation(
+        "log_ndtr", torch.special.log_ndtr, aten="special_log_ndtr.default", sign=signs.never_positive, sample=call(input=MATRIX)
+    ),
+    _of_torch(
+        "lgamma",
+        sample=call(input=POSITIVE),
+        further_functions=[torch.special.gammaln],
+        further_aten="special_gammaln.default",
+    ),
+    _of_torch(
+        "digamma",
+        sample=call(input=POSITIVE),
+        further_functions=[torch.special.digamma, torch.special.psi],
+        further_aten="special_digamma.default special_psi.default",
+    ),
     _of_torch("sin", ratio=_quotient(torch.sin)),
     _of_torch("cos"),
     _of_torch("tan", ratio=_quotient(torch.tan)),
     _of_torch("sinh", signs.of_input, ratio=_quotient(torch.sinh)),
     _of_torch("cosh", signs.never_negative),
-    _of_torch("atan", signs.of_input, ratio=_quotient(torch.atan)),
+    _of_torch("atan", signs.of_input, **_also("arctan"), ratio=_quotient(torch.atan)),
+    _of_torch(
+        "asin", signs.of_input, call(input=signal(2, 4, low=-0.9, high=0.9)), **_also("arcsin"), ratio=_quotient(torch.asin)
+    ),
+    _of_torch("acos", signs.never_negative, call(input=signal(2, 4, low=-0.9, high=0.9)), **_also("arccos")),
+    _of_torch(
+        "atanh", signs.of_input, call(input=signal(2, 4, low=-0.9, high=0.9)), **_also("arctanh"), ratio=_quotient(torch.atanh)
+    ),
+    _of_torch("acosh", signs.never_negative, call(input=signal(2, 4, low=1.1, high=2.0)), **_also("arccosh")),
     row(
         "atan2",  # the angle of the quotient input / other, which has the rule of a quotient
         types.Gate,
@@ -475,13 +552,18 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=POSITIVE),
     ),
-    _of_torch("asinh", signs.of_input, ratio=_quotient(torch.asinh)),
+    _of_torch("asinh", signs.of_input, **_also("arcsinh"), ratio=_quotient(torch.asinh)),
     _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2),
     _of_torch("frac", signs.of_input),
-    _of_torch("logit", sample=call(input=signal(2, 4, low=0.1, high=0.9))),
+    _of_torch(
+        "logit",
+        sample=call(input=signal(2, 4, low=0.1, high=0.9)),
+        further_functions=[torch.special.logit],
+        further_aten="special_logit.default",
+    ),
     _of_torch("deg2rad", signs.of_input),
     _of_torch("rad2deg", signs.of_input),
-    _of_torch("sinc"),
+    _of_torch("sinc", further_functions=[torch.special.sinc], further_aten="special_sinc.default"),
     _of_torch("nan_to_num"),
     _activation(
         "pow",

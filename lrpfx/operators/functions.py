@@ -220,6 +220,12 @@ def several(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return results
 
 
+def slope(input: torch.Tensor, dim: int, spacing: Any = 1, edge_order: int = 1) -> torch.Tensor:
+    """Finite differences along one dimension. `spacing`: of neighbours, a number, or the places of all entries."""
+    spacings = (spacing,) if isinstance(spacing, torch.Tensor) else spacing
+    return torch.gradient(input, spacing=spacings, dim=dim, edge_order=edge_order)[0]
+
+
 def mask_scattered(input: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`input` with the entries where `mask` is True replaced by entries of `source`, in order."""
     return torch.masked_scatter(input, mask, source)

@@ -31,6 +31,18 @@ def _product(build: Builder, first: fx.Node, second: fx.Node) -> fx.Node:
     return build.call("matmul", first, second)
 
 
+def _cross(build: Builder) -> fx.Node | None:
+    """Differences of products of the operands, whose entries are moved by one and by two places."""
+    if build["dim"] is None:
+        return None
+    moved = [
+        [build.call("roll", build[name], steps, build["dim"], target=torch.roll) for steps in (-1, -2)]
+        for name in ("input", "other")
+    ]
+    (first, second), (third, fourth) = moved
+    return build.call("sub", build.call("mul", first, fourth), build.call("mul", second, third))
+
+
 def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
@@ -79,6 +91,18 @@ ROWS: tuple[Operator, ...] = (
         aten="kron.default",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
+    ),
+    row(
+        "cross",
+        types.MatMul,
+        torch.linalg.cross,
+        "input other dim=-1",
+        data="input other",
+        aten="linalg_cross.default",
+        reordered=[(torch.cross, "input other dim"), (torch.ops.aten.cross.default, "input other dim")],
+        reordered_methods=[("cross", "input other dim")],
+        decomposition=_cross,
+        sample=call(input=signal(2, 3), other=signal(2, 3), dim=1),
     ),
     row(
         "multi_dot",

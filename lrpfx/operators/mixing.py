@@ -16,6 +16,10 @@ def no_dimension(bound: Arguments, rank: int) -> Sequence[int]:
     return ()
 
 
+def first_dimension(bound: Arguments, rank: int) -> Sequence[int]:
+    return (0,)
+
+
 def last_dimension(bound: Arguments, rank: int) -> Sequence[int]:
     return (-1,)
 

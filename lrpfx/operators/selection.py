@@ -365,7 +365,35 @@ ROWS: tuple[Operator, ...] = (
     _with_places("cummin", of(lambda x: x.cummin(1)[0]), accumulates=mixing.given()),
     # A soft maximum: its gradient consists of shares that add up to 1.
     neutral(
-        "logsumexp", [torch.logsumexp], aten="logsumexp.default", mixes=mixing.given(), sample=of(lambda x: x.logsumexp(1))
+        "logsumexp",
+        [torch.logsumexp, torch.special.logsumexp],
+        aten="logsumexp.default special_logsumexp.default",
+        mixes=mixing.given(),
+        sample=of(lambda x: x.logsumexp(1)),
+    ),
+    neutral(
+        "logcumsumexp",
+        [torch.logcumsumexp],
+        aten="logcumsumexp.default",
+        accumulates=mixing.given(),
+        sample=of(lambda x: x.logcumsumexp(1)),
+    ),
+    neutral(
+        "msort",
+        [torch.msort],
+        aten="msort.default",
+        selects=True,
+        mixes=mixing.first_dimension,
+        sample=of(lambda x: torch.msort(x), (4, 2), batch=False),
+    ),
+    neutral(
+        "put",
+        functions=[torch.put],
+        methods="put",
+        aten="put.default",
+        indices="1",
+        selects=True,
+        sample=of(lambda x, y: x.put(torch.tensor([1, 5]), y), (2, 4), (2,), batch=False, loses="replaced"),
     ),
     row(
         "logaddexp",

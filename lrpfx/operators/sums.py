@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from lrpfx import layer as layers
 from lrpfx import types
+from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added
+from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
@@ -29,6 +30,38 @@ def _interpolated(build: Builder) -> fx.Node:
     """`input` + weight * (end - input)."""
     difference = build.call("sub", build["end"], build["input"])
     return build.call("add", build["input"], build.call("mul", difference, build["weight"]))
+
+
+def _slopes(build: Builder) -> tuple[fx.Node, ...] | None:
+    """Finite differences along each dimension."""
+    dims, spacing = build["dim"], build["spacing"]
+    if dims is None:
+        shape = node_info(build["input"]).shape
+        dims = None if shape is None else range(len(shape))
+    if dims is None:
+        return None
+    dims = (dims,) if isinstance(dims, (int, fx.Node)) else tuple(dims)
+    spacings = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(dims)
+    pairs = zip(dims, spacings, strict=True)
+    return tuple(build.call("slope", build["input"], *pair, edge_order=build["edge_order"]) for pair in pairs)
+
+
+def _integrals() -> tuple[Operator, ...]:
+    """The rows of integrals by the trapezoidal rule, along one dimension."""
+    return tuple(
+        row(
+            name,
+            types.Sum,
+            functions=functions,
+            aten=aten,
+            mixes=mixing.given(default=-1),
+            sample=of(lambda y, function=functions[0]: function(y, dx=0.5, dim=1)),
+        )
+        for name, functions, aten in (
+            ("trapezoid", [torch.trapezoid, torch.trapz], "trapezoid.dx trapezoid.x"),
+            ("cumulative_trapezoid", [torch.cumulative_trapezoid], "cumulative_trapezoid.dx cumulative_trapezoid.x"),
+        )
+    )
 
 
 ROWS: tuple[Operator, ...] = (
@@ -120,6 +153,47 @@ ROWS: tuple[Operator, ...] = (
         aten="diff.default",
         mixes=mixing.given(2, -1),
         sample=of(lambda x: torch.diff(x, dim=1)),
+    ),
+    *_integrals(),
+    row(
+        "gradient",
+        types.Sum,
+        torch.gradient,
+        "input spacing=1 dim=None edge_order=1",
+        aten="gradient.scalarint gradient.scalararray gradient.scalarrayint gradient.scalarrayarray",
+        reordered=[
+            (torch.ops.aten.gradient.array, "input dim"),
+            (torch.ops.aten.gradient.tensorarrayint, "input spacing"),
+            (torch.ops.aten.gradient.tensorarray, "input spacing dim"),
+        ],
+        decomposition=_slopes,
+        sample=of(lambda x: torch.gradient(x, spacing=2.0, dim=1, edge_order=2)[0]),
+    ),
+    row(
+        "slope",
+        types.Sum,
+        slope,
+        "input dim spacing=1 edge_order=1",
+        mixes=mixing.given(),
+        sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
+    ),
+    row(
+        "nansum",
+        types.Sum,
+        functions=[torch.nansum],
+        methods="nansum",
+        aten="nansum.default",
+        mixes=mixing.given(),
+        sample=of(lambda x: torch.nansum(x, 1)),
+    ),
+    row(
+        "trace",
+        types.Sum,
+        functions=[torch.trace],
+        methods="trace",
+        aten="trace.default",
+        adds_up=True,
+        sample=of(lambda x: torch.trace(x), (4, 4), batch=False),
     ),
     row(
         "scatter_add",

@@ -375,6 +375,14 @@ ROWS: tuple[Operator, ...] = (
         sample=of(lambda x: torch.rot90(x, 1, (1, 2)), (2, 3, 4)),
     ),
     _moving(
+        "take",
+        [torch.take],
+        aten="take.default",
+        view=False,
+        indices="1",
+        sample=of(lambda x: torch.take(x, torch.tensor([[0, 5], [5, 2]])), batch=False),
+    ),
+    _moving(
         "gather",
         [torch.gather],
         aten="gather.default",

@@ -13,6 +13,7 @@ from lrpfx.layers.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger
 from lrpfx.passes.canonize.merge_batch_norm import reads_sizes
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -79,11 +80,13 @@ def _pieces(node: fx.Node) -> list[fx.Node]:
     if not (stacks or is_call_of(node, "cat")) or not isinstance(node.args[0], (tuple, list)):
         return []
     dim = next(iter((*node.args[1:], *node.kwargs.values())), 0)
-    pieces = [_of_one_output(part) if stacks else part for part in node.args[0]]
-    first = pieces[0] if pieces else None
+    parts = [_of_one_output(part) if stacks else part for part in node.args[0]]
+    pieces = [part for part in parts if isinstance(part, fx.Node)]
+    if len(pieces) < max(2, len(parts)) or not isinstance(dim, int):
+        return []
+    first, shape = pieces[0], node_info(node).shape
     operator = _operator(first)
-    shape = node_info(node).shape
-    if len(pieces) < 2 or operator is None or not isinstance(first, fx.Node) or not isinstance(dim, int):
+    if operator is None:
         return []
     if dim >= 0:
         dim -= 0 if shape is None else len(shape)
@@ -91,7 +94,7 @@ def _pieces(node: fx.Node) -> list[fx.Node]:
         return []
     options = {name: value for name, value in bound_arguments(first, operator).items() if name not in operator.tensors}
     for piece in pieces:
-        if not isinstance(piece, fx.Node) or _operator(piece) is not operator or piece.args[0] is not first.args[0]:
+        if _operator(piece) is not operator or piece.args[0] is not first.args[0]:
             return []
         bound = bound_arguments(piece, operator)
         if {name: value for name, value in bound.items() if name not in operator.tensors} != options:
@@ -104,12 +107,14 @@ def _operator(value: Any) -> Operator | None:
     """The operator of a function that is a linear layer, whose output has one reader; None for other values."""
     if not isinstance(value, fx.Node) or value.op != "call_function" or node_info(value).role is not Role.DATA:
         return None
-    operator, bound = node_info(value).operator, {}
+    operator = node_info(value).operator
     if operator is None or not operator.weighs_channels or node_info(value).module_path is not None:
         return None
     bound = bound_arguments(value, operator)
     weights = [bound.get(name) for name in operator.parameters]
-    if not all(weight is None or (isinstance(weight, fx.Node) and node_info(weight).role is Role.PARAMETER) for weight in weights):
+    if not all(
+        weight is None or (isinstance(weight, fx.Node) and node_info(weight).role is Role.PARAMETER) for weight in weights
+    ):
         return None
     return operator if sum(not reads_sizes(user) for user in value.users) == 1 == len(value.users) else None
 
@@ -138,11 +143,8 @@ def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
         merged=(*info.merged, *(node_info(piece).name for piece in pieces)),
     )
     layer = insert_call(program.graph, node, pieces[0].target, (pieces[0].args[0], *tensors), described, options)
-    parts = node.args[0]
     replace_call(node, layer)
-    for one in (*(part for part in parts if isinstance(part, fx.Node)), *pieces):  # type: ignore[union-attr]
-        if not one.users and one in program.graph.nodes:
-            program.graph.erase_node(one)
+    remove_unread(program.graph)
 
 
 # --- constants among features ---------------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def _constant_features(program: Program, node: fx.Node) -> _ConstantFeatures | N
     numbers = [[_numbers(one, dim) for one in some] for some in (before, after)]
     if any(one is None for some in numbers for one in some):
         return None
-    first, last = (sum((one for one in some if one is not None), start=[]) for some in numbers)
+    first, last = ([number for one in some for number in one or ()] for some in numbers)
     values = [*enumerate(first), *enumerate(last, features - len(last))]
     return _ConstantFeatures(node, value, source, len(first), values) if len(values) < features else None
 
@@ -198,7 +200,9 @@ def _ones_around(value: fx.Node) -> tuple[fx.Node, list[Any], list[Any], int] | 
         return None
     bound = bound_arguments(value, row_of(value))
     amounts, number = bound["pad"], bound.get("value") or 0
-    plain = isinstance(amounts, (tuple, list)) and len(amounts) == 2 and all(isinstance(one, int) and one >= 0 for one in amounts)
+    plain = (
+        isinstance(amounts, (tuple, list)) and len(amounts) == 2 and all(isinstance(one, int) and one >= 0 for one in amounts)
+    )
     if not plain or bound.get("mode", "constant") != "constant" or not isinstance(number, (int, float)):
         return None
     before, after = amounts

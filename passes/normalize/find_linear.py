@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import Role, calls, is_data, is_floating, node_info, parameter_value, row_of
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, is_floating, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Contraction, NotAContractionError, Operator
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
@@ -37,14 +37,16 @@ class FindLinear(GraphPass):
                 continue
             found, fixed = _Weights(program), program.fixed_dimensions
             try:
+                if _diagonal_of(node) is not None:
+                    raise NotAContractionError("its matrix is diagonal")
                 dense = _Dense(found, row.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
-                selected = _with_selected_matrices(program, node, row)
-                if selected is not None:
+                other = _with_selected_matrices(program, node, row) or _as_scale(program, node, row, found)
+                if other is not None:
                     result.matches += 1
-                    result.details.append((info.name, f"{row}: now {row_of(selected)}"))
-                    replace_call(node, selected)
+                    result.details.append((info.name, f"{row}: now {row_of(other)}"))
+                    replace_call(node, other)
                 elif not row.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
@@ -112,6 +114,48 @@ def _with_selected_matrices(program: Program, node: fx.Node, row: Operator) -> f
     if is_data(last) and _is_looked_up(first):
         return CallBuilder(program, node, row).call("selected_linear_of_columns", last, first, label="")
     return None
+
+
+def _diagonal_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The data and the parameter of a product with a diagonal matrix on the right."""
+    if not is_call_of(node, "matmul") or len(node.args) < 2:
+        return None
+    data, matrix = node.args[:2]
+    if not isinstance(data, fx.Node) or not is_data(data) or not isinstance(matrix, fx.Node) or matrix.kwargs:
+        return None
+    name = str(getattr(matrix.target, "__name__", "")).partition(".")[0]
+    vector = matrix.args[0] if len(matrix.args) == 1 else None
+    return (data, vector) if name in ("diag", "diag_embed", "diagflat") and isinstance(vector, fx.Node) else None
+
+
+def _as_scale(program: Program, node: fx.Node, row: Operator, weights: "_Weights") -> fx.Node | None:
+    """A product with one number of a parameter for each entry of some dimensions, such as einsum("bi,i->bi")."""
+    diagonal = _diagonal_of(node)
+    if diagonal is not None:
+        data, vector = diagonal
+        is_vector = node_info(vector).role is Role.PARAMETER and parameter_value(vector, program.root).ndim == 1
+        return CallBuilder(program, node, row).call("mul", data, vector, label="") if is_vector else None
+    try:
+        assert row.contraction is not None
+        contraction = row.contraction(node, weights.rank)
+    except NotAContractionError:
+        return None
+    place = int(is_data(contraction.operands[0]))
+    operand, weight = contraction.operands[1 - place], contraction.operands[place]
+    labels, own = contraction.labels[1 - place], contraction.labels[place]
+    if row.adds_up or not is_data(operand) or labels != contraction.result or not own or "." in own:
+        return None
+    if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER:
+        return None
+    kept = labels.partition(".")[2] or labels
+    in_order = [letter for letter in kept if letter in own] == list(own) and len(set(labels)) == len(labels)
+    if not in_order or weights.dtypes_differ(operand, weight):
+        return None
+    build, sizes = CallBuilder(program, node, row), dict(zip(own, parameter_value(weight, program.root).shape, strict=True))
+    factors = tuple(sizes.get(letter, 1) for letter in kept[kept.index(own[0]) :])
+    if factors != tuple(sizes.values()):
+        weight = build.call("reshape", weight, factors, target=torch.reshape)
+    return build.call("mul", operand, weight, label="")
 
 
 def _is_looked_up(value: Any) -> bool:

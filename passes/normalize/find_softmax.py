@@ -74,38 +74,9 @@ def _spelled_out(program: Program, node: fx.Node, row: Operator) -> fx.Node | No
         return _logarithm(build, node)
     if row.name == "normalize":
         return _normalized(build, node)
-    if row.name in ("divided_by", "reciprocal"):
-        return _logistic(build, node, row)
-    if row.name == "log1p" and is_call_of(_arguments(node)[0], "exp"):
-        return build.call("softplus", _arguments(node)[0].args[0])
     if row.name in ("div", "mul"):
         return _Quotient(build, node).replacement()
     return None
-
-
-# --- softmaxes of a score and zero ------------------------------------------------------------------------------------------
-
-
-def _logistic(build: CallBuilder, node: fx.Node, row: Operator) -> fx.Node | None:
-    """1 / (1 + exp(-x)) is sigmoid(x)."""
-    total = _arguments(node)[0]
-    if row.name == "divided_by" and bound_arguments(node, row)["other"] != 1:
-        return None
-    term = _plus_one(total)
-    negative = _arguments(term)[0] if is_call_of(term, "exp") else None
-    if is_call_of(negative, "neg") or (is_call_of(negative, "mul") and _arguments(negative)[1] == -1):
-        return build.call("sigmoid", _arguments(negative)[0])
-    return None
-
-
-def _plus_one(value: Any) -> Any:
-    """X of a sum x + 1; None for other values."""
-    if not is_call_of(value, "add") or value.kwargs:
-        return None
-    return next(
-        (one for one, other in (_arguments(value), _arguments(value)[::-1]) if isinstance(other, (int, float)) and other == 1),
-        None,
-    )
 
 
 # --- logarithms and exponentials of each other ------------------------------------------------------------------------------
@@ -133,13 +104,9 @@ def _exponential_of_logarithm(build: CallBuilder, node: fx.Node) -> fx.Node | No
 
 
 def _logarithm_of_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    """log(exp(x).sum()) is logsumexp(x), log(softmax(x)) is log_softmax(x), and so on for sigmoid and softplus."""
+    """log(exp(x).sum()) is logsumexp(x), and log(softmax(x)) is log_softmax(x)."""
     source = _arguments(node)[0]
     row = node_info(source).operator if isinstance(source, fx.Node) else None
-    if is_call_of(_plus_one(source), "exp"):
-        return build.call("softplus", _plus_one(source).args[0])
-    if is_call_of(source, "sigmoid"):
-        return build.call("logsigmoid", _arguments(source)[0])
     if row is None or not isinstance(source, fx.Node):
         return None
     bound = bound_arguments(source, row)
@@ -193,6 +160,9 @@ def _normalized(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     exponentials = _Exponentials.of(weights)
     if exponentials is None or bound["p"] != 1 or not isinstance(bound["dim"], int):
         return None
+    shape = node_info(weights).shape
+    if not exponentials.over((bound["dim"],), None if shape is None else len(shape)):
+        return None
     total = build.call("sum", weights, bound["dim"], keepdim=True)
     total = build.call("clamp_min", total, bound["eps"])
     scores = _unshifted(build.program, exponentials.scores(build), (bound["dim"],), exact=False)
@@ -209,6 +179,11 @@ class _Exponentials:
     power: fx.Node  # the scores, in the base
     base: float
     plain: bool  # whether no mask changes them
+    shared: int | None = None  # the dimension along which they are divided already, as a softmax is, by their sum
+
+    def over(self, dims: Dims, rank: int | None) -> bool:
+        """Whether they are exponentials, up to a factor that a division by their sum over these dimensions cancels."""
+        return self.shared is None or (dims is not None and _alike((self.shared,), dims, rank))
 
     @classmethod
     def of(cls, value: Any) -> "_Exponentials | None":
@@ -222,6 +197,8 @@ class _Exponentials:
             if row.name == "exponential":
                 base = bound["other"]
                 return cls(_arguments(value)[0], base, plain) if isinstance(base, (int, float)) and base > 0 else None
+            if row.name == "softmax":
+                return cls(bound["input"], math.e, plain, bound["dim"]) if bound.get("dtype") is None else None
             if row.name == "mul" and sum(map(is_data, _arguments(value))) == 1:
                 value, plain = next(filter(is_data, _arguments(value))), False
             elif row.name == "masked_fill" and _is_zero(bound["value"]):
@@ -341,12 +318,12 @@ class _Quotient:
 
     def replacement(self) -> fx.Node | None:
         for dividend, value in self.operands:
-            one = _plus_one(value)
-            if is_call_of(one, "exp") and _same(dividend, one):  # exp(x) / (1 + exp(x))
-                return self.build.call("sigmoid", _arguments(one)[0])
             divisor = _divisor(value)
             exponentials = None if divisor is None else _Exponentials.of(divisor.summed)
             if divisor is None or exponentials is None or not isinstance(value, fx.Node):
+                continue
+            dims = divisor.dims if divisor.index is None else None
+            if not exponentials.over(dims, self._rank(divisor.summed)):
                 continue
             if _same(dividend, divisor.summed):
                 return self._shares(dividend, divisor, exponentials, value)

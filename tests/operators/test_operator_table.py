@@ -613,6 +613,7 @@ UNKNOWN = {
     *("searchsorted", "bucketize", "bincount", "one_hot", "real", "diff", "group_norm", "local_response_norm"),
     *(f"{by}_{kind}" for by in ("scatter", "index") for kind in ("reduce", "averaged", "chosen")),
     *("index_copy", "index_fill", "kron", "solve", "solve_triangular", "cholesky_solve", "stft", "istft"),
+    *("put", "cumulative_trapezoid", "slope", "gradient"),
     *(row.name for row in operators.all_operators() if row.transforms),
 }
 #: Rows whose sample has entries without effect: hidden by a mask, by a factor 0, or by steps that no change crosses.
@@ -622,7 +623,7 @@ WITHOUT_EFFECT = {
     *("exponential_shares", "shares_of_groups"),  # the sample has shares of its own
 }
 #: Rows whose sample's result depends only on vectors, whose one dimension counts as the batch.
-OF_VECTORS = {"dot", "dist", "outer", "meshgrid", "copy"}
+OF_VECTORS = {"dot", "dist", "outer", "meshgrid", "copy", "trace"}
 
 
 def dependence(network, inputs, number, outputs):

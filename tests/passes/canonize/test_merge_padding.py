@@ -68,7 +68,7 @@ UNEVEN = {
     "with zeros by cat": (lambda: nn.Conv1d(2, 3, 3), lambda x: torch.cat([x.new_zeros(2, 2, 2), x], -1), 2, slice(None, -2)),
     "on both sides by cat": (
         lambda: nn.Conv1d(2, 3, 3),
-        lambda x: torch.cat([torch.zeros(x.shape[:-1] + (1,)), x, x.new_full((2, 2, 1), 0.0)], -1),
+        lambda x: torch.cat([torch.zeros((*x.shape[:-1], 1)), x, x.new_full((2, 2, 1), 0.0)], -1),
         1,
         slice(None),
     ),

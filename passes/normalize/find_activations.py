@@ -1,0 +1,181 @@
+"""NORMALIZE: replace element-wise functions that are written out, such as (1 + tanh(x / 2)) / 2, by activations.
+
+As sums and products, their constants would take shares of the relevance, which an activation passes on whole.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from lrpfx.ir.node import calls, is_call_of, is_data, map_arguments, node_info, row_of
+from lrpfx.operators import mixing
+from lrpfx.passes.constants import number_filling
+from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
+from lrpfx.types import Activation, Neutral
+
+#: Where functions are compared: all bends of the activations lie between two of the points.
+_POINTS = torch.cat(
+    [torch.linspace(-7.3, 7.1, 41, dtype=torch.float64), torch.tensor([-1e-3, 0.0, 1e-3, 2.9, 3.1, -2.9, -3.1])]
+)
+_TOLERANCE = 1e-12  # relative and absolute, in float64
+_LARGEST = 12  # calls of an activation that is written out
+
+#: Rows whose calls a constant can turn into an activation of its own; a product or quotient alone scales.
+_ADDING = frozenset({"add", "sub", "rsub", "expm1", "where", "maximum", "minimum", "masked_fill", "logaddexp"})
+
+_Candidate = tuple[str, Callable[..., torch.Tensor]]
+#: Activations of a scaled value, and those with one number as their argument.
+_OF_SCALED: tuple[_Candidate, ...] = (
+    ("sigmoid", torch.sigmoid),
+    ("tanh", torch.tanh),
+    ("softplus", functional.softplus),
+    ("logsigmoid", functional.logsigmoid),
+    ("exp", torch.exp),
+)
+_PLAIN: tuple[_Candidate, ...] = (
+    ("relu", torch.relu),
+    ("relu6", functional.relu6),
+    ("hardsigmoid", functional.hardsigmoid),
+    ("softsign", functional.softsign),
+    ("selu", functional.selu),
+    ("elu", functional.elu),
+)
+_WITH_NUMBER: tuple[_Candidate, ...] = (("elu", functional.elu), ("celu", functional.celu), ("softplus", functional.softplus))
+
+
+class FindActivations(GraphPass):
+    """Replace calls that together are an activation of one value, with numbers as their only constants.
+
+    They are known by their values: a function that agrees with an activation at all points to rounding is the activation.
+    """
+
+    name = "find_activations"
+    stage = "normalize"
+    requires = (CANONICAL, OUT_OF_PLACE)
+
+    def run(self, program: Program) -> PassResult:
+        result, places = PassResult(), {node: place for place, node in enumerate(program.graph.nodes)}
+        for node in reversed(list(calls(program.graph))):
+            row = node_info(node).operator
+            if row is None or not node.users or not is_data(node) or not _is_pointwise(node):
+                continue
+            found = _activation(node, places)
+            if found is None:
+                continue
+            name, value, factor, arguments = found
+            build = CallBuilder(program, node, row)
+            if factor != 1:
+                value = build.call("neg", value) if factor == -1 else build.call("mul", value, factor)
+            new = build.call(name, value, *arguments)
+            result.matches += 1
+            result.details.append((node_info(node).name, f"now {node_info(new).name}"))
+            replace_call(node, new)
+        if result.matches:
+            remove_unread(program.graph)
+        return result
+
+
+def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node, float, tuple[float, ...]] | None:
+    """The activation that a call computes with those before it: its row, its input, a factor of the input, its number."""
+    found = None
+    for source, inner in _sources(node, places):
+        rows = [row_of(one) for one in (*inner, node)]
+        several = inner or is_call_of(node, "logaddexp")
+        if several and any(row.name in _ADDING for row in rows) and any(row.kind in (Activation, Neutral) for row in rows):
+            same = _same_function(source, inner, node)
+            found = found if same is None else (same[0], source, *same[1:])
+    return found
+
+
+def _sources(node: fx.Node, places: dict[fx.Node, int]) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+    """The values of which a call is an element-wise function, nearest first, and the calls between them and it, in order."""
+    open_values, inner = set(_read(node)), list[fx.Node]()
+    while open_values and len(inner) < _LARGEST:
+        latest = max(open_values, key=places.__getitem__)
+        if len(open_values) == 1 and is_data(latest):
+            yield latest, inner[::-1]
+        if not _is_pointwise(latest):
+            return
+        open_values.remove(latest)
+        open_values |= set(_read(latest))
+        inner.append(latest)
+
+
+def _read(node: fx.Node) -> list[fx.Node]:
+    """What a call reads, other than tensors of one number that broadcasting does not need."""
+    return [one for one in node.all_input_nodes if not _is_number(one, node)]
+
+
+def _is_number(value: fx.Node, reader: fx.Node) -> bool:
+    """Whether a value is a tensor of one number, and no larger than what it is combined with."""
+    if is_data(value) or number_filling(value) is None:
+        return False
+    name = str(getattr(value.target, "__name__", "")).partition(".")[0]
+    sizes = value.args[0] if value.args else None
+    return (name.endswith("_like") and sizes in reader.all_input_nodes) or (sizes in ((), []) and not name.startswith("new_"))
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """Whether an entry of a call's result is a function of that entry of its operands, and of numbers."""
+    row = node_info(node).operator
+    if node.op != "call_function" or row is None or row.parameters or row.results or row.view or row.converts:
+        return False
+    return row.elementwise or row.mixes is mixing.no_dimension or row.name == "logaddexp"
+
+
+def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tuple[str, float, tuple[float, ...]] | None:
+    """The activation that computes the same, a factor of its input, and its number."""
+    numbers: set[float] = set()
+    map_arguments([(one.args, dict(one.kwargs)) for one in (*inner, node)], lambda leaf: _note(numbers, leaf))
+    values = _values(source, inner, node)
+    if values is None:
+        return None
+    factors = {sign * scale for scale in {1.0, 2.0, 0.5} for sign in (1, -1)}
+    for name, function in _PLAIN:
+        if _agree(function(_POINTS), values):
+            return name, 1, ()
+    for factor in sorted(factors, key=lambda one: (abs(one - 1), -one)):
+        for name, function in _OF_SCALED:
+            if _agree(function(factor * _POINTS), values):
+                return name, factor, ()
+    for number in sorted(numbers | {1 / one for one in numbers if one}):
+        for name, function in _WITH_NUMBER:
+            if number > 0 and _agree(function(_POINTS, number), values):
+                return name, 1, (number,)
+    return None
+
+
+def _note(numbers: set[float], leaf: Any) -> None:
+    if isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+        numbers.add(abs(float(leaf)))
+
+
+def _values(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> torch.Tensor | None:
+    """The values of a function at all points; None if they cannot be computed."""
+    values: dict[fx.Node, torch.Tensor] = {source: _POINTS}
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node) or leaf in values:
+            return values[leaf] if isinstance(leaf, fx.Node) else leaf
+        return torch.full_like(_POINTS, number_filling(leaf) or 0.0)
+
+    try:
+        with torch.no_grad():
+            for one in (*inner, node):
+                assert callable(one.target)
+                values[one] = one.target(*map_arguments(one.args, put), **map_arguments(dict(one.kwargs), put))
+    except (RuntimeError, TypeError, ValueError):  # it is no function of floating-point numbers alone
+        return None
+    found = values[node]
+    alike = isinstance(found, torch.Tensor) and found.shape == _POINTS.shape and found.dtype == _POINTS.dtype
+    return found if alike else None
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE))
