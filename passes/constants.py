@@ -1,11 +1,12 @@
-"""What the graph shows about tensors that a model makes from numbers, such as torch.ones."""
+"""What the graph shows about constants: tensors of one number, such as torch.ones, and values that are held constant."""
 
 import operator
 from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import is_call_of, is_data, node_info
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, update_info
+from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 
 #: Names of functions that make tensors of one number: the number, or the place of the argument that says it.
@@ -92,3 +93,23 @@ def one_among_constants(value: Any) -> tuple[fx.Node, list[Any], list[Any], int]
     if len(places) != 1 or not isinstance(dim, int) or len(parts) < 2:
         return None
     return parts[places[0]], parts[: places[0]], parts[places[0] + 1 :], dim
+
+
+def mark_constants(graph: fx.Graph) -> None:
+    """Give the role of constants to values that only take part in what is held constant."""
+    for node in reversed(list(calls(graph))):
+        if node_info(node).role is Role.DATA and node.users and all(_holds_constant(node, user) for user in node.users):
+            update_info(node, role=Role.CONSTANT)
+
+
+def _holds_constant(node: fx.Node, user: fx.Node) -> bool:
+    if user.op == "output":
+        return False
+    info = node_info(user)
+    if info.role is not Role.DATA:
+        return True
+    row = info.operator
+    if row is None or not row.controls or not row.arguments:
+        return False
+    bound = bound_arguments(user, row)
+    return all(name in row.controls for name, value in bound.items() if value is node)

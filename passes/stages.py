@@ -23,6 +23,7 @@ from lrpfx.passes.normalize.find_gates import FindGates
 from lrpfx.passes.normalize.find_linear import FindLinear
 from lrpfx.passes.normalize.find_recurrent import FindRecurrent
 from lrpfx.passes.normalize.find_softmax import FindSoftmax
+from lrpfx.passes.normalize.find_straight_through import FindStraightThrough
 from lrpfx.passes.normalize.fold_masks import FoldMasks
 from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
@@ -69,6 +70,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         RemoveInplace(),
         RemoveDropout(),
         FoldMasks(),
+        FindStraightThrough(),
         FindActivations(),
         Decompose(),
         SplitComplexNumbers(),

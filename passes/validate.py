@@ -1,10 +1,12 @@
 """VALIDATE: check that every node has a rule, needs none, or may keep its gradient. One error lists all problems."""
 
+import operator
+
 from torch import fx, nn
 
 from lrpfx import types
 from lrpfx.errors import RuleError, UnsupportedOperationError
-from lrpfx.ir.node import NodeInfo, Role, data_calls, is_data, node_info, nodes_in, update_info
+from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.layers.layer import bound_arguments, layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
@@ -152,7 +154,7 @@ def complaint(node: fx.Node) -> str:
     what = f"  {info.name}: {' '.join(_description(node))}"
     if str(node.target).startswith(("aten.item", "aten._local_scalar_dense")):
         return f"{what}. It makes a number of a value, which has no relevance: keep the tensor, as x.max() for x.max().item()."
-    return f"{what}. {_remedy(info)}"
+    return f"{what}. {_remedy(node)}"
 
 
 def _description(node: fx.Node) -> list[str]:
@@ -166,8 +168,9 @@ def _description(node: fx.Node) -> list[str]:
     return [f"{info.operator} (lrpfx.types.{info.kind_name}),", place]
 
 
-def _remedy(info: NodeInfo) -> str:
+def _remedy(node: fx.Node) -> str:
     """A rule that suits the kind of an operation; what to choose for one that the table does not know."""
+    info = node_info(node)
     kind = info.kind or types.Unknown
     rule = next((rule for one, rule in _SUITABLE if issubclass(kind, one)), "Norm()")
     if rule:
@@ -176,8 +179,14 @@ def _remedy(info: NodeInfo) -> str:
             f"Give it a rule by kind, (lrpfx.types.{kind.__name__}, lrpfx.rules.{rule}) in a layer map, or by name, "
             f"(['{info.name}'], lrpfx.rules.{rule}) in a name map{': this' if cut else ''}{cut}."
         )
+    moves = 'If all that it does is move values, unassigned="gradient" is right'
+    if any(user.target is operator.getitem for user in node.users):  # no rule is for several results
+        return f"{moves}. Otherwise write it with other operations of torch."
+    if sum(map(is_data, node.all_input_nodes)) > 1:
+        by_name = "lrpfx.rules.Uniform() if it is a product, lrpfx.rules.Norm() if it is a sum"
+    else:
+        by_name = "lrpfx.rules.Epsilon() if it is linear in its input, lrpfx.rules.Pass() if it is an element-wise function"
     return (
-        f"Give it a rule by name, (['{info.name}'], rule) in a name map: lrpfx.rules.Epsilon() if it is linear in its input, "
-        'lrpfx.rules.Pass() if it is an element-wise function. If all that it does is move values, unassigned="gradient" is '
-        "right, too. Otherwise write it with other operations of torch."
+        f"Give it a rule by name, (['{info.name}'], rule) in a name map: {by_name}. {moves}, too. Otherwise write it with "
+        "other operations of torch."
     )

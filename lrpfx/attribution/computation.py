@@ -149,7 +149,7 @@ class Computation:
         if forward.output.is_meta:
             raise InputError(NO_VALUES.format(self.module.title))
         self.output = forward.output.detach()
-        self.seeds = self._seeds_of(forward.output)
+        self.seeds = self._seeds_of(forward.explained)
         self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
         self._passages: list[Passage] = []
         if callable(self.question.output) and not torch.compiler.is_compiling():
@@ -173,11 +173,11 @@ class Computation:
         factors = [*plain, *factors_of(recorder, recorded), *(None for _ in self._again)]
         return _Forward(explained_output(chosen, self.question.output), recorded, factors)
 
-    def _seeds_of(self, explained: torch.Tensor) -> list[torch.Tensor]:
+    def _seeds_of(self, explained: ExplainedOutput) -> list[torch.Tensor]:
         """The relevance that each target assigns to the explained output."""
         if self._first is None:
-            return [relevance_of_output(explained, one) for one in self.targets]
-        return [relevance_of_start(explained, one, self._first) for one in self.targets]
+            return [relevance_of_output(explained.value, one, explained.chosen) for one in self.targets]
+        return [relevance_of_start(explained.value, one, self._first) for one in self.targets]
 
     def _from_start(
         self, start: fx.Node, runner: Callable[..., Any], forward: _Forward, further: Mapping[str, Any]

@@ -132,7 +132,8 @@ def attribute(
         hold tensors in tuples, lists and dicts. Relevance has the same structure.
     target
         A class index; a list, array or tensor of indices, one for each sample; relevance of the output as a tensor of its
-        shape; a function from the output to such a tensor; or None for the class of the largest output. A class index assigns
+        shape; a function from the output to such a tensor; or None for the class of the largest output, or for the one value of
+        each sample, if the output has the shape (batch,). A class index assigns
         the output of that class as its relevance, so relevance sums to the logit. A dict `{class: weight}` explains a weighted
         sum of classes, such as the difference of two. For outputs of shape (batch, positions, tokens), the target is
         `(position, token)`; both may be tensors of shape (batch,), a negative position counts from the end, and the token may

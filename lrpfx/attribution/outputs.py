@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lrpfx.attribution.targets import OutputSelector, Target, multiplier_of_output, select_output
+from lrpfx.attribution.targets import OutputSelector, Target, expression_of, multiplier_of_output, select_output
 from lrpfx.errors import InputError
 from lrpfx.frontends.naming import user_source
 from lrpfx.ir.node import floating_tensors, is_floating, map_result
@@ -34,11 +34,12 @@ class Dependence(enum.IntEnum):
 class ExplainedOutput:
     """The explained tensor, and where its relevance comes from.
 
-    `value`: the tensor. `sources`: the outputs that a function made it from, none without a function. `is_linear`: whether the
-    function computes, so that the derivatives of `value` are multipliers.
+    `value`: the tensor. `chosen`: how it is chosen among the outputs, for messages. `sources`: the outputs as a function read
+    them, none without a function. `is_linear`: whether the function computes, so that derivatives of `value` are multipliers.
     """
 
     value: torch.Tensor
+    chosen: str
     sources: tuple[torch.Tensor, ...] = ()
     is_linear: bool = False
 
@@ -77,13 +78,15 @@ def explained_output(result: Any, selector: OutputSelector, is_linear: bool | No
     Raises `InputError` for a function that is not linear in the outputs.
     """
     if not callable(selector):
-        return ExplainedOutput(select_output(result, selector))
+        return ExplainedOutput(select_output(result, selector), expression_of(result, selector))
     if is_linear is None:
         is_linear = computes(result, selector)
     tensors = {id(tensor): tensor for tensor in floating_tensors(result) if tensor.requires_grad}
-    carried = {key: carry_relevance(tensor) for key, tensor in tensors.items()} if is_linear else tensors
-    value = select_output(map_result(result, lambda leaf: carried.get(id(leaf), leaf)), selector)
-    return ExplainedOutput(value, tuple(tensors.values()), is_linear)
+    # What the function reads is not what the model goes on with: one output may be computed from another.
+    sources = {key: one.view_as(one) for key, one in tensors.items()}
+    read = {key: carry_relevance(one) if is_linear else one for key, one in sources.items()}
+    value = select_output(map_result(result, lambda leaf: read.get(id(leaf), leaf)), selector)
+    return ExplainedOutput(value, expression_of(result, selector), tuple(sources.values()), is_linear)
 
 
 def computes(result: Any, selector: OutputSelector) -> bool:

@@ -56,8 +56,8 @@ def without_arrays(target: Any) -> Any:
     return target
 
 
-def relevance_of_output(output: torch.Tensor, target: Target) -> torch.Tensor:
-    """Relevance of the output, with its shape and dtype."""
+def relevance_of_output(output: torch.Tensor, target: Target, chosen: str = "output") -> torch.Tensor:
+    """Relevance of the output, with its shape and dtype. `chosen`: how `output` is chosen among the outputs, for messages."""
     output = output.detach()
     target = without_arrays(target)
     if isinstance(target, torch.Tensor) and not_dense(target) is not None:
@@ -78,11 +78,13 @@ def relevance_of_output(output: torch.Tensor, target: Target) -> torch.Tensor:
         return target.to(output)
     if output.ndim == 3:
         return _relevance_at_position(output, target)
+    if output.ndim < 2 and target is None:
+        return output  # one value for each sample
     if output.ndim != 2:
         raise InputError(
             f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; "
-            f"{one_place(output.ndim)}, or give lrpfx.attribute the relevance of the output as the target: a tensor of its "
-            "shape, or a function of it"
+            f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: a tensor of "
+            "its shape, or a function of it"
         )
     if isinstance(target, Mapping):
         return _relevance_of_contrast(output, target)
@@ -105,11 +107,28 @@ def multiplier_of_output(output: torch.Tensor, seed: torch.Tensor, target: Targe
     return torch.where(is_weighed, (weighed / almost).to(output), found)
 
 
-def one_place(dimensions: int) -> str:
+def one_place(dimensions: int, chosen: str = "output") -> str:
     """How to choose a value for each class from an output of so many dimensions, for messages."""
     if dimensions < 2:
-        return "choose a form with classes: output=lambda output: output.reshape(-1, 1)"
-    return f"choose a place: output=lambda output: output[:, :{', 0' * (dimensions - 2)}]"
+        return "it has one value for each sample, which target=None explains"
+    place = f"{chosen}[:, :{', 0' * (dimensions - 2)}]"
+    return f"choose a place: output=lambda output: {place}" + (", with your function f" if chosen == FUNCTION else "")
+
+
+FUNCTION = "f(output)"
+
+
+def expression_of(result: Any, selector: OutputSelector) -> str:
+    """How an output is chosen among those of a model, as Python code, for messages."""
+    if callable(selector):
+        return FUNCTION
+    if selector is None and isinstance(result, Mapping):
+        selector = next((name for name in (*_EXPLAINED, *result) if is_floating(result.get(name))), None)
+    if selector is None:
+        named = next((name for name in _EXPLAINED if is_floating(_item(result, name))), "")
+        return f"output.{named}" if named else "output"
+    is_attribute = isinstance(selector, str) and not isinstance(result, Mapping)
+    return f"output.{selector}" if is_attribute else f"output[{selector!r}]"
 
 
 def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tensor:

@@ -26,7 +26,7 @@ from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.history import history
-from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ def check_before_work(path: str | os.PathLike[str], *, compiled: bool = False) -
     next(one for one in backends.values() if one.suffix == given.suffix).check_requirements()
 
 
+@tracing()
 @undisturbed()
 def save(
     program: ExportedProgram,
@@ -94,6 +95,7 @@ def save(
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 
+@tracing()
 @undisturbed()
 def package(
     program: ExportedProgram,

@@ -52,7 +52,7 @@ from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
-from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
@@ -104,6 +104,7 @@ REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@tracing()
 @undisturbed()
 @torch.inference_mode(False)
 def lower(
@@ -844,16 +845,14 @@ def _norm(value: torch.Tensor) -> float:
 
 
 def _in_double_precision(job: _Job, arguments: Sequence[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The results of a module in float64, or none if torch.export has written another dtype into its graph."""
+    """The results of a module in float64, or none if another dtype is written in its forward."""
     module = copy.deepcopy(job.module)
     module.dtypes = {}  # casts to float32 inside the graph do no harm here, where they run
     try:
         doubled = [value.double() if value.is_floating_point() else value for value in arguments]
         return [replace(job, module=module.double()).expected(doubled)]
-    except InputError:
-        if job.module.dtypes:
-            return []
-        raise
+    except InputError:  # the arguments fit, so dtypes meet that do not
+        return []
 
 
 def facts_of(program: ExportedProgram) -> dict[str, Any] | None:

@@ -671,6 +671,11 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
     if example_inputs is None:
         return None, []
     signature = inspect.signature(model.forward)
+    if not isinstance(example_inputs, (torch.Tensor, Mapping, tuple, list)):
+        raise InputTypeError(
+            "example_inputs are a tensor, a tuple of arguments or a dict of keyword arguments, not "
+            f"{type(example_inputs).__name__}; torch.as_tensor makes tensors of arrays"
+        )
     try:
         if isinstance(example_inputs, torch.Tensor):
             bound = signature.bind(example_inputs)
@@ -690,7 +695,10 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
             )
         named |= value if kind is _GATHERED_BY_NAME else {name: value}
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(named)):
-        raise InputError("example_inputs hold no tensors; a tokenizer returns them with return_tensors='pt'")
+        raise InputError(
+            "example_inputs hold no tensors; torch.as_tensor makes them of arrays, and a tokenizer returns them with "
+            "return_tensors='pt'"
+        )
     for name, value in named.items():
         for leaf in pytree.tree_leaves(value):
             problem = not_dense(leaf) if isinstance(leaf, torch.Tensor) else None

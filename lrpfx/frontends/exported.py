@@ -31,7 +31,7 @@ from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
-from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
 
 _GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
@@ -286,10 +286,6 @@ def _condition(text: str, sources: Mapping[str, Place]) -> Guard:
     return SizeCondition(expression, tuple(of))
 
 
-# Held while torch.export runs and its report is filtered from the log and sys.stderr, one model at a time.
-_EXPORTING = threading.Lock()
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress torch's log and prints about a failed export, which the error reports; other output is unaffected."""
@@ -300,7 +296,7 @@ def quiet() -> Iterator[None]:
 
     known = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     loggers = [logger for logger in known if isinstance(logger, logging.Logger)]
-    with _EXPORTING, warnings.catch_warnings():
+    with tracing(), warnings.catch_warnings():
         # Recurrent modules list their parameters a second time, in a private copy of the model.
         warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
         stream = sys.stderr

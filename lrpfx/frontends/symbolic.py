@@ -31,7 +31,7 @@ from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.ir.node import attribute_of
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
-from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 
 UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
@@ -43,9 +43,6 @@ DIFFERENTIATES = (
     "Put this step into a module of its own, compute the derivative there by torch.func.grad, and map the module to one rule "
     "as a whole, by its name: (['name'], lrpfx.rules.Epsilon()) in a name map."
 )
-
-# A running trace sees all module calls of the process: one trace at a time; other threads are unaffected.
-_TRACING = threading.Lock()
 
 
 def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
@@ -73,7 +70,7 @@ def capture_copy(
     tracer = _Tracer(set(opaque), {} if given is None else dict(given), source)
     try:
         try:
-            with undisturbed(), _TRACING, _unpatched(tracer), _RandomNumbers() as random:
+            with undisturbed(), tracing(), _unpatched(tracer), _RandomNumbers() as random:
                 traced = tracer.trace(root)
         except CaptureError:
             raise

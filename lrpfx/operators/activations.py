@@ -14,7 +14,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, Function, Operator, Probability, Ratio, Sample, SignOf
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.functions import exponential, thresholded_relu
+from lrpfx.operators.functions import exponential, straight_through, thresholded_relu
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
 
@@ -509,7 +509,11 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=MATRIX),
     ),
     _activation(
-        "log_ndtr", torch.special.log_ndtr, aten="special_log_ndtr.default", sign=signs.never_positive, sample=call(input=MATRIX)
+        "log_ndtr",
+        torch.special.log_ndtr,
+        aten="special_log_ndtr.default",
+        sign=signs.never_positive,
+        sample=call(input=MATRIX),
     ),
     _of_torch(
         "lgamma",
@@ -588,6 +592,14 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_exponential,
         of_softmax=True,
         sample=call(input=MATRIX, other=2.0),
+    ),
+    _activation(
+        "straight_through",
+        straight_through,
+        "input value",
+        controls="value",
+        broadcasts=False,
+        without_sample="only the compiler inserts it",
     ),
     _activation(
         "thresholded_relu",

@@ -220,6 +220,11 @@ def several(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return results
 
 
+def straight_through(input: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`value`, with the derivative of `input`."""
+    return value + (input - input.detach())
+
+
 def slope(input: torch.Tensor, dim: int, spacing: Any = 1, edge_order: int = 1) -> torch.Tensor:
     """Finite differences along one dimension. `spacing`: of neighbours, a number, or the places of all entries."""
     spacings = (spacing,) if isinstance(spacing, torch.Tensor) else spacing

@@ -293,7 +293,7 @@ def _accounts(sweep: "_Sweep", arguments: Arguments, target: Target, output: Out
         return outputs.setdefault(id(value), value.detach().requires_grad_())
 
     explained = explained_output(map_result(result, leaf), output)
-    seed = relevance_of_output(explained.value, target)
+    seed = relevance_of_output(explained.value, target, explained.chosen)
     start = explained.start(seed, target)
     passed = passage(seed, explained.behind_function(start)) if callable(output) else None
     if explained.value.requires_grad:
@@ -512,13 +512,14 @@ class _Sweep:
             rule: Any = module.rule
             if rule.has_code:
                 return {}
-            values = tuple(map(detached, call.args))
+            values = tuple(self._known(detached(value)) for value in call.args)
             output, carried = pairs[0]
-            layer_call = module.ruled.layer_call(values, output.detach())
+            known = self._known(output.detach())
+            layer_call = module.ruled.layer_call(values, known)
             form = module.ruled.form
             found = form.absorbed(layer_call, carried) if form is not None else None
             if found is None:
-                found = rule.absorbed(layer_call, _relevance(info, output.detach(), carried)) or {}
+                found = rule.absorbed(layer_call, _relevance(info, known, carried)) or {}
             unknown = [part for part in found if part not in PARTS]
             if unknown:
                 raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
@@ -532,6 +533,10 @@ class _Sweep:
             relevances = [(output, _relevance(info, output.detach(), carried)) for output, carried in pairs]
             return {"stopped" if held_back else "constants": self._taken_by_numbers(call, relevances)}
         return {}
+
+    def _known(self, value: Any) -> Any:
+        """A value of an account. An entry that is not a number, and has no relevance since the map is finite, counts as 0."""
+        return torch.where(value.isnan(), 0.0, value) if self.counted is only_finite and is_floating(value) else value
 
     def _taken_by_numbers(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
         """Relevance of entries that a neutral operation fills with a number, such as padding."""

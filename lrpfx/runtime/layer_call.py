@@ -70,7 +70,8 @@ class LayerCall:
 
     def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """All values of the operation, in the order of its slots. Buffers are copied, since training changes them in place."""
-        extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
+        dense = [isinstance(extra, torch.Tensor) and extra.layout == torch.strided for extra in self.extras]
+        extras = [extra.clone() if copied else extra for extra, copied in zip(self.extras, dense, strict=True)]
         return (*inputs, *parameters, *extras)
 
     def with_modified(self, modifiers: Sequence[ParameterModifier]) -> "LayerCall":

@@ -11,6 +11,16 @@ from typing import Any
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
+_TRACING = threading.RLock()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Let one thread at a time trace a model, whichever of torch's tracers it uses: they patch, and mark, the whole process."""
+    with _TRACING:
+        yield
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Delay signals with a Python handler until the context ends. A second signal of the same kind is handled at once.

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Operator, Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
+from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
@@ -53,7 +54,7 @@ class FindSoftmax(GraphPass):
             replace_call(node, new)
         if result.matches:
             remove_unread(program.graph)
-            _mark_constants(program.graph)
+            mark_constants(program.graph)
         return result
 
 
@@ -730,23 +731,3 @@ def _aligned(sums: fx.Node, total: fx.Node, summed: fx.Node, dims: Dims, keepdim
     if row_of(view).name == "unsqueeze":
         return bool(_arguments(view)[1] == dims[0])
     return row_of(view).picks and added_by_index(_arguments(view)[1]) == dims
-
-
-def _mark_constants(graph: fx.Graph) -> None:
-    """Give the role of constants to values that only take part in what is held constant."""
-    for node in reversed(list(calls(graph))):
-        if node_info(node).role is Role.DATA and node.users and all(_holds_constant(node, user) for user in node.users):
-            update_info(node, role=Role.CONSTANT)
-
-
-def _holds_constant(node: fx.Node, user: fx.Node) -> bool:
-    if user.op == "output":
-        return False
-    info = node_info(user)
-    if info.role is not Role.DATA:
-        return True
-    row = info.operator
-    if row is None or not row.controls or not row.arguments:
-        return False
-    bound = bound_arguments(user, row)
-    return all(name in row.controls for name, value in bound.items() if value is node)

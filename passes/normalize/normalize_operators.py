@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from lrpfx.errors import CaptureError
-from lrpfx.ir.node import INPLACE, NodeInfo, Role, node_info, nodes_in, role_from, update_info
+from lrpfx.ir.node import INPLACE, NodeInfo, Role, attribute_of, node_info, nodes_in, role_from, update_info
 from lrpfx.ir.operator import REQUIRED, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
@@ -48,6 +48,7 @@ class NormalizeOperators(GraphPass):
         result = PassResult()
         self._find_roles_of_inputs(program.graph)
         for node in program.graph.nodes:
+            _keep_coordinates(node, program.root)
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
             if spelling_of(node) is None and draws_random_numbers(node):
@@ -264,6 +265,25 @@ def _fill_memory(node: fx.Node) -> None:
     filled = _FILLED.get(node.target)
     if filled is not None and "memory_format" not in node.kwargs:
         node.target = filled
+
+
+#: Calls that compress a sparse matrix, whose products have no derivatives -> calls that keep it in coordinates.
+_COMPRESSING: dict[Any, Any] = {
+    **dict.fromkeys(("to_sparse_csr", "to_sparse_csc"), "to_sparse_coo"),
+    torch.ops.aten.to_sparse_csr.default: torch.ops.aten.to_sparse.default,
+    torch.ops.aten.to_sparse_csc.default: torch.ops.aten.to_sparse.default,
+}
+
+
+def _keep_coordinates(node: fx.Node, root: nn.Module) -> None:
+    """Keep a sparse matrix in coordinates that the model compresses while it runs, or that is a constant of its graph."""
+    if node.op != "get_attr":
+        node.target = _COMPRESSING.get(node.target, node.target)
+    elif getattr(attribute_of(node, root), "layout", None) in (torch.sparse_csr, torch.sparse_csc):
+        path, _, name = str(node.target).rpartition(".")
+        owner, value = root.get_submodule(path), attribute_of(node, root)
+        if name not in owner._parameters:
+            setattr(owner, name, value.to_sparse_coo())
 
 
 #: Methods that the graph code of older versions of torch cannot import -> functions.

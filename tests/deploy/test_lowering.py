@@ -522,3 +522,23 @@ def test_small_outputs_are_compared_by_their_own_size(size):
         model[2].bias.mul_(size)
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x), x)
     assert torch.allclose(program.module()(x, torch.tensor([0, 1]))["output"] / size, model(x) / size)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "cast", [lambda x: x.float(), lambda x: x.softmax(-1, dtype=torch.float32), lambda x: x.to(torch.float32) / 255 - 0.5]
+)
+def test_a_dtype_may_be_written_in_forward(cast, capture):
+    """Rounding is measured in float64, where such a model may not run."""
+
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(cast(x))
+
+    x = torch.randn(2, 4, dtype=torch.float32)
+    program = lrpfx.lower(lrpfx.transform(Casting().float().eval(), EpsilonPlus(), example_inputs=x, capture=capture), x)
+    assert program.module()(x, torch.tensor([0, 1]))["relevance"].shape == x.shape

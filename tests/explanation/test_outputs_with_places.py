@@ -1,6 +1,7 @@
 """A segmentation network: what each message proposes is taken, and leads to a map."""
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -62,9 +63,62 @@ def test_the_target_that_the_message_proposes():
 
 
 def test_an_output_without_classes():
+    """One value for each sample, as regressions and functions of the outputs return it, is explained as it is."""
     model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).eval()
     explain_model, x = lrpfx.transform(model, EpsilonPlus()), torch.randn(4, 3)
-    with pytest.raises(lrpfx.InputError, match=r"output=lambda output: output\.reshape\(-1, 1\)"):
+    expected = lrpfx.attribute(explain_model, x, lambda output: output).relevance
+    assert_close(lrpfx.attribute(explain_model, x).relevance, expected, 1e-12)
+    assert_close(lrpfx.attribute(explain_model, x, 0, output=lambda output: output.reshape(-1, 1)).relevance, expected, 1e-12)
+    with pytest.raises(lrpfx.InputError, match="target=None explains"):
         lrpfx.attribute(explain_model, x, 0)
-    found = lrpfx.attribute(explain_model, x, 0, output=lambda output: output.reshape(-1, 1))
-    assert_close(found.relevance, lrpfx.attribute(explain_model, x, lambda output: output).relevance, 1e-12)
+
+
+class MapsInADict(nn.Module):
+    """A map of classes in a dict, as the models of torchvision return it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(2, 3, 3, padding=1)
+
+    def forward(self, x):
+        return {"out": self.layer(x)}
+
+
+@pytest.mark.parametrize("output", [None, "out", lambda output: output["out"]])
+def test_the_remedy_for_an_output_with_places_runs_on_that_model(output):
+    explain_model, x = lrpfx.transform(MapsInADict().eval(), EpsilonPlus()), torch.randn(2, 2, 4, 4)
+    with pytest.raises(lrpfx.InputError, match="choose a place: output=") as caught:
+        lrpfx.attribute(explain_model, x, 1, output=output)
+    remedy = str(caught.value).partition("output=")[2].partition(", with")[0].partition(", or give")[0]
+    chosen = eval(remedy, {"f": output})  # the message's own code
+    found = lrpfx.attribute(explain_model, x, 1, output=chosen)
+    assert found.output.shape == (2, 3)
+
+
+def test_the_remedy_of_the_front_door_runs_on_that_model():
+    x = torch.randn(2, 2, 4, 4)
+    with pytest.raises(lrpfx.InputError, match=r"ends in \[:, :, 0, 0\]"):
+        lrpfx.explain(MapsInADict().eval(), x, 1, composite=EpsilonPlus())
+    assert lrpfx.explain(MapsInADict().eval(), x, 1, composite=EpsilonPlus(), output=lambda output: output["out"][:, :, 0, 0])
+
+
+def test_outputs_that_others_are_computed_from_are_no_constants_of_a_function():
+    """A hidden state among the outputs has relevance only as far as the function reads it."""
+
+    class WithStates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3, bias=False)
+
+        def forward(self, x):
+            hidden = self.first(x).relu()
+            return {"logits": self.last(hidden), "hidden": hidden}
+
+    explain_model, x = lrpfx.transform(WithStates().eval(), EpsilonPlus()), torch.randn(2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = lrpfx.attribute(explain_model, x, 0, output=lambda result: result["logits"])
+        difference = lrpfx.attribute(explain_model, x, output=lambda result: result["logits"][:, 0] - result["logits"][:, 1])
+    assert_close(found.relevance, lrpfx.attribute(explain_model, x, 0, output="logits").relevance, 1e-12)
+    expected = lrpfx.attribute(explain_model, x, {0: 1.0, 1: -1.0}, output="logits").relevance
+    assert_close(difference.relevance, expected, 1e-6)

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 from torch import nn
 
@@ -21,14 +22,24 @@ class Repeated(nn.Module):
         return x
 
 
-def test_exports_in_several_threads():
-    failures, x = [], torch.randn(2, 4)
+def exported():
+    x = torch.randn(2, 4)
+    explain_model = lrpfx.transform(Repeated().eval(), EpsilonPlus(), example_inputs=x, capture="export")
+    lrpfx.attribute(explain_model, x, lambda output: output)
+
+
+def lowered():
+    x = torch.randn(2, 4)
+    lrpfx.lower(lrpfx.transform(nn.Linear(4, 3).eval(), EpsilonPlus(), example_inputs=x), x)
+
+
+@pytest.mark.parametrize("work", [exported, lowered])
+def test_tracers_in_several_threads(work):
+    failures = []
 
     def run():
         try:
-            model = Repeated().eval()
-            explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
-            lrpfx.attribute(explain_model, x, lambda output: output)
+            work()
         except Exception as error:
             failures.append(error)
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
+from lrpfx.composites import COMPOSITES, CPLRP, AttnLRP, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
 from lrpfx.core import BasicHook, Hook
 from lrpfx.reports.ledger import LARGEST, PARTS, Entry, Ledger
 from lrpfx.rules.ratios import FirstGradient
@@ -633,3 +633,35 @@ def test_an_account_is_a_value():
     assert entry in {Entry("a", "Linear", "Epsilon", 1.0, 2.0)}
     with pytest.raises(dataclasses.FrozenInstanceError):
         entry.bias = 1.0
+
+
+class PaddedAttention(nn.Module):
+    """Attention over padded sequences: whole rows of scores are masked, and their weights, which are not numbers, replaced."""
+
+    def __init__(self, replaced):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head, self.replaced = nn.Linear(4, 3), replaced
+
+    def forward(self, x, mask):
+        allowed = mask[:, :, None] & mask[:, None, :]
+        scores = self.query(x) @ self.key(x).transpose(1, 2)
+        weights = self.replaced(scores.masked_fill(~allowed, -torch.inf).softmax(-1), allowed)
+        return self.head(((weights @ self.value(x)) * mask[:, :, None]).sum(1))
+
+
+@pytest.mark.parametrize("composite", [EpsilonPlus, AttnLRP, CPLRP])
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        lambda weights, allowed: weights.nan_to_num(0.0),
+        lambda weights, allowed: torch.where(weights.isnan(), torch.zeros_like(weights), weights),
+        lambda weights, allowed: weights.masked_fill(~allowed, 0.0),
+    ],
+)
+def test_entries_that_are_not_numbers_and_have_no_relevance_have_no_account(replaced, composite):
+    model = PaddedAttention(replaced).double().eval()
+    inputs = torch.randn(2, 5, 4, dtype=torch.float64), torch.arange(5) < torch.tensor([[3], [5]])
+    accounts = lrpfx.ledger(lrpfx.transform(model, composite(), example_inputs=inputs), inputs, 0)
+    assert accounts.is_finite and accounts.unexplained <= 1e-9
+    assert abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude

@@ -1,0 +1,67 @@
+"""Activations that are written out: what is found, and what is not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+
+
+class Activated(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 5), nn.Linear(5, 3), function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+def found(function):
+    """What `find_activations` put in place of a function."""
+    model, x = Activated(function).double().eval(), torch.randn(2, 4, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert torch.allclose(explain_model(x), model(x), rtol=1e-9)
+    stage = {stage.name: stage for stage in lrpfx.history(explain_model)}["find_activations"]
+    return [detail.rpartition(".")[2] for _, detail in stage.details]
+
+
+FOUND = {
+    "sigmoid": lambda x: 0.5 * (1 + torch.tanh(x / 2)),
+    "sigmoid of a multiple": lambda x: 0.5 * (1 + torch.tanh(0.85 * x)),
+    "sigmoid of the negative": lambda x: 1 - torch.sigmoid(-x),
+    "tanh": lambda x: 2 * torch.sigmoid(2 * x) - 1,
+    "softplus": lambda x: torch.relu(x) + torch.log1p(torch.exp(-x.abs())),
+    "softplus with a steepness": lambda x: torch.log(1 + torch.exp(3 * x)) / 3,
+    "exp": lambda x: torch.expm1(x) + 1,
+    "elu": lambda x: torch.where(x > 0, x, torch.exp(x) - 1),
+    "elu with a number": lambda x: torch.where(x > 0, x, 0.7 * (torch.exp(x) - 1)),
+    "celu": lambda x: x.clamp(min=0) + torch.clamp(2 * (torch.exp(x / 2) - 1), max=0),
+    "hardsigmoid": lambda x: F.relu6(x + 3) / 6,
+    "relu": lambda x: (x + x.abs()) / 2 + torch.zeros_like(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")  # an exponential that remains is named
+@pytest.mark.parametrize("name", FOUND)
+def test_an_activation_is_known_by_its_values(name):
+    assert found(FOUND[name]) == [name.partition(" ")[0]]
+
+
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.relu(x) + 1e-12,  # a stabilizer is no rounding
+        lambda x: torch.log(torch.relu(x) + 1e-6),
+        lambda x: torch.sigmoid(x) + 1,
+        lambda x: F.elu(x) + 1,
+        lambda x: torch.relu(x + 3),
+        lambda x: 0.5 * (1 + torch.tanh(x / 2)) + 0.1,
+        lambda x: x + torch.tanh(x.flip(0)),
+        lambda x: 3 * x + 1,
+    ],
+)
+def test_other_functions_stay(function):
+    assert [name for name in found(function) if name != "sigmoid"] == []
