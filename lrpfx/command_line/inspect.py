@@ -8,14 +8,17 @@ import typer
 
 from lrpfx.command_line.options import ARTEFACT
 from lrpfx.command_line.terminal import say_table
-from lrpfx.deploy.artefact import load
+from lrpfx.deploy.artefact import load, manifest_in
 from lrpfx.deploy.preprocessing import preprocessing_in
 from lrpfx.errors import LrpfxError
 
 
 def inspect(artefact: ARTEFACT) -> None:
-    """Show the contents of a file: its origin, preprocessing, arguments and results, and the rule of every node."""
-    manifest = load(artefact).manifest
+    """Show the contents of a file: its origin, preprocessing, arguments and results, and the rule of every node.
+
+    The file is checked, but its program is not loaded.
+    """
+    manifest = manifest_in(artefact)
     categories = manifest.get("categories")
     facts = {
         "program": f"{manifest['kind']}, of {manifest['title']}",

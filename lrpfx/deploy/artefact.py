@@ -6,7 +6,8 @@ and a self-test: inputs with the program's results when it was saved. Loading ne
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.export import ExportedProgram
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
+from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.deploy.manifest import checked_facts, describe
 from lrpfx.deploy.preprocessing import photographs_part
@@ -173,16 +175,18 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
 
 
 @undisturbed()
-def load(path: str | os.PathLike[str]) -> Runner:
+def load(path: str | os.PathLike[str], *, allow_native: bool = True) -> Runner:
     """The runner of a file that `save` or `package` wrote.
 
-    The file is used only after its hash and all its entries have been checked. Nothing is unpickled, and no text is evaluated
-    but short arithmetic of sizes. The checks do not make the program safe: a compiled program is native code.
+    The file is used only after its hash and all its entries have been checked. Nothing is unpickled or computed, and no text is
+    evaluated but short arithmetic of sizes. A program that `package` compiled is native code, which no check makes safe.
 
     Parameters
     ----------
     path
         The file.
+    allow_native
+        Whether the file may contain native code. Pass False for files of others.
 
     Raises
     ------
@@ -191,32 +195,53 @@ def load(path: str | os.PathLike[str]) -> Runner:
     """
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
+    with _refusals(path):
+        backend, stored = _checked(path)
+        if backend.is_native and not allow_native:
+            raise RefusedError("it contains native code, which allow_native=False refuses")
+        test = self_test.read(stored.self_test, stored.manifest)
+        try:
+            function = backend.load(path, stored)
+        except RefusedError:
+            raise
+        except Exception as error:
+            raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
+        return Runner(function, stored.manifest, test)
+
+
+def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file says of its program, after the checks of `load`. The program is not loaded, so no code of the file runs.
+
+    Errors: `ArtefactError`, as `load`.
+    """
+    path = as_path(path)
+    with _refusals(path):
+        return _checked(path)[1].manifest
+
+
+def _checked(path: Path) -> tuple[Backend, Stored]:
+    """The backend and the content of a file, which have passed all checks that need no loading."""
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
             raise ArtefactError(f"{path} is not a file")
         content = path.read_bytes()
+    backends = backends_for(path.suffix)
+    stored = next(iter(backends.values())).read(path, content)
+    backend = backends.get(stored.manifest["kind"])
+    if backend is None:
+        raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
+    backend.check(path, stored)
+    return backend, stored
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """A context in which errors of a damaged file become an `ArtefactError`."""
     try:
-        return _load(path, content)
+        yield
     except RefusedError as error:
         raise ArtefactError(f"{path} is not loaded: {error}") from error
     except (LrpfxError, MemoryError):
         raise
     except Exception as error:
         raise ArtefactError(f"{path} is damaged, or was not written by lrpfx: {type(error).__name__}: {error}") from error
-
-
-def _load(path: Path, content: bytes) -> Runner:
-    backends = backends_for(path.suffix)
-    stored = next(iter(backends.values())).read(path, content)
-    del content
-    backend = backends.get(stored.manifest["kind"])
-    if backend is None:
-        raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
-    test = self_test.read(stored.self_test, stored.manifest)
-    try:
-        function = backend.load(path, stored)
-    except RefusedError:
-        raise
-    except Exception as error:
-        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
-    return Runner(function, stored.manifest, test)

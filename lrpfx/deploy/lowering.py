@@ -43,7 +43,7 @@ from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.passes.driver import record, run_passes, verified_after_all
-from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
@@ -63,6 +63,7 @@ from lrpfx.support.torch_internals import (
     require,
     uncached_fakes,
 )
+from lrpfx.support.torch_internals import aten as aten_operator
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +71,33 @@ MANIFEST, _EXAMPLES, _OPEN = "lrpfx", "lrpfx_examples", "lrpfx_open_sizes"  # ke
 
 _VERIFIED_LATER = "it is verified when it is exported"
 
-_bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
+aten = torch.ops.aten
 
-#: Operators that ONNX lacks and torch.export does not decompose, and one operator whose shapes torch cannot infer.
+#: Operators that a program does not contain -> functions that express them in others. ONNX lacks some, which torch.export does
+#: not decompose; torch cannot infer the shapes of one. Others read or write where an index or a size in a file says, unchecked,
+#: or return memory that nobody has written.
 DECOMPOSED = {
     **{
         operator: decomposition_of(operator)
-        for operator in (torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default)
+        for operator in (
+            *(aten.silu_backward.default, aten.mish_backward.default),
+            *(aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default),
+            aten._native_batch_norm_legit.no_stats,
+        )
     },
-    _bicubic: FORWARD_FORMS[_bicubic],
+    **{
+        operator: FORWARD_FORMS[operator]
+        for operator in (
+            aten._upsample_bicubic2d_aa_backward.default,
+            *(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default),
+            *(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default),
+            *(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default),
+            *(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default),
+            aten.replication_pad3d_backward.default,
+            *(aten_operator("rrelu_with_noise_functional.default"), aten.rrelu_with_noise_backward.default),
+        )
+    },
+    **WRITTEN_MEMORY,
 }
 
 #: The kinds of target that a program can take.

@@ -29,6 +29,7 @@ class Backend(ABC):
 
     kind: ClassVar[str]
     suffix: ClassVar[str]
+    is_native: ClassVar[bool] = False  # whether its files contain native code
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
@@ -45,5 +46,9 @@ class Backend(ABC):
         """Read a file with this suffix. Raises `RefusedError` if it is damaged."""
 
     @abstractmethod
+    def check(self, path: Path, stored: Stored) -> None:
+        """Raise `RefusedError` for content that does not belong in such a file. Nothing is loaded or computed."""
+
+    @abstractmethod
     def load(self, path: Path, stored: Stored) -> Function:
-        """Load the program. Raises `RefusedError` for content that does not belong in such a file."""
+        """Load a checked program."""

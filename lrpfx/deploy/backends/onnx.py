@@ -85,6 +85,9 @@ class Onnx(Backend):
             raise _missing(error) from error
         return Stored(manifest, self_test, content)
 
+    def check(self, path: Path, stored: Stored) -> None:
+        pass
+
     def load(self, path: Path, stored: Stored) -> Function:
         import onnxruntime
 

@@ -1,0 +1,162 @@
+"""The operators of torch that programs in .pt2 files may call, and the checks of their calls.
+
+`lrpfx.lower` writes programs in these operators. Each is a pure function that draws nothing, reads only its arguments, and raises
+an error for arguments that it does not take. torch itself checks most of them; guards check the rest in each call.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.manifest import DTYPES
+from lrpfx.support.torch_internals import OpOverload, decomposes_always
+
+Arguments = Mapping[str, Any]
+
+#: Names of ATen operators, with all overloads but those that are only functions of other operators, or one overload.
+NAMES = frozenset(
+    # entry by entry
+    """
+    abs acos acosh add addcdiv addcmul all angle any asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
+    bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min complex copysign cos cosh div eq erf erfc erfinv
+    exp exp2 expm1 floor floor_divide fmax fmin fmod frac ge gt heaviside hypot isinf isnan le lerp lgamma log log10 log1p log2
+    logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mul nan_to_num ne neg polar pow
+    reciprocal remainder round rsqrt rsub sgn sign sin sinc sinh sqrt sub tan trunc where xlogy
+    """
+    # activations
+    """
+    _log_softmax _log_softmax_backward_data _prelu_kernel _prelu_kernel_backward _safe_softmax _softmax _softmax_backward_data
+    celu elu elu_backward gelu gelu_backward glu hardshrink hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
+    hardtanh_backward leaky_relu leaky_relu_backward mish relu sigmoid sigmoid_backward silu softplus softplus_backward softshrink
+    tanh tanh_backward threshold threshold_backward
+    """
+    # sums, products and statistics
+    """
+    _cdist_forward _fft_c2c _fft_c2r _fft_r2c _native_batch_norm_legit_no_training addbmm addmm addmv amax amin argmax argmin
+    baddbmm bmm convolution convolution_backward count_nonzero cummax cummin cumprod cumsum dot linalg_vector_norm logsumexp max
+    mean median min mm mv native_group_norm native_layer_norm norm prod sort std std_mean sum topk var var_mean vdot
+    """
+    # pooling, resampling and padding
+    """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool2d_backward avg_pool3d
+    avg_pool3d_backward grid_sampler_2d grid_sampler_3d max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d
+    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
+    _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
+    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
+    upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d
+    upsample_trilinear3d_backward
+    constant_pad_nd reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+    reflection_pad3d_backward replication_pad1d replication_pad2d replication_pad3d
+    """
+    # views, copies and selections
+    """
+    _conj _conj_physical _to_copy _unsafe_view alias as_strided as_strided_scatter cat channel_shuffle clone col2im copy detach
+    diag_embed diagonal diagonal_backward diagonal_scatter embedding expand flip im2col lift_fresh_copy permute pixel_shuffle
+    pixel_unshuffle repeat roll rot90 select select_backward select_scatter slice slice_backward slice_scatter split
+    split_with_sizes squeeze stack sym_size.int t transpose tril triu unbind unfold unfold_backward unsqueeze view.default
+    view_as_complex view_as_real
+    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate bucketize gather index index_add
+    index_copy index_fill index_put index_select isin masked_fill masked_scatter scatter scatter_add scatter_reduce searchsorted
+    """
+    # new tensors
+    """
+    arange fill full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor zero zeros zeros_like
+    """.split()
+)
+
+
+@functools.cache
+def is_allowed(operator: OpOverload) -> bool:
+    """Whether a program may call an operator."""
+    schema = operator._schema
+    if str(operator).removeprefix("aten.") in NAMES:
+        return True
+    of_tensors = any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))  # not one of TorchScript
+    is_named = schema.name.startswith("aten::") and schema.name.removeprefix("aten::") in NAMES
+    return is_named and of_tensors and not schema.is_mutable and not decomposes_always(operator)
+
+
+def allowed() -> Iterator[OpOverload]:
+    """All operators that a program may call."""
+    for name in sorted(NAMES):
+        packet = getattr(torch.ops.aten, name.partition(".")[0])
+        yield from (one for one in (getattr(packet, each) for each in packet.overloads()) if is_allowed(one))
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------------
+
+_DTYPES = {getattr(torch, name) for name in (*DTYPES, "complex64", "complex128")}
+#: Type of an argument -> whether a program may state a value. torch takes any number for these types, and some end the process.
+_SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "ScalarType": lambda value: isinstance(value, torch.dtype) and value in _DTYPES,
+    "Layout": lambda value: value is torch.strided,
+    "MemoryFormat": lambda value: isinstance(value, torch.memory_format),
+    "Device": lambda value: isinstance(value, torch.device),
+}
+
+
+def check_calls(graph: fx.Graph) -> None:
+    """Check the settings of calls, such as dtypes. Raises `RefusedError`."""
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        given = _bound(node.target, node.args, node.kwargs)
+        for argument in node.target._schema.arguments:
+            value = given.get(argument.name)
+            fits = (fits for name, fits in _SETTINGS.items() if name in str(argument.real_type))
+            if value is not None and not all(fit(value) for fit in fits):
+                raise RefusedError(f"its program calls {node.target} with {value!r} as {argument.name}")
+
+
+def guarded(operator: OpOverload) -> Callable[..., Any]:
+    """An operator with the check of its arguments that torch lacks, or the operator itself if it lacks none."""
+    guard = next((guard for start, guard in GUARDS.items() if str(operator).startswith(f"aten.{start}")), None)
+    if guard is None:
+        return operator
+
+    # not `functools.wraps`: fx writes functions of torch by their names, and would call the operator itself
+    def call(*args: Any, **keywords: Any) -> Any:
+        if not guard(_bound(operator, args, keywords)):
+            raise ValueError(f"{operator} does not take these arguments")
+        return operator(*args, **keywords)
+
+    return call
+
+
+def _bound(operator: OpOverload, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    return {**{one.name: value for one, value in zip(operator._schema.arguments, args, strict=False)}, **keywords}
+
+
+def _fits_transform(given: Arguments) -> bool:
+    """Whether a Fourier transform has distinct dimensions of its input and, if its result is real, a size that fits."""
+    shape, dimensions = given["self"].shape, given["dim"]
+    if not dimensions or not all(0 <= one < len(shape) for one in dimensions) or len(set(dimensions)) < len(dimensions):
+        return False
+    size = given.get("last_dim_size")
+    return size is None or (size >= 1 and size // 2 + 1 == shape[dimensions[-1]])
+
+
+def _fits_scales(given: Arguments) -> bool:
+    """Whether the factors of resampling are those of its sizes."""
+    results = given["output_size"]
+    sizes = given["input_size"][2:] if "input_size" in given else given.get("self", given.get("input")).shape[2:]
+    scales = [value for name, value in given.items() if name.startswith("scales")]
+    if len(sizes) != len(results) or len(scales) > len(results):
+        return False
+    pairs = zip(sizes, results, [*scales, *[None] * (len(results) - len(scales))], strict=True)
+    return all(
+        scale is None or (scale > 0 and abs(size * scale - result) <= 1 + 1e-3 * result) for size, result, scale in pairs
+    )
+
+
+#: The start of an operator's name -> whether it takes these arguments.
+GUARDS: dict[str, Callable[[Arguments], bool]] = {
+    "_fft_": _fits_transform,
+    **dict.fromkeys(("upsample_", "_upsample_"), _fits_scales),
+}
