@@ -63,7 +63,6 @@ from lrpfx.support.torch_internals import (
     require,
     uncached_fakes,
 )
-from lrpfx.support.torch_internals import aten as aten_operator
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +90,7 @@ DECOMPOSED = {
             aten._upsample_bicubic2d_aa_backward.default,
             *(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default),
             *(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default),
-            *(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default),
-            *(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default),
-            aten.replication_pad3d_backward.default,
-            *(aten_operator("rrelu_with_noise_functional.default"), aten.rrelu_with_noise_backward.default),
+            *(aten.rrelu_with_noise.default, aten.rrelu_with_noise_backward.default),
         )
     },
     **WRITTEN_MEMORY,

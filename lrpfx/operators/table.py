@@ -35,7 +35,6 @@ from lrpfx.operators import (
     sums,
     views,
 )
-from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 FAMILIES = (

@@ -1,5 +1,7 @@
-"""Operators in forms of others: what ONNX lacks, mainly the backward of convolutions, pooling, padding and resampling, and
-what no program contains, since it reads or writes memory unchecked.
+"""Operators in forms of others.
+
+They replace what ONNX lacks, mainly the backward of convolutions, pooling, padding and resampling, and what a program must not
+contain, since it reads or writes memory unchecked.
 
 Each backward is linear in the gradient, so forward operators can express it: a transposed convolution, a product with a matrix
 for each dimension, or a scatter.
@@ -312,6 +314,11 @@ def _rrelu(
     return NotImplemented if training else (torch.nn.functional.leaky_relu(input, (lower + upper) / 2), noise)
 
 
+def _rrelu_in_place(*args: Any) -> Any:
+    result = _rrelu(*args)
+    return result if result is NotImplemented else result[0]
+
+
 def _rrelu_backward(
     gradient: torch.Tensor, input: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, *result: Any
 ) -> Any:
@@ -328,6 +335,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
     aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # not in torch 2.4
+    aten.rrelu_with_noise.default: _rrelu_in_place,
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,

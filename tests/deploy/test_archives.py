@@ -5,6 +5,7 @@ import copy
 import functools
 import hashlib
 import io
+import json
 import os
 import stat
 import subprocess
@@ -25,11 +26,14 @@ from crafted_files import (
     signed,
 )
 from helpers import small_net
+from tools import operator_fuzz
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archive, files
+from lrpfx.deploy import archive, files, operators
 from lrpfx.deploy import artefact as artefacts
+from lrpfx.deploy.backends import exported as exported_backend
 from lrpfx.deploy.backends import onnx as onnx_backend
 
 pytestmark = pytest.mark.programs
@@ -80,6 +84,153 @@ def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
 def test_what_is_signed_alike_is_loaded(entries, tmp_path):
     (tmp_path / "signed.pt2").write_bytes(archive.archive_of(signed(entries)))
     assert lrpfx.load(tmp_path / "signed.pt2").verify() <= 1e-5
+
+
+class Calls(torch.nn.Module):
+    """A program that calls an operator with these arguments."""
+
+    def __init__(self, operator, *arguments):
+        super().__init__()
+        self.operator = operator
+        self.arguments = arguments
+        for place, value in enumerate(arguments):
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(f"argument{place}", value)
+
+    def forward(self, input, target):
+        values = [
+            getattr(self, f"argument{place}") if isinstance(value, torch.Tensor) else value
+            for place, value in enumerate(self.arguments)
+        ]
+        result = self.operator(*values)
+        return {"output": result[0] if isinstance(result, tuple) else result}
+
+
+def program_that_calls(entries, operator, *arguments):
+    """An archive with right hashes and a program that calls an operator."""
+    buffer = io.BytesIO()
+    exported = torch.export.export(Calls(operator, *arguments), (torch.rand(2, 3, 8, 8), torch.tensor([0, 1])), strict=False)
+    exported._example_inputs = None
+    torch.export.save(exported, buffer)
+    kept = {name: value for name, value in entries.items() if name.startswith("lrpfx")}
+    crafted = exported_backend.plain_entries(buffer.getvalue())
+    return archive.archive_of(signed({**kept, **crafted}))
+
+
+FAR = 2**40
+aten = torch.ops.aten
+#: What reads or writes where a number in the file says, or returns what others have left in memory.
+UNCHECKED = {
+    "a loss": (
+        aten.nll_loss_backward.default,
+        *(torch.ones(()), torch.rand(2, 3), torch.tensor([FAR, 0]), None, 1, -100, torch.ones(())),
+    ),
+    "pooling": (
+        aten.max_pool2d_with_indices_backward.default,
+        *(torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, torch.full((1, 1, 2, 2), FAR)),
+    ),
+    "pooling of volumes": (
+        aten.max_pool3d_with_indices_backward.default,
+        *(torch.rand(1, 1, 1, 2, 2), torch.rand(1, 1, 2, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False),
+        torch.full((1, 1, 1, 2, 2), FAR),
+    ),
+    "adaptive pooling": (
+        aten.adaptive_max_pool2d_backward.default,
+        *(torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 4), torch.full((1, 1, 2, 2), FAR)),
+    ),
+    "bags": (
+        aten._embedding_bag_dense_backward.default,
+        *(torch.rand(2, 3), torch.tensor([0, FAR]), torch.tensor([0, 1]), torch.ones(2, dtype=torch.int64)),
+        *(torch.zeros(2, dtype=torch.int64), 4, False, 0, None, -1),
+    ),
+    "memory of others": (aten.empty.memory_format, [1000]),
+    "memory of others, like an input": (aten.empty_like.default, torch.rand(10)),
+    "draws": (aten.rand.default, [10]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_programs_call_no_operator_that_reads_unchecked(name, entries, marker, tmp_path):
+    (tmp_path / "crafted.pt2").write_bytes(program_that_calls(entries, *UNCHECKED[name]))
+    assert (tmp_path / "crafted.pt2").stat().st_size < 20_000
+    must_refuse(tmp_path / "crafted.pt2", marker, "which does not belong there")
+    with pytest.raises(lrpfx.ArtefactError, match="which does not belong there"):
+        artefacts.manifest_in(tmp_path / "crafted.pt2")
+
+
+def test_such_a_program_ends_the_process_in_torch(entries, tmp_path):
+    (tmp_path / "crafted.pt2").write_bytes(program_that_calls(entries, *UNCHECKED["pooling"]))
+    code = """if True:
+        import sys, torch
+        torch.export.load(sys.argv[1]).module()(torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
+    """
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "crafted.pt2"], capture_output=True).returncode < 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten._fft_r2c.default, torch.rand(4, 8), [2**62], 0, True),
+        (aten._fft_c2r.default, torch.rand(4, 5).to(torch.complex64), [1], 0, 2**40),
+        (aten.upsample_nearest2d.default, torch.rand(1, 1, 4, 4), [8, 8], 1e-300, 1e-300),
+        (aten._adaptive_avg_pool2d_backward.default, torch.rand(2, 3, 3), torch.rand(2, 0, 3)),
+        (aten.reflection_pad2d_backward.default, torch.rand(0, 4, 4), torch.rand(1, 3, 3), [0, 1, 0, 1]),
+        (aten.gather.default, torch.rand(4), 0, torch.tensor([FAR])),
+        (aten.scatter_add.default, torch.rand(4), 0, torch.tensor([FAR]), torch.rand(1)),
+        (aten.index_put.default, torch.rand(4), [torch.tensor([FAR])], torch.rand(1)),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_a_call_with_arguments_out_of_range_is_an_error(call):
+    operator, *arguments = call
+    with pytest.raises((ValueError, RuntimeError, IndexError)):
+        operators.guarded(operator)(*arguments)
+
+
+def test_the_checks_are_in_what_is_loaded(entries, tmp_path):
+    content = program_that_calls(entries, aten.upsample_nearest2d.default, torch.rand(1, 1, 4, 4), [8, 8], 2.0, 2.0)
+    inner = archive.read_archive(content)
+    changed = inner[MODEL].replace(b'"as_float": 2.0', b'"as_float": 1e-300')
+    assert changed != inner[MODEL]
+    (tmp_path / "crafted.pt2").write_bytes(archive.archive_of(signed({**inner, MODEL: changed})))
+    runner = lrpfx.load(tmp_path / "crafted.pt2")
+    with pytest.raises(lrpfx.ArtefactError, match="does not take these arguments"):
+        runner(torch.rand(2, 3, 8, 8, dtype=torch.float32), torch.tensor([0, 1]))
+
+
+def test_loading_computes_nothing(artefact):
+    called = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(str(func.overloadpacket))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        runner = lrpfx.load(artefact)
+    assert set(called) <= {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "aten.set_", "aten.as_strided"}
+    assert runner.verify() <= 1e-5
+
+
+def test_a_dtype_is_not_a_number(entries, marker, tmp_path):
+    content = program_that_calls(entries, aten.sum.dim_IntList, torch.rand(3), [0])
+    inner = archive.read_archive(content)
+    model = json.loads(inner[MODEL])
+    (node,) = (node for node in model["graph_module"]["graph"]["nodes"] if "sum" in node["target"])
+    node["inputs"].append({"name": "dtype", "arg": {"as_int": 1000}, "kind": 2})
+    (tmp_path / "crafted.pt2").write_bytes(archive.archive_of(signed({**inner, MODEL: json.dumps(model).encode()})))
+    must_refuse(tmp_path / "crafted.pt2", marker, "1000 as dtype")
+
+
+def test_calls_with_arguments_out_of_range_end_no_process():
+    ran, ended = operator_fuzz.examine(1000)
+    assert ran > 300 and not [one for one in ended if one[2] != "SIGALRM"]
+
+
+@pytest.mark.slow
+def test_many_calls_with_arguments_out_of_range_end_no_process():
+    ran, ended = operator_fuzz.examine(20_000, seed=1)
+    assert ran > 6000 and not [one for one in ended if one[2] != "SIGALRM"]
 
 
 @pytest.mark.parametrize("within", ["", "program/"])
