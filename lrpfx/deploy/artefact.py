@@ -22,6 +22,7 @@ from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.deploy.manifest import checked_facts, describe
 from lrpfx.deploy.preprocessing import photographs_part
 from lrpfx.deploy.runner import Runner
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import ArtefactError, LrpfxError, os_errors
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import PassRecord, Program
@@ -196,10 +197,9 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True) -> Runner:
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
     with _refusals(path):
-        backend, stored = _checked(path)
+        backend, stored, test = _checked(path)
         if backend.is_native and not allow_native:
             raise RefusedError("it contains native code, which allow_native=False refuses")
-        test = self_test.read(stored.self_test, stored.manifest)
         try:
             function = backend.load(path, stored)
         except RefusedError:
@@ -219,8 +219,8 @@ def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _checked(path)[1].manifest
 
 
-def _checked(path: Path) -> tuple[Backend, Stored]:
-    """The backend and the content of a file, which have passed all checks that need no loading."""
+def _checked(path: Path) -> tuple[Backend, Stored, SelfTest]:
+    """The backend, the content and the self-test of a file, which have passed all checks that need no loading."""
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
             raise ArtefactError(f"{path} is not a file")
@@ -230,8 +230,9 @@ def _checked(path: Path) -> tuple[Backend, Stored]:
     backend = backends.get(stored.manifest["kind"])
     if backend is None:
         raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
-    backend.check(path, stored)
-    return backend, stored
+    test = self_test.read(stored.self_test, stored.manifest)
+    backend.check(path, stored, test)
+    return backend, stored, test
 
 
 @contextmanager

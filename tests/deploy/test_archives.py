@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archive, files, operators
+from lrpfx.deploy import archive, files, torch_operators
 from lrpfx.deploy import artefact as artefacts
 from lrpfx.deploy.backends import exported as exported_backend
 from lrpfx.deploy.backends import onnx as onnx_backend
@@ -184,7 +184,7 @@ def test_such_a_program_ends_the_process_in_torch(entries, tmp_path):
 def test_a_call_with_arguments_out_of_range_is_an_error(call):
     operator, *arguments = call
     with pytest.raises((ValueError, RuntimeError, IndexError)):
-        operators.guarded(operator)(*arguments)
+        torch_operators.guarded(operator)(*arguments)
 
 
 def test_the_checks_are_in_what_is_loaded(entries, tmp_path):
@@ -375,6 +375,129 @@ def test_onnx_files_read_no_other_file(place, location, onnx_artefact, marker, t
         model.graph.node.append(node)
     (tmp_path / "model.onnx").write_bytes(resigned(model))
     must_refuse(tmp_path / "model.onnx", marker, "reads another file")
+
+
+def calling(*nodes, values=None, functions=(), domain=None):
+    """A change of a model: it computes nodes of constants first."""
+
+    def changed(model):
+        for name, value in (values or {}).items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+        model.graph.node.extend(onnx.helper.make_node(*node[:3], **node[3]) for node in nodes)
+        model.functions.extend(functions)
+        if domain is not None:
+            model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+
+    return changed
+
+
+def graph_of(*nodes, inputs=(), outputs=()):
+    infos = [[onnx.helper.make_tensor_value_info(*one) for one in some] for some in (inputs, outputs)]
+    return onnx.helper.make_graph([onnx.helper.make_node(*node) for node in nodes], "inner", *infos)
+
+
+BOOL, INT = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
+BODY = graph_of(
+    *((["Identity", ["on"], ["still"]]), ["Identity", ["number"], ["result"]]),
+    inputs=[("number", INT, []), ("on", BOOL, [])],
+    outputs=[("still", BOOL, []), ("result", INT, [])],
+)
+BRANCH = graph_of(["Identity", ["size"], ["result"]], outputs=[("result", INT, None)])
+#: Change of a model -> why its file is refused.
+IN_MODELS = {
+    "zeros": (calling(("ConstantOfShape", ["size"], ["a"], {}), values={"size": [2**31]}), "too many for a file"),
+    "an expansion": (
+        calling(("Expand", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [2**15, 2**15]}),
+        "too many for a file",
+    ),
+    "a tiling": (calling(("Tile", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [2**31]}), "too many for a file"),
+    "a range": (
+        calling(("Range", ["a", "size", "b"], ["c"], {}), values={"a": 0, "size": 2**40, "b": 1}),
+        "too many for a file|cannot be derived",
+    ),
+    "padding": (
+        calling(("Pad", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [0, 2**31]}),
+        "too many for a file",
+    ),
+    "a size that is computed": (
+        calling(
+            *(("Mul", ["size", "size"], ["a"], {}), ("Mul", ["a", "a"], ["b"], {}), ("ConstantOfShape", ["b"], ["c"], {})),
+            values={"size": [2**8]},
+        ),
+        "too many for a file",
+    ),
+    "a size of floating point": (
+        calling(
+            *(("Exp", ["size"], ["a"], {}), ("Cast", ["a"], ["b"], {"to": INT}), ("ConstantOfShape", ["b"], ["c"], {})),
+            values={"size": [20.0]},
+        ),
+        "cannot be derived",
+    ),
+    "many values": (
+        calling(
+            *(("ConstantOfShape", ["size"], [f"a{number}"], {}) for number in range(40)),
+            values={"size": [2**21]},
+        ),
+        "a runtime would compute",
+    ),
+    "a product of numbers": (
+        calling(
+            *(("Unsqueeze", ["one", "zero"], ["a"], {}), ("Unsqueeze", ["one", "first"], ["b"], {})),
+            ("Mul", ["a", "b"], ["c"], {}),
+            values={"one": np.ones(2**15, np.float32), "zero": [0], "first": [1]},
+        ),
+        "too many for a file",
+    ),
+    "a loop": (
+        calling(("Loop", ["size", "on"], ["a"], {"body": BODY}), values={"size": 2**62, "on": True}),
+        "calls Loop",
+    ),
+    "a choice": (
+        calling(("If", ["on"], ["a"], {"then_branch": BRANCH, "else_branch": BRANCH}), values={"on": True, "size": [1]}),
+        "calls If",
+    ),
+    "a graph where none belongs": (calling(("Relu", ["one"], ["a"], {"body": BODY}), values={"one": [1.0]}), "a graph inside"),
+    "draws": (calling(("RandomUniform", [], ["a"], {"shape": [10]})), "calls RandomUniform"),
+    "an operator of the runtime": (
+        calling(("FusedMatMul", ["one", "one"], ["a"], {"domain": "com.microsoft"}), values={"one": [[1.0]]}),
+        "operators of 'com.microsoft'",
+    ),
+    "an operator of others": (calling(domain="evil"), "operators of 'evil'"),
+    "a function": (
+        calling(
+            functions=[
+                onnx.helper.make_function(
+                    "", "Relu", ["x"], ["y"], [onnx.helper.make_node("Relu", ["x"], ["y"])], [onnx.helper.make_opsetid("", 20)]
+                )
+            ]
+        ),
+        "has functions",
+    ),
+    "an initializer that is larger than its data": (
+        lambda model: model.graph.initializer.append(onnx.TensorProto(name="large", data_type=1, dims=[2**40])),
+        "larger than its data",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_MODELS)
+def test_onnx_files_ask_for_little(name, onnx_artefact, marker, tmp_path, monkeypatch):
+    """They are refused before a runtime reads them."""
+    import onnxruntime
+
+    model = onnx.load(onnx_artefact)
+    change, message = IN_MODELS[name]
+    change(model)
+    (tmp_path / "model.onnx").write_bytes(resigned(model))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *arguments, **options: marker.touch())
+    must_refuse(tmp_path / "model.onnx", marker, message)
+
+
+def test_large_results_of_large_arguments_are_computed(onnx_artefact, tmp_path):
+    model = onnx.load(onnx_artefact)
+    calling(("ConstantOfShape", ["size"], ["a"], {}), values={"size": [2**20]})(model)
+    (tmp_path / "model.onnx").write_bytes(resigned(model))
+    assert lrpfx.load(tmp_path / "model.onnx").verify() <= 1e-5
 
 
 def test_onnx_files_with_two_manifests(onnx_artefact, marker, tmp_path):

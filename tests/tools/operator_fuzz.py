@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lrpfx.deploy.operators import allowed, guarded, problem_of_call
+from lrpfx.deploy.torch_operators import allowed, guarded, problem_of_call
 from tools import support_matrix
 
 MEMORY, SECONDS = 8 * 2**30, 5  # of a process, and of a call

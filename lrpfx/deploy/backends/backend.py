@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.passes.program import GraphPass
 
 #: Writes a file with the given content, which must pass its self-test first.
@@ -46,7 +47,7 @@ class Backend(ABC):
         """Read a file with this suffix. Raises `RefusedError` if it is damaged."""
 
     @abstractmethod
-    def check(self, path: Path, stored: Stored) -> None:
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         """Raise `RefusedError` for content that does not belong in such a file. Nothing is loaded or computed."""
 
     @abstractmethod

@@ -12,6 +12,7 @@ from lrpfx.deploy.archive import archive_of, check_entries, read_archive, signed
 from lrpfx.deploy.backends.backend import Replace, Stored
 from lrpfx.deploy.backends.exported import Exported
 from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import ArtefactError
 from lrpfx.support.torch_internals import compile_program, load_compiled, problem_of_cpp_compiler
 
@@ -47,7 +48,7 @@ class Compiled(Exported):
             entries = read_archive(compiled.read_bytes())
         replace(signed_archive(entries, manifest, self_test))
 
-    def check(self, path: Path, stored: Stored) -> None:
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         check_entries(stored.content, r"data/aotinductor/model/\w+(\.\w+)+")
 
     def load(self, path: Path, stored: Stored) -> Function:

@@ -29,8 +29,9 @@ from lrpfx.deploy.archive import (
 )
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored
 from lrpfx.deploy.manifest import manifest_of
-from lrpfx.deploy.operators import check_calls, guarded, is_allowed
 from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
+from lrpfx.deploy.torch_operators import check_calls, guarded, is_allowed
 from lrpfx.ir.node import attribute_of
 from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.torch_internals import OpOverload, load_archive, pytree
@@ -63,7 +64,7 @@ class Exported(Backend):
         text, self_test, entries = read_signed_archive(content)
         return Stored(manifest_of(text), self_test, entries)
 
-    def check(self, path: Path, stored: Stored) -> None:
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         entries = stored.content
         check_entries(
             entries,

@@ -23,8 +23,9 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored
 from lrpfx.deploy.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.onnx_operators import check_operators, check_sizes
 from lrpfx.deploy.runner import Function
-from lrpfx.deploy.self_test import as_array
+from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded, rebuilt
 from lrpfx.runtime.propagation import ORIGIN
@@ -78,27 +79,31 @@ class Onnx(Backend):
 
     def read(self, path: Path, content: bytes) -> Stored:
         try:
-            import onnxruntime  # noqa: F401  loads the model
-
             manifest, self_test = _read(content)
         except ImportError as error:
             raise _missing(error) from error
         return Stored(manifest, self_test, content)
 
-    def check(self, path: Path, stored: Stored) -> None:
-        pass
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
+        import onnx
+
+        model = onnx.ModelProto.FromString(stored.content)
+        check_operators(model)
+        names = list(stored.manifest["arguments"])
+        shapes = {name: value.shape for name, value in test.arguments(names, test.sizes[-1]).items()}
+        data = _data_beside(path, stored.manifest)
+        check_sizes(model, shapes, len(stored.content) + (data.stat().st_size if data is not None else 0))
 
     def load(self, path: Path, stored: Stored) -> Function:
-        import onnxruntime
-
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise _missing(error) from error
         manifest = stored.manifest
+        data = _data_beside(path, manifest)
+        if data is not None and hash_of_file(data) != manifest["data"]["sha256"]:
+            raise RefusedError(f"it is damaged: {data.name} has another hash")
         path = behind_links(path)
-        data = path.parent / manifest["data"]["file"] if "data" in manifest else None
-        if data is not None:
-            if data.is_symlink() or not data.is_file():
-                raise RefusedError(f"the file of its parameters, {data.name}, is missing")
-            if hash_of_file(data) != manifest["data"]["sha256"]:
-                raise RefusedError(f"it is damaged: {data.name} has another hash")
         try:
             session = onnxruntime.InferenceSession(stored.content if data is None else path, providers=["CPUExecutionProvider"])
         except Exception as error:
@@ -110,6 +115,16 @@ class Onnx(Backend):
             return dict(zip(names, map(torch.from_numpy, session.run(names, arrays)), strict=True))
 
         return run
+
+
+def _data_beside(path: Path, manifest: Mapping[str, Any]) -> Path | None:
+    """The file that holds the parameters of an .onnx file, or None if that file holds them."""
+    if "data" not in manifest:
+        return None
+    data = behind_links(path).parent / str(manifest["data"]["file"])
+    if data.is_symlink() or not data.is_file():
+        raise RefusedError(f"the file of its parameters, {data.name}, is missing")
+    return data
 
 
 def _missing(error: ImportError) -> ArtefactError:
