@@ -6,8 +6,11 @@ and a self-test: inputs with the program's results when it was saved. Loading ne
 
 import logging
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,12 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
-from lrpfx.deploy.manifest import checked_facts, describe
+from lrpfx.deploy.manifest import MOST_TOLERATED, checked_facts, describe
 from lrpfx.deploy.preprocessing import photographs_part
 from lrpfx.deploy.runner import Runner
 from lrpfx.deploy.self_test import SelfTest
-from lrpfx.errors import ArtefactError, LrpfxError, os_errors
+from lrpfx.deploy.signatures import Key, check_signature, write_signature
+from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os_errors
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
@@ -144,7 +148,9 @@ def write_with(
     """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
     with os_errors(ArtefactError, target, "written"):
         legal, stages = legalized(program, backend)
-        manifest, tested = describe(program, backend.kind, stages, photographs or {})
+        backend.check_requirements()
+        runtimes = {backend.runtime: version(backend.runtime)}
+        manifest, tested = describe(program, backend.kind, runtimes, stages, photographs or {})
         backend.write(legal, manifest, tested, target, lambda content: _replace(target, content, backend.suffix))
     return given
 
@@ -176,7 +182,51 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
 
 
 @undisturbed()
-def load(path: str | os.PathLike[str], *, allow_native: bool = True) -> Runner:
+def sign(path: str | os.PathLike[str], key: Key | None = None, *, tolerance: float | None = None) -> Path:
+    """Write the hashes of a file anew, after another program has changed it, and sign it with a private key.
+
+    The file must pass its self-test and all checks of `load`. The signature lies beside it, as `model.onnx.sig`.
+
+    Parameters
+    ----------
+    path
+        A file that `save` or `package` wrote. It is written again only if its hashes or its tolerance are others.
+    key
+        A private key of Ed25519 in PEM format, as a path or bytes. Without one, the file is not signed.
+    tolerance
+        The largest difference that its self-test allows, at most 0.1; by default that of the file.
+
+    Returns
+    -------
+    Path
+        The path of the file.
+
+    Raises
+    ------
+    ArtefactError
+        The file is damaged, is not an artefact of lrpfx, or fails its self-test.
+    InputError
+        The key or the tolerance is invalid.
+    """
+    if tolerance is not None and not (isinstance(tolerance, float) and 0 < tolerance <= MOST_TOLERATED):
+        raise InputError(f"tolerance is a number between 0 and {MOST_TOLERATED}, not {tolerance!r}")
+    given, target = checked_path(path, suffixes())
+    backend = next(iter(backends_for(given.suffix).values()))
+    with os_errors(ArtefactError, target, "read"):
+        content = target.read_bytes()
+    with _refusals(target):
+        hashed = backend.hashed_anew(content, {} if tolerance is None else {"tolerance": tolerance})
+    if hashed != content:
+        _replace(target, hashed, given.suffix)
+    else:
+        load(target).verify()
+    if key is not None:
+        write_signature(given, hashed, key)
+    return given
+
+
+@undisturbed()
+def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: Key | None = None) -> Runner:
     """The runner of a file that `save` or `package` wrote.
 
     The file is used only after its hash and all its entries have been checked. Nothing is unpickled or computed, and no text is
@@ -188,6 +238,8 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True) -> Runner:
         The file.
     allow_native
         Whether the file may contain native code. Pass False for files of others.
+    signed_by
+        A public key of Ed25519 in PEM format, as a path or bytes: `sign` must have signed the file with its private key.
 
     Raises
     ------
@@ -197,7 +249,7 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True) -> Runner:
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
     with _refusals(path):
-        backend, stored, test = _checked(path)
+        backend, stored, test = _checked(path, signed_by)
         if backend.is_native and not allow_native:
             raise RefusedError("it contains native code, which allow_native=False refuses")
         try:
@@ -206,7 +258,25 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True) -> Runner:
             raise
         except Exception as error:
             raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
+        _warn_of_other_runtime(path, backend, stored.manifest)
         return Runner(function, stored.manifest, test)
+
+
+def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, Any]) -> None:
+    """Warn of an older runtime than the one that a file was verified with, or of any other one for native code."""
+    was = manifest["runtimes"].get(backend.runtime)
+    now = version(backend.runtime)
+    if was is not None and (_release(now) < _release(was) or (backend.is_native and _release(now) != _release(was))):
+        warnings.warn(
+            f"{path} was written with {backend.runtime} {was}, but this is {now}: verify() tells whether results are the same",
+            LrpfxWarning,
+            stacklevel=4,
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The major and minor version."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -219,12 +289,14 @@ def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _checked(path)[1].manifest
 
 
-def _checked(path: Path) -> tuple[Backend, Stored, SelfTest]:
+def _checked(path: Path, signed_by: Key | None = None) -> tuple[Backend, Stored, SelfTest]:
     """The backend, the content and the self-test of a file, which have passed all checks that need no loading."""
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
             raise ArtefactError(f"{path} is not a file")
         content = path.read_bytes()
+        if signed_by is not None:
+            check_signature(path, content, signed_by)
     backends = backends_for(path.suffix)
     stored = next(iter(backends.values())).read(path, content)
     backend = backends.get(stored.manifest["kind"])

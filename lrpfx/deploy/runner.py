@@ -1,17 +1,21 @@
 """Runners: loaded programs that check their arguments."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import nn
 
 from lrpfx.deploy.manifest import DTYPES
+from lrpfx.deploy.preprocessing import preprocessing_in, stored_form
 from lrpfx.deploy.program import inputs_of, problem_of_sizes
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
+from lrpfx.runtime.fingerprint import fingerprint_of_tensors
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
@@ -190,8 +194,13 @@ class Runner:
         if outside.numel():
             raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
 
-    def verify(self) -> float:
+    def verify(self, *, tolerance: float | None = None) -> float:
         """Run the self-test, with two batch sizes if the program takes any.
+
+        Parameters
+        ----------
+        tolerance
+            The largest allowed difference; by default `manifest["tolerance"]`, which is never more than 0.1.
 
         Returns
         -------
@@ -203,6 +212,9 @@ class Runner:
         ArtefactError
             The difference exceeds the tolerance.
         """
+        allowed = self.manifest["tolerance"] if tolerance is None else tolerance
+        if not isinstance(allowed, (int, float)) or not 0 <= allowed < math.inf:
+            raise InputError(f"tolerance is a number from 0, not {tolerance!r}")
         largest = 0.0
         for size in self.self_test.sizes:
             arguments = {
@@ -212,12 +224,23 @@ class Runner:
             for name, value in self(**arguments).items():
                 difference = self.self_test.difference(name, size, as_array(value))
                 largest = max(largest, difference)
-                if not difference <= self.manifest["tolerance"]:
+                if not difference <= allowed:
                     raise ArtefactError(
                         f"{name} differs from the program's result when it was saved, by {difference:.1e} of its norm in a "
-                        f"batch of {size}, which is more than {self.manifest['tolerance']:.0e}"
+                        f"batch of {size}, which is more than {allowed:.0e}"
                     )
         return largest
+
+    def matches(self, model: nn.Module, preprocess: Callable[..., Any] | None = None) -> bool:
+        """Whether the program was made from a model with these parameters and buffers, and holds this preprocessing, if given.
+
+        Errors: `ArtefactError` for a file of an older version, which does not hold a fingerprint of them.
+        """
+        if self.manifest["weights"] is None:
+            raise ArtefactError("the file does not hold a fingerprint of the weights: save it again with this version of lrpfx")
+        if preprocess is not None and stored_form(preprocess) != preprocessing_in(self.manifest):
+            return False
+        return fingerprint_of_tensors(model.state_dict()) == self.manifest["weights"]
 
     def __repr__(self) -> str:
         return f"<{self.manifest['kind']} program of {self.manifest['title']}: {', '.join(self.manifest['arguments'])}>"

@@ -1,7 +1,7 @@
 """The interface of backends. A backend is one file form of lowered programs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,7 @@ class Backend(ABC):
     kind: ClassVar[str]
     suffix: ClassVar[str]
     is_native: ClassVar[bool] = False  # whether its files contain native code
+    runtime: ClassVar[str] = "torch"  # the package that runs its files
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
@@ -45,6 +46,10 @@ class Backend(ABC):
     @abstractmethod
     def read(self, path: Path, content: bytes) -> Stored:
         """Read a file with this suffix. Raises `RefusedError` if it is damaged."""
+
+    @abstractmethod
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        """The content of a file with right hashes and with changes of its manifest."""
 
     @abstractmethod
     def check(self, path: Path, stored: Stored, test: SelfTest) -> None:

@@ -19,6 +19,9 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.archive import (
+    MANIFEST,
+    MANIFEST_HASH,
+    SELF_TEST,
     Entries,
     RefusedError,
     archive_of,
@@ -63,6 +66,11 @@ class Exported(Backend):
     def read(self, path: Path, content: bytes) -> Stored:
         text, self_test, entries = read_signed_archive(content)
         return Stored(manifest_of(text), self_test, entries)
+
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        entries = read_archive(content)
+        kept = {name: value for name, value in entries.items() if name not in (MANIFEST, MANIFEST_HASH, SELF_TEST)}
+        return signed_archive(kept, {**json.loads(entries[MANIFEST]), **changes}, entries[SELF_TEST])
 
     def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         entries = stored.content

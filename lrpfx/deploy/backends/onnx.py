@@ -47,6 +47,7 @@ class Onnx(Backend):
 
     kind = "onnx"
     suffix = ".onnx"
+    runtime = "onnxruntime"
     legalize = (LegalizeForOnnx,)
 
     def check_requirements(self) -> None:
@@ -64,12 +65,7 @@ class Onnx(Backend):
         try:
             if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
                 written, manifest["data"] = _move_parameters(model, path)
-            metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
-            for key, value in metadata.items():
-                entry = model.metadata_props.add()
-                entry.key, entry.value = key, value
-            body = model.SerializeToString(deterministic=True)
-            replace(body + _trailer(body))
+            replace(_hashed(model, json.dumps(manifest), base64.b64encode(self_test).decode()))
         except BaseException:
             if written is not None:
                 written.unlink(missing_ok=True)
@@ -83,6 +79,16 @@ class Onnx(Backend):
         except ImportError as error:
             raise _missing(error) from error
         return Stored(manifest, self_test, content)
+
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        import onnx
+
+        model = onnx.ModelProto.FromString(content)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        if not {"lrpfx", "lrpfx_self_test"} <= set(metadata):
+            raise RefusedError("it was not written by lrpfx, or what changed it removed its manifest")
+        manifest = {**json.loads(metadata["lrpfx"]), **changes}
+        return _hashed(model, json.dumps(manifest), metadata["lrpfx_self_test"])
 
     def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         import onnx
@@ -282,6 +288,16 @@ def _is_named(data: Path, path: Path) -> bool:
                 if stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).find(name) >= 0:
                     return True
     return False
+
+
+def _hashed(model: Any, manifest: str, self_test: str) -> bytes:
+    """The content of a file: the model with its manifest, its self-test and its hash."""
+    del model.metadata_props[:]
+    for key, value in (("lrpfx", manifest), ("lrpfx_self_test", self_test)):
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    body: bytes = model.SerializeToString(deterministic=True)
+    return body + _trailer(body)
 
 
 def _trailer(body: bytes) -> bytes:
