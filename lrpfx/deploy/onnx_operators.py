@@ -104,7 +104,8 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
     for _ in range(_MOST_ROUNDS):
         inferred = onnx.shape_inference.infer_shapes(lean, data_prop=True).graph
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
-        found = {name: _dimensions(one) for name, one in known.items() if _dimensions(one) is not None}
+        derived = ((name, _dimensions(one)) for name, one in known.items())
+        found = {name: dimensions for name, dimensions in derived if dimensions is not None}
         remaining = []
         for node in lean.graph.node:
             value = _value_of(node, values, found)
@@ -140,7 +141,7 @@ def _value_of(node: Any, values: Mapping[str, Any], shapes: Mapping[str, Sequenc
 
     if node.op_type not in _OF_SIZES or len(node.output) != 1:
         return None
-    inputs = {name: values.get(name) for name in node.input if name}
+    inputs: dict[str, Any] = {name: values.get(name) for name in node.input if name}
     if node.op_type in ("Shape", "Size") and node.input[0] in shapes:
         inputs = {node.input[0]: np.broadcast_to(np.zeros(1, np.int8), shapes[node.input[0]])}  # takes no memory
     if any(value is None for value in inputs.values()):

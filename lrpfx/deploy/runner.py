@@ -240,7 +240,7 @@ class Runner:
             raise ArtefactError("the file does not hold a fingerprint of the weights: save it again with this version of lrpfx")
         if preprocess is not None and stored_form(preprocess) != preprocessing_in(self.manifest):
             return False
-        return fingerprint_of_tensors(model.state_dict()) == self.manifest["weights"]
+        return bool(fingerprint_of_tensors(model.state_dict()) == self.manifest["weights"])
 
     def __repr__(self) -> str:
         return f"<{self.manifest['kind']} program of {self.manifest['title']}: {', '.join(self.manifest['arguments'])}>"

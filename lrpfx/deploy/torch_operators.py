@@ -188,8 +188,23 @@ def _fits_softmax(given: Arguments) -> bool:
     return given["grad_output"].shape == given["output"].shape and 0 not in given["output"].shape
 
 
+def _fits_strides(given: Arguments) -> bool:
+    """Whether a view lies within the entries of a tensor, which may be a part of a larger one."""
+    value = given["self"]
+    offset = given.get("storage_offset")
+    offset = value.storage_offset() if offset is None else offset
+    last = value.storage_offset() + _reach(value.shape, value.stride())
+    return bool(value.storage_offset() <= offset <= last - _reach(given["size"], given["stride"]))
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """The distance from the first to the last entry of a tensor with these strides."""
+    return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
+
+
 #: Pattern of an operator's name -> whether it takes these arguments.
 GUARDS: dict[str, Callable[[Arguments], bool]] = {
+    "as_strided*": _fits_strides,
     "_fft_*": _fits_transform,
     "*upsample_*": _fits_scales,
     "*_pad?d_backward": _fits_padding,

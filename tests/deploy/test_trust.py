@@ -92,7 +92,7 @@ def test_undetermined_relevance_is_said(measured, program, tmp_path):
     assert lrpfx.load(path).manifest["tolerance"] == min(measured, manifest.MOST_TOLERATED)
 
 
-# --- versions and weights -----------------------------------------------------------------------------------------------------
+# --- versions and weights ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("was, is_newer", [("99.0.1", True), ("2.0.0", False), (None, False)])
@@ -100,9 +100,7 @@ def test_a_file_of_a_newer_runtime(was, is_newer, exported, tmp_path, recwarn):
     runtimes = {} if was is None else {"torch": was}
     lrpfx.load(changed(exported, tmp_path / "model.pt2", runtimes=runtimes))
     found = [one for one in recwarn if issubclass(one.category, lrpfx.LrpfxWarning)]
-    assert [str(one.message).partition(" was ")[2][:28] for one in found] == (
-        ["written with torch 99.0.1, b"] if is_newer else []
-    )
+    assert ["written with torch 99.0.1" in str(one.message) for one in found] == ([True] if is_newer else [])
     assert lrpfx.load(exported).manifest["runtimes"] == {"torch": torch.__version__}
 
 
@@ -182,7 +180,7 @@ def test_inspecting_loads_no_program(exported, onnx_file, monkeypatch):
     assert artefact.manifest_in(onnx_file)["kind"] == "onnx"
 
 
-# --- signatures ----------------------------------------------------------------------------------------------------------------
+# --- signatures -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
