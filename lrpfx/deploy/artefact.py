@@ -24,7 +24,7 @@ from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.deploy.manifest import MOST_TOLERATED, checked_facts, describe
 from lrpfx.deploy.preprocessing import photographs_part
-from lrpfx.deploy.runner import Runner
+from lrpfx.deploy.runner import Function, Runner
 from lrpfx.deploy.self_test import SelfTest
 from lrpfx.deploy.signatures import Key, check_signature, write_signature
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os_errors
@@ -249,17 +249,19 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
     with _refusals(path):
-        backend, stored, test = _checked(path, signed_by)
-        if backend.is_native and not allow_native:
-            raise RefusedError("it contains native code, which allow_native=False refuses")
-        try:
-            function = backend.load(path, stored)
-        except RefusedError:
-            raise
-        except Exception as error:
-            raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
-        _warn_of_other_runtime(path, backend, stored.manifest)
-        return Runner(function, stored.manifest, test)
+        backend, stored, test = _checked(path, allow_native, signed_by)
+        function = _loaded(path, backend, stored)
+    _warn_of_other_runtime(path, backend, stored.manifest)
+    return Runner(function, stored.manifest, test)
+
+
+def _loaded(path: Path, backend: Backend, stored: Stored) -> Function:
+    try:
+        return backend.load(path, stored)
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
 
 
 def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, Any]) -> None:
@@ -289,7 +291,7 @@ def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         return _checked(path)[1].manifest
 
 
-def _checked(path: Path, signed_by: Key | None = None) -> tuple[Backend, Stored, SelfTest]:
+def _checked(path: Path, allow_native: bool = True, signed_by: Key | None = None) -> tuple[Backend, Stored, SelfTest]:
     """The backend, the content and the self-test of a file, which have passed all checks that need no loading."""
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
@@ -302,6 +304,8 @@ def _checked(path: Path, signed_by: Key | None = None) -> tuple[Backend, Stored,
     backend = backends.get(stored.manifest["kind"])
     if backend is None:
         raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
+    if backend.is_native and not allow_native:
+        raise RefusedError("it contains native code, which allow_native=False refuses")
     test = self_test.read(stored.self_test, stored.manifest)
     backend.check(path, stored, test)
     return backend, stored, test

@@ -211,6 +211,8 @@ class Runner:
         ------
         ArtefactError
             The difference exceeds the tolerance.
+        InputError
+            The tolerance is invalid.
         """
         allowed = self.manifest["tolerance"] if tolerance is None else tolerance
         if not isinstance(allowed, (int, float)) or not 0 <= allowed < math.inf:
@@ -232,9 +234,19 @@ class Runner:
         return largest
 
     def matches(self, model: nn.Module, preprocess: Callable[..., Any] | None = None) -> bool:
-        """Whether the program was made from a model with these parameters and buffers, and holds this preprocessing, if given.
+        """Whether the program was made from a model with the same parameters and buffers.
 
-        Errors: `ArtefactError` for a file of an older version, which does not hold a fingerprint of them.
+        Parameters
+        ----------
+        model
+            The model, or its explainable module.
+        preprocess
+            If given, the file must also hold this preprocessing, as for `lrpfx.save`.
+
+        Raises
+        ------
+        ArtefactError
+            The file is of an older version, which does not hold a fingerprint of the weights.
         """
         if self.manifest["weights"] is None:
             raise ArtefactError("the file does not hold a fingerprint of the weights: save it again with this version of lrpfx")
