@@ -305,6 +305,13 @@ IN_MODELS = {
         calling(("Pad", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [0, 2**31]}),
         "too many for a file",
     ),
+    "an axis out of range": (
+        calling(
+            ("Slice", ["size", "zero", "one", "far"], ["a"], {}),
+            values={"size": [3], "zero": [0], "one": [1], "far": [-(2**63)]},
+        ),
+        "cannot be derived|Slice",
+    ),
     "a size that is computed": (
         calling(
             *(("Mul", ["size", "size"], ["a"], {}), ("Mul", ["a", "a"], ["b"], {}), ("ConstantOfShape", ["b"], ["c"], {})),

@@ -102,7 +102,8 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
             lean.graph.input.append(helper.make_tensor_value_info(one.name, one.data_type, one.dims))
     sizes: dict[str, int] = {}
     for _ in range(_MOST_ROUNDS):
-        inferred = onnx.shape_inference.infer_shapes(lean, data_prop=True).graph
+        # without `data_prop`, which reads and allocates where a number in the file says
+        inferred = onnx.shape_inference.infer_shapes(lean).graph
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
         derived = ((name, _dimensions(one)) for name, one in known.items())
         found = {name: dimensions for name, dimensions in derived if dimensions is not None}

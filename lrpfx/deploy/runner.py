@@ -122,7 +122,7 @@ class Runner:
                 stack.enter_context(torch.no_grad())
                 for device in devices:
                     stack.enter_context(torch.autocast(device, enabled=False))
-                return dict(self.function(*tensors.values()))
+                results = dict(self.function(*tensors.values()))
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -133,6 +133,10 @@ class Runner:
                     f"the program cannot run on these inputs, perhaps because an index is out of range: {error}"
                 ) from error
             raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
+        if results.keys() != self.manifest["results"].keys():
+            named = ", ".join(self.manifest["results"])
+            raise ArtefactError(f"the program gives {', '.join(results)}, but its manifest says {named}")
+        return results
 
     def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mask of a condition in its full shape, which follows from those of the other arguments; ones by default."""
@@ -224,6 +228,9 @@ class Runner:
                 for name, value in self.self_test.arguments(list(self.manifest["arguments"]), size).items()
             }
             for name, value in self(**arguments).items():
+                expected = self.self_test.expected(name, size).shape
+                if tuple(value.shape) != expected:
+                    raise ArtefactError(f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved")
                 difference = self.self_test.difference(name, size, as_array(value))
                 largest = max(largest, difference)
                 if not difference <= allowed:

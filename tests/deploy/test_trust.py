@@ -92,6 +92,17 @@ def test_undetermined_relevance_is_said(measured, program, tmp_path):
     assert lrpfx.load(path).manifest["tolerance"] == min(measured, manifest.MOST_TOLERATED)
 
 
+def test_results_of_another_shape_or_name(exported):
+    runner = lrpfx.load(exported)
+    results = {name: torch.zeros(1) for name in runner.manifest["results"]}
+    runner.function = lambda *arguments: results
+    with pytest.raises(lrpfx.ArtefactError, match="has shape"):
+        runner.verify()
+    results["other"] = torch.zeros(1)
+    with pytest.raises(lrpfx.ArtefactError, match="its manifest says"):
+        runner.verify()
+
+
 # --- versions and weights ---------------------------------------------------------------------------------------------------
 
 
