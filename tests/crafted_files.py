@@ -310,7 +310,19 @@ IN_MODELS = {
             ("Slice", ["size", "zero", "one", "far"], ["a"], {}),
             values={"size": [3], "zero": [0], "one": [1], "far": [-(2**63)]},
         ),
-        "cannot be derived|Slice",
+        "numbers out of range",
+    ),
+    "more parts than results": (
+        calling(("Split", ["size"], ["a", "b"], {"num_outputs": 1}), values={"size": [3, 4]}),
+        "numbers out of range",
+    ),
+    "dimensions before the first": (
+        calling(("GatherND", ["one", "zero"], ["a"], {"batch_dims": -64}), values={"one": [[1.0]], "zero": [[0]]}),
+        "numbers out of range",
+    ),
+    "a kernel without end": (
+        calling(("MaxPool", ["one"], ["a"], {"kernel_shape": [2**62]}), values={"one": [[[1.0]]]}),
+        "numbers out of range",
     ),
     "a size that is computed": (
         calling(

@@ -102,6 +102,8 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
             lean.graph.input.append(helper.make_tensor_value_info(one.name, one.data_type, one.dims))
     sizes: dict[str, int] = {}
     for _ in range(_MOST_ROUNDS):
+        for node in lean.graph.node:
+            _check_numbers(node, values)
         # without `data_prop`, which reads and allocates where a number in the file says
         inferred = onnx.shape_inference.infer_shapes(lean).graph
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
@@ -121,6 +123,30 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
         del lean.graph.node[:]
         lean.graph.node.extend(remaining)
     return {**sizes, **{name: value.nbytes for name, value in values.items()}}
+
+
+#: Operator -> the argument with its axes. onnx reads out of range for axes that a value does not have.
+_AXES = {"Pad": 3, "Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
+_MOST_AXES, _LARGEST = 64, 2**31  # of a value, and of a number in an attribute or a step
+
+
+def _check_numbers(node: Any, values: Mapping[str, Any]) -> None:
+    """Raise `RefusedError` for numbers for which onnx would end the process."""
+    numbers = [number for one in node.attribute for number in (one.i, *one.ints)]
+    outputs = [one.i for one in node.attribute if one.name == "num_outputs"]
+    axes_stated = [one.i for one in node.attribute if one.name in ("axis", "batch_dims")]
+    place = 1 if node.op_type.startswith("Reduce") else _AXES.get(node.op_type)
+    axes = values.get(node.input[place]) if place is not None and len(node.input) > place else None
+    steps = values.get(node.input[4]) if node.op_type == "Slice" and len(node.input) > 4 else None
+    valid = (
+        all(-_LARGEST < number < _LARGEST for number in numbers)
+        and outputs in ([], [len(node.output)])
+        and all((0 if node.op_type == "GatherND" else -_MOST_AXES) <= number <= _MOST_AXES for number in axes_stated)
+        and (axes is None or bool((abs(axes.astype(float)) <= _MOST_AXES).all()))
+        and (steps is None or bool((abs(steps.astype(float)) < _LARGEST).all() and steps.all()))
+    )
+    if not valid:
+        raise RefusedError(f"its model calls {node.op_type} with numbers out of range")
 
 
 def _dimensions(kind: Any) -> list[int] | None:
