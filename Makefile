@@ -6,6 +6,7 @@ WORKERS ?= 2
 TESTS ?= tests
 NETWORKS ?= 5000
 SEED ?= 0
+CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
@@ -114,9 +115,11 @@ mutants: $(VENV)/linked
 test-examples: $(VENV)/linked
 	$(BIN)/python -m pytest -m examples
 
-# Load damaged and crafted files, in minutes; writes the table of docs/deploying.md.
+# Load damaged and crafted files, and call the operators of files with arguments that they do not expect, in minutes; writes the
+# table of docs/deploying.md.
 attacks: $(VENV)/linked
 	$(BIN)/python tests/tools/attack_sweep.py
+	$(BIN)/python tests/tools/operator_fuzz.py --calls $(CALLS)
 
 # Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/linked

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.attribution.condition_module import condition
-    from lrpfx.deploy.artefact import load, package, save
+    from lrpfx.deploy.artefact import load, package, save, sign
     from lrpfx.deploy.lowering import lower
     from lrpfx.deploy.runner import Runner
     from lrpfx.errors import (
@@ -61,7 +61,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "passes")):
 #: module -> the public names in it; modules are imported when one is first used, since torch takes long to import
 _NAMES_IN = {
     "reports.ledger": ("Ledger", "ledger"),
-    "deploy.artefact": ("load", "package", "save"),
+    "deploy.artefact": ("load", "package", "save", "sign"),
     "deploy.runner": ("Runner",),
     "attribution": ("Attribution", "attribute", "condition"),
     "reports.drawing": ("draw", "to_networkx"),
@@ -150,6 +150,7 @@ __all__ = [
     "report",
     "rules",
     "save",
+    "sign",
     "text",
     "to_networkx",
     "torchvision",

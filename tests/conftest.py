@@ -82,7 +82,6 @@ def own_table(monkeypatch):
             patched.setattr(table, dictionary, dict(getattr(table, dictionary)))
         yield
     table.rows_of_class.cache_clear()
-    table.aten_names.cache_clear()
 
 
 def pytest_collection_finish():

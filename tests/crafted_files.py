@@ -1,4 +1,4 @@
-"""Changes of a saved program, each with code that would create a file where it is run."""
+"""Files made to do harm: programs with code, with operators that read unchecked, and models that ask for too much."""
 
 import hashlib
 import io
@@ -7,9 +7,12 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 
 from lrpfx.deploy import archive
+from lrpfx.deploy.backends import exported as exported_backend
+from lrpfx.deploy.backends import onnx as onnx_backend
 
 MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
 CONSTANTS, SAMPLES = "data/constants/model_constants_config.json", "data/sample_inputs/model.pt"
@@ -181,3 +184,202 @@ def npz(arrays):
     buffer = io.BytesIO()
     np.savez(buffer, **{name: np.array([value], dtype=object) for name, value in arrays.items()})
     return buffer.getvalue()
+
+
+# --- operators that read unchecked ------------------------------------------------------------------------------------------
+
+
+class Calls(torch.nn.Module):
+    """A program that calls an operator with these arguments."""
+
+    def __init__(self, operator, *arguments):
+        super().__init__()
+        self.operator = operator
+        self.arguments = arguments
+        for place, value in enumerate(arguments):
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(f"argument{place}", value)
+
+    def forward(self, input, target):
+        values = [
+            getattr(self, f"argument{place}") if isinstance(value, torch.Tensor) else value
+            for place, value in enumerate(self.arguments)
+        ]
+        result = self.operator(*values)
+        return {"output": result[0] if isinstance(result, tuple) else result}
+
+
+def program_that_calls(entries, operator, *arguments):
+    """An archive with right hashes and a program that calls an operator."""
+    buffer = io.BytesIO()
+    exported = torch.export.export(Calls(operator, *arguments), (torch.rand(2, 3, 8, 8), torch.tensor([0, 1])), strict=False)
+    exported._example_inputs = None
+    torch.export.save(exported, buffer)
+    kept = {name: value for name, value in entries.items() if name.startswith("lrpfx")}
+    crafted = exported_backend.plain_entries(buffer.getvalue())
+    return archive.archive_of(signed({**kept, **crafted}))
+
+
+FAR = 2**40
+aten = torch.ops.aten
+#: What reads or writes where a number in the file says, or returns what others have left in memory.
+UNCHECKED = {
+    "a loss": (
+        aten.nll_loss_backward.default,
+        *(torch.ones(()), torch.rand(2, 3), torch.tensor([FAR, 0]), None, 1, -100, torch.ones(())),
+    ),
+    "pooling": (
+        aten.max_pool2d_with_indices_backward.default,
+        *(torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False, torch.full((1, 1, 2, 2), FAR)),
+    ),
+    "pooling of volumes": (
+        aten.max_pool3d_with_indices_backward.default,
+        *(torch.rand(1, 1, 1, 2, 2), torch.rand(1, 1, 2, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False),
+        torch.full((1, 1, 1, 2, 2), FAR),
+    ),
+    "adaptive pooling": (
+        aten.adaptive_max_pool2d_backward.default,
+        *(torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 4), torch.full((1, 1, 2, 2), FAR)),
+    ),
+    "bags": (
+        aten._embedding_bag_dense_backward.default,
+        *(torch.rand(2, 3), torch.tensor([0, FAR]), torch.tensor([0, 1]), torch.ones(2, dtype=torch.int64)),
+        *(torch.zeros(2, dtype=torch.int64), 4, False, 0, None, -1),
+    ),
+    "memory of others": (aten.empty.memory_format, [1000]),
+    "memory of others, like an input": (aten.empty_like.default, torch.rand(10)),
+    "draws": (aten.rand.default, [10]),
+}  # fmt: skip
+
+
+# --- ONNX ---------------------------------------------------------------------------------------------------------------------
+
+
+def resigned(model):
+    entries = [entry for entry in model.metadata_props if entry.key != "lrpfx_sha256"]
+    del model.metadata_props[:]
+    model.metadata_props.extend(entries)
+    body = model.SerializeToString(deterministic=True)
+    return body + onnx_backend._trailer(body)
+
+
+def calling(*nodes, values=None, functions=(), domain=None):
+    """A change of a model: it computes nodes of constants first."""
+
+    def changed(model):
+        for name, value in (values or {}).items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
+        model.graph.node.extend(onnx.helper.make_node(*node[:3], **node[3]) for node in nodes)
+        model.functions.extend(functions)
+        if domain is not None:
+            model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+
+    return changed
+
+
+def graph_of(*nodes, inputs=(), outputs=()):
+    infos = [[onnx.helper.make_tensor_value_info(*one) for one in some] for some in (inputs, outputs)]
+    return onnx.helper.make_graph([onnx.helper.make_node(*node) for node in nodes], "inner", *infos)
+
+
+BOOL, INT = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
+BODY = graph_of(
+    *((["Identity", ["on"], ["still"]]), ["Identity", ["number"], ["result"]]),
+    inputs=[("number", INT, []), ("on", BOOL, [])],
+    outputs=[("still", BOOL, []), ("result", INT, [])],
+)
+BRANCH = graph_of(["Identity", ["size"], ["result"]], outputs=[("result", INT, None)])
+#: Change of a model -> why its file is refused.
+IN_MODELS = {
+    "zeros": (calling(("ConstantOfShape", ["size"], ["a"], {}), values={"size": [2**31]}), "too many for a file"),
+    "an expansion": (
+        calling(("Expand", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [2**15, 2**15]}),
+        "too many for a file",
+    ),
+    "a tiling": (calling(("Tile", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [2**31]}), "too many for a file"),
+    "a range": (
+        calling(("Range", ["a", "size", "b"], ["c"], {}), values={"a": 0, "size": 2**40, "b": 1}),
+        "too many for a file|cannot be derived",
+    ),
+    "padding": (
+        calling(("Pad", ["one", "size"], ["a"], {}), values={"one": [1.0], "size": [0, 2**31]}),
+        "too many for a file",
+    ),
+    "an axis out of range": (
+        calling(
+            ("Slice", ["size", "zero", "one", "far"], ["a"], {}),
+            values={"size": [3], "zero": [0], "one": [1], "far": [-(2**63)]},
+        ),
+        "numbers out of range",
+    ),
+    "more parts than results": (
+        calling(("Split", ["size"], ["a", "b"], {"num_outputs": 1}), values={"size": [3, 4]}),
+        "numbers out of range",
+    ),
+    "dimensions before the first": (
+        calling(("GatherND", ["one", "zero"], ["a"], {"batch_dims": -64}), values={"one": [[1.0]], "zero": [[0]]}),
+        "numbers out of range",
+    ),
+    "a kernel without end": (
+        calling(("MaxPool", ["one"], ["a"], {"kernel_shape": [2**62]}), values={"one": [[[1.0]]]}),
+        "numbers out of range",
+    ),
+    "a size that is computed": (
+        calling(
+            *(("Mul", ["size", "size"], ["a"], {}), ("Mul", ["a", "a"], ["b"], {}), ("ConstantOfShape", ["b"], ["c"], {})),
+            values={"size": [2**8]},
+        ),
+        "too many for a file",
+    ),
+    "a size of floating point": (
+        calling(
+            *(("Exp", ["size"], ["a"], {}), ("Cast", ["a"], ["b"], {"to": INT}), ("ConstantOfShape", ["b"], ["c"], {})),
+            values={"size": [20.0]},
+        ),
+        "cannot be derived",
+    ),
+    "many values": (
+        calling(
+            *(("ConstantOfShape", ["size"], [f"a{number}"], {}) for number in range(40)),
+            values={"size": [2**21]},
+        ),
+        "a runtime would compute",
+    ),
+    "a product of numbers": (
+        calling(
+            *(("Unsqueeze", ["one", "zero"], ["a"], {}), ("Unsqueeze", ["one", "first"], ["b"], {})),
+            ("Mul", ["a", "b"], ["c"], {}),
+            values={"one": np.ones(2**15, np.float32), "zero": [0], "first": [1]},
+        ),
+        "too many for a file",
+    ),
+    "a loop": (
+        calling(("Loop", ["size", "on"], ["a"], {"body": BODY}), values={"size": 2**62, "on": True}),
+        "calls Loop",
+    ),
+    "a choice": (
+        calling(("If", ["on"], ["a"], {"then_branch": BRANCH, "else_branch": BRANCH}), values={"on": True, "size": [1]}),
+        "calls If",
+    ),
+    "a graph where none belongs": (calling(("Relu", ["one"], ["a"], {"body": BODY}), values={"one": [1.0]}), "a graph inside"),
+    "draws": (calling(("RandomUniform", [], ["a"], {"shape": [10]})), "calls RandomUniform"),
+    "an operator of the runtime": (
+        calling(("FusedMatMul", ["one", "one"], ["a"], {"domain": "com.microsoft"}), values={"one": [[1.0]]}),
+        "operators of 'com.microsoft'",
+    ),
+    "an operator of others": (calling(domain="evil"), "operators of 'evil'"),
+    "a function": (
+        calling(
+            functions=[
+                onnx.helper.make_function(
+                    "", "Relu", ["x"], ["y"], [onnx.helper.make_node("Relu", ["x"], ["y"])], [onnx.helper.make_opsetid("", 20)]
+                )
+            ]
+        ),
+        "has functions",
+    ),
+    "an initializer that is larger than its data": (
+        lambda model: model.graph.initializer.append(onnx.TensorProto(name="large", data_type=1, dims=[2**40])),
+        "larger than its data",
+    ),
+}  # fmt: skip

@@ -19,7 +19,7 @@ from lrpfx.command_line.dataset import dataset
 from lrpfx.command_line.draw import draw
 from lrpfx.command_line.explain import explain
 from lrpfx.command_line.export import export
-from lrpfx.command_line.inspect import inspect, verify
+from lrpfx.command_line.inspect import inspect, sign, verify
 from lrpfx.command_line.report import report
 from lrpfx.command_line.run import run
 from lrpfx.command_line.terminal import in_options, messages, say
@@ -35,7 +35,7 @@ INTERRUPTED = 130  # typer's exit status after Ctrl-C
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (explain, report, compare, dataset, check, draw, composites, export, run, inspect, verify):
+for _command in (explain, report, compare, dataset, check, draw, composites, export, run, inspect, verify, sign):
     app.command()(_command)
 
 

@@ -1,4 +1,4 @@
-"""`lrpfx inspect` and `lrpfx verify`: what a file holds, and whether it still computes the same."""
+"""`lrpfx inspect`, `verify` and `sign`: what a file holds, whether it still computes the same, and who says so."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,15 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from lrpfx.command_line.options import ARTEFACT
-from lrpfx.command_line.terminal import say_table
-from lrpfx.deploy.artefact import load
+from lrpfx.command_line.terminal import say, say_table
+from lrpfx.deploy.artefact import load, manifest_in
+from lrpfx.deploy.artefact import sign as sign_file
 from lrpfx.deploy.preprocessing import preprocessing_in
 from lrpfx.errors import LrpfxError
 
 
 def inspect(artefact: ARTEFACT) -> None:
-    """Show the contents of a file: its origin, preprocessing, arguments and results, and the rule of every node."""
-    manifest = load(artefact).manifest
+    """Show the contents of a file: its origin, preprocessing, arguments and results, and the rule of every node.
+
+    The file is checked, but its program is not loaded.
+    """
+    manifest = manifest_in(artefact)
     categories = manifest.get("categories")
     facts = {
         "program": f"{manifest['kind']}, of {manifest['title']}",
@@ -47,15 +51,33 @@ def _conditions(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name} at {place if isinstance(place, str) else ' -> '.join(place)}"
 
 
-def verify(artefacts: Annotated[list[Path], typer.Argument(help="Files to verify.")]) -> None:
+def verify(
+    artefacts: Annotated[list[Path], typer.Argument(help="Files to verify.")],
+    tolerance: Annotated[
+        float | None, typer.Option(help="The largest allowed difference of a result; by default that of the file.")
+    ] = None,
+    signed_by: Annotated[Path | None, typer.Option(help="A public key: all files must be signed by its owner.")] = None,
+) -> None:
     """Run the self-tests of files; the exit status is 1 if any fails."""
     rows, failed = [], False
     for path in artefacts:
         try:
-            rows.append((str(path), "passed", f"differs by {load(path).verify():.1e}"))
+            rows.append((str(path), "passed", f"differs by {load(path, signed_by=signed_by).verify(tolerance=tolerance):.1e}"))
         except LrpfxError as error:
             failed = True
             rows.append((str(path), "FAILED", str(error)))
     say_table(("file", "self-test", ""), rows)
     if failed:
         raise typer.Exit(1)
+
+
+def sign(
+    artefact: ARTEFACT,
+    key: Annotated[Path | None, typer.Option(help="A private key of Ed25519, in PEM format; without one, only hashes.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="The largest difference that its self-test allows; by default that of the file.")
+    ] = None,
+) -> None:
+    """Write the hashes of a file anew, after another program changed it, and sign it. Its self-test must pass."""
+    sign_file(artefact, key, tolerance=tolerance)
+    say(f"{artefact} has passed its self-test" + (f" and is signed: {artefact}.sig" if key is not None else ""))

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.files import hash_of_file
 from lrpfx.deploy.preprocessing import StoredPreprocessing, image_shape, preprocessing_in, stored_form
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, InputTypeError, first_lines, nearest, os_errors
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
 from lrpfx.explanation.preprocessing import preprocessing_of
 
 DEFAULT, NONE = "DEFAULT", "none"
@@ -63,7 +64,14 @@ class NamedModel:
         shape = image_shape(self.model.manifest) if isinstance(self.model, Runner) else None
         chosen = options.preprocessing(known, self._channels(known, shape))
         fixed = [] if shape is None else [size for size in shape if size is not None]
-        return chosen.for_inputs(tuple(fixed)) if len(fixed) == 3 else chosen
+        result = chosen.for_inputs(tuple(fixed)) if len(fixed) == 3 else chosen
+        if isinstance(self.model, Runner) and known is not None and result != known:
+            warnings.warn(
+                f"the options replace the preprocessing that {self.name} holds, {known}, by {result}",
+                LrpfxWarning,
+                stacklevel=2,
+            )
+        return result
 
     def required_preprocessing(self, options: PhotographOptions) -> Callable[..., Any]:
         """The preprocessing of photographs. Raises `InputError` if neither the options nor the library or file states one."""

@@ -6,7 +6,11 @@ and a self-test: inputs with the program's results when it was saved. Loading ne
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,14 @@ from torch.export import ExportedProgram
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
+from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
-from lrpfx.deploy.manifest import checked_facts, describe
+from lrpfx.deploy.manifest import MOST_TOLERATED, checked_facts, describe
 from lrpfx.deploy.preprocessing import photographs_part
-from lrpfx.deploy.runner import Runner
-from lrpfx.errors import ArtefactError, LrpfxError, os_errors
+from lrpfx.deploy.runner import Function, Runner
+from lrpfx.deploy.self_test import SelfTest
+from lrpfx.deploy.signatures import Key, check_signature, write_signature
+from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os_errors
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
@@ -143,7 +150,9 @@ def write_with(
     """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
     with os_errors(ArtefactError, target, "written"):
         legal, stages = legalized(program, backend)
-        manifest, tested = describe(program, backend.kind, stages, photographs or {})
+        backend.check_requirements()
+        runtimes = {backend.runtime: version(backend.runtime)}
+        manifest, tested = describe(program, backend.kind, runtimes, stages, photographs or {})
         backend.write(legal, manifest, tested, target, lambda content: _replace(target, content, backend.suffix))
     return given
 
@@ -175,16 +184,64 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
 
 
 @undisturbed()
-def load(path: str | os.PathLike[str]) -> Runner:
+def sign(path: str | os.PathLike[str], key: Key | None = None, *, tolerance: float | None = None) -> Path:
+    """Write the hashes of a file anew, after another program has changed it, and sign it with a private key.
+
+    The file must pass its self-test and all checks of `load`. The signature lies beside it, as `model.onnx.sig`.
+
+    Parameters
+    ----------
+    path
+        A file that `save` or `package` wrote. It is written again only if its hashes or its tolerance are others.
+    key
+        A private key of Ed25519 in PEM format, as a path or bytes. Without one, the file is not signed.
+    tolerance
+        The largest difference that its self-test allows, at most 0.1; by default that of the file.
+
+    Returns
+    -------
+    Path
+        The path of the file.
+
+    Raises
+    ------
+    ArtefactError
+        The file is damaged, is not an artefact of lrpfx, or fails its self-test.
+    InputError
+        The key or the tolerance is invalid.
+    """
+    if tolerance is not None and not (isinstance(tolerance, float) and 0 < tolerance <= MOST_TOLERATED):
+        raise InputError(f"tolerance is a number between 0 and {MOST_TOLERATED}, not {tolerance!r}")
+    given, target = checked_path(path, suffixes())
+    backend = next(iter(backends_for(given.suffix).values()))
+    with os_errors(ArtefactError, target, "read"):
+        content = target.read_bytes()
+    with _refusals(target):
+        hashed = backend.hashed_anew(content, {} if tolerance is None else {"tolerance": tolerance})
+    if hashed != content:
+        _replace(target, hashed, given.suffix)
+    else:
+        load(target).verify()
+    if key is not None:
+        write_signature(given, hashed, key)
+    return given
+
+
+@undisturbed()
+def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: Key | None = None) -> Runner:
     """The runner of a file that `save` or `package` wrote.
 
-    The file is used only after its hash and all its entries have been checked. Nothing is unpickled, and no text is evaluated
-    but short arithmetic of sizes. The checks do not make the program safe: a compiled program is native code.
+    The file is used only after its hash and all its entries have been checked. Nothing is unpickled or computed, and no text is
+    evaluated but short arithmetic of sizes. A program that `package` compiled is native code, which no check makes safe.
 
     Parameters
     ----------
     path
         The file.
+    allow_native
+        Whether the file may contain native code. Pass False for files of others.
+    signed_by
+        A public key of Ed25519 in PEM format, as a path or bytes: `sign` must have signed the file with its private key.
 
     Raises
     ------
@@ -193,32 +250,77 @@ def load(path: str | os.PathLike[str]) -> Runner:
     """
     require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
+    with _refusals(path):
+        backend, stored, test = _checked(path, allow_native, signed_by)
+        function = _loaded(path, backend, stored)
+    _warn_of_other_runtime(path, backend, stored.manifest)
+    return Runner(function, stored.manifest, test)
+
+
+def _loaded(path: Path, backend: Backend, stored: Stored) -> Function:
+    try:
+        return backend.load(path, stored)
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
+
+
+def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, Any]) -> None:
+    """Warn of an older runtime than the one that a file was verified with, or of any other one for native code."""
+    was = manifest["runtimes"].get(backend.runtime)
+    now = version(backend.runtime)
+    if was is not None and (_release(now) < _release(was) or (backend.is_native and _release(now) != _release(was))):
+        warnings.warn(
+            f"{path} was written with {backend.runtime} {was}, but this is {now}: verify() tells whether results are the same",
+            LrpfxWarning,
+            stacklevel=4,
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The major and minor version."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file says of its program, after the checks of `load`. The program is not loaded, so no code of the file runs.
+
+    Errors: `ArtefactError`, as `load`.
+    """
+    path = as_path(path)
+    with _refusals(path):
+        return _checked(path)[1].manifest
+
+
+def _checked(path: Path, allow_native: bool = True, signed_by: Key | None = None) -> tuple[Backend, Stored, SelfTest]:
+    """The backend, the content and the self-test of a file, which have passed all checks that need no loading."""
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
             raise ArtefactError(f"{path} is not a file")
         content = path.read_bytes()
+        if signed_by is not None:
+            check_signature(path, content, signed_by)
+    backends = backends_for(path.suffix)
+    stored = next(iter(backends.values())).read(path, content)
+    backend = backends.get(stored.manifest["kind"])
+    if backend is None:
+        raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
+    if backend.is_native and not allow_native:
+        raise RefusedError("it contains native code, which allow_native=False refuses")
+    test = self_test.read(stored.self_test, stored.manifest)
+    backend.check(path, stored, test)
+    return backend, stored, test
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """A context in which errors of a damaged file become an `ArtefactError`."""
     try:
-        return _load(path, content)
+        yield
     except RefusedError as error:
         raise ArtefactError(f"{path} is not loaded: {error}") from error
     except (LrpfxError, MemoryError):
         raise
     except Exception as error:
         raise ArtefactError(f"{path} is damaged, or was not written by lrpfx: {type(error).__name__}: {error}") from error
-
-
-def _load(path: Path, content: bytes) -> Runner:
-    backends = backends_for(path.suffix)
-    stored = next(iter(backends.values())).read(path, content)
-    del content
-    backend = backends.get(stored.manifest["kind"])
-    if backend is None:
-        raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
-    test = self_test.read(stored.self_test, stored.manifest)
-    try:
-        function = backend.load(path, stored)
-    except RefusedError:
-        raise
-    except Exception as error:
-        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
-    return Runner(function, stored.manifest, test)

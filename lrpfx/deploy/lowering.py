@@ -43,12 +43,13 @@ from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.passes.driver import record, run_passes, verified_after_all
-from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
+from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
+from lrpfx.runtime.fingerprint import fingerprint_of_tensors
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
@@ -70,15 +71,30 @@ MANIFEST, _EXAMPLES, _OPEN = "lrpfx", "lrpfx_examples", "lrpfx_open_sizes"  # ke
 
 _VERIFIED_LATER = "it is verified when it is exported"
 
-_bicubic = torch.ops.aten._upsample_bicubic2d_aa_backward.default
+aten = torch.ops.aten
 
-#: Operators that ONNX lacks and torch.export does not decompose, and one operator whose shapes torch cannot infer.
+#: Operators that a program does not contain -> functions that express them in others. ONNX lacks some, which torch.export does
+#: not decompose; torch cannot infer the shapes of one. Others read or write where an index or a size in a file says, unchecked,
+#: or return memory that nobody has written.
 DECOMPOSED = {
     **{
         operator: decomposition_of(operator)
-        for operator in (torch.ops.aten.silu_backward.default, torch.ops.aten.mish_backward.default)
+        for operator in (
+            *(aten.silu_backward.default, aten.mish_backward.default),
+            *(aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default),
+            aten._native_batch_norm_legit.no_stats,
+        )
     },
-    _bicubic: FORWARD_FORMS[_bicubic],
+    **{
+        operator: FORWARD_FORMS[operator]
+        for operator in (
+            aten._upsample_bicubic2d_aa_backward.default,
+            *(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default),
+            *(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default),
+            *(aten.rrelu_with_noise.default, aten.rrelu_with_noise_backward.default),
+        )
+    },
+    **WRITTEN_MEMORY,
 }
 
 #: The kinds of target that a program can take.
@@ -790,6 +806,7 @@ def _with_facts(
     program.graph_module.meta[MANIFEST] = {
         "lrpfx": version("lrpfx"),
         "title": job.module.title,
+        "weights": fingerprint_of_tensors(job.module.state_dict()),
         "composite": job.module.composite,
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,16 +12,26 @@ from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of, open_dimensions
+from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of, open_dimensions, tolerance_of
 from lrpfx.deploy.preprocessing import check_photographs
-from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 9
+FORMAT = 10
 #: The formats that are read, each with the entries that older ones lack.
-READABLE: dict[int, tuple[str, ...]] = {7: (), 8: ("preprocessing", "categories"), 9: ("conditions",)}
+READABLE: dict[int, tuple[str, ...]] = {
+    7: (),
+    8: ("preprocessing", "categories"),
+    9: ("conditions",),
+    10: ("weights", "runtimes"),
+}
+
+#: The largest difference of a result that a self-test tolerates, relative to its norm, whatever a file says.
+MOST_TOLERATED = 0.1
+#: If rounding changes relevance by more than this, saving warns.
+UNDETERMINED = 0.01
 
 
 def checked_facts(program: ExportedProgram) -> dict[str, Any]:
@@ -32,23 +44,39 @@ def checked_facts(program: ExportedProgram) -> dict[str, Any]:
 
 
 def describe(
-    program: ExportedProgram, kind: str, history: Sequence[PassRecord], photographs: Mapping[str, Any]
+    program: ExportedProgram,
+    kind: str,
+    runtimes: Mapping[str, str],
+    history: Sequence[PassRecord],
+    photographs: Mapping[str, Any],
 ) -> tuple[dict[str, Any], bytes]:
     """The manifest without hashes, and the self-test.
 
-    `history`: the stages that made the program. `photographs`: its preprocessing and categories, if any.
+    `runtimes`: the versions of the packages that run the file. `history`: the stages that made the program. `photographs`: its
+    preprocessing and categories, if any.
     """
     logger.info("recording a self-test")
     facts = checked_facts(program)
+    tolerance = min(facts["tolerance"], MOST_TOLERATED)
     arguments = argument_examples(program)
     opened = open_dimensions(program)
-    test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], facts["tolerance"])
+    test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], tolerance)
+    if facts["tolerance"] > max(UNDETERMINED, tolerance_of(results["output"].dtype)):
+        warnings.warn(
+            f"the relevance of {facts['title']} is numerically undetermined: rounding alone changes it by up to "
+            f"{facts['tolerance']:.1e} of its norm, so another runtime or machine may give another map. The file's self-test "
+            f"allows a difference of {tolerance:.1e}. Rules with a larger epsilon or stabilizer change less",
+            LrpfxWarning,
+            stacklevel=6,
+        )
     manifest = {
         **photographs,
         "format": FORMAT,
         "kind": kind,
         "torch": str(torch.__version__),
+        "runtimes": dict(runtimes),
         **facts,
+        "tolerance": tolerance,
         "arguments": {name: _description(value, opened[name]) for name, value in arguments.items()},
         "results": {name: _description(value, opened[name]) for name, value in results.items()},
         "self_test": list(test.sizes),
@@ -79,8 +107,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         )
     if any(key in manifest for later, keys in READABLE.items() if later > format for key in keys):
         raise RefusedError("its manifest has entries that its format does not have")
-    if format < 9:
-        manifest["conditions"] = {}
+    manifest = {**{"conditions": {}, "weights": None, "runtimes": {}}, **manifest}
     for key, kind in _MANIFEST_KEYS.items():
         if not isinstance(manifest.get(key), kind):
             raise RefusedError(f"its manifest has no {key}, or an invalid value for it")
@@ -97,7 +124,10 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     _check_conditions(manifest)
     masks, results = manifest["conditions"], manifest["results"]
     names = [name for name in manifest["arguments"] if name not in masks]
-    if not names or "output" not in results or not 0 < manifest["tolerance"] < 1 or manifest["target"] not in TARGETS:
+    if not 0 < manifest["tolerance"] < math.inf:
+        raise RefusedError(f"its manifest does not give a valid tolerance: {manifest['tolerance']}")
+    manifest["tolerance"] = min(manifest["tolerance"], MOST_TOLERATED)
+    if not names or "output" not in results or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
     dimensions = {"index": 2, "token": 3}.get(manifest["target"])
@@ -107,6 +137,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         manifest["canonizers"],
         manifest.get("stages", []),
         list(manifest["rules"].values()),
+        list(manifest["runtimes"].values()),
         *manifest["merged"].values(),
     ]
     if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
@@ -166,8 +197,14 @@ def _texts_of(value: Any) -> Iterator[str]:
 
 _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
-    **dict.fromkeys(("arguments", "results", "rules", "merged", "conditions"), dict),
-    **{"canonizers": list, "reduce": (str, type(None)), "dynamic_batch": bool, "tolerance": float},
+    **dict.fromkeys(("arguments", "results", "rules", "merged", "conditions", "runtimes"), dict),
+    **{
+        "canonizers": list,
+        "reduce": (str, type(None)),
+        "weights": (str, type(None)),
+        "dynamic_batch": bool,
+        "tolerance": float,
+    },
     **{"self_test": list, "sizes": list, "masks": list},
 }
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

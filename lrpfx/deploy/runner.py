@@ -1,17 +1,21 @@
 """Runners: loaded programs that check their arguments."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import nn
 
 from lrpfx.deploy.manifest import DTYPES
+from lrpfx.deploy.preprocessing import preprocessing_in, stored_form
 from lrpfx.deploy.program import inputs_of, problem_of_sizes
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
+from lrpfx.runtime.fingerprint import fingerprint_of_tensors
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
@@ -118,7 +122,7 @@ class Runner:
                 stack.enter_context(torch.no_grad())
                 for device in devices:
                     stack.enter_context(torch.autocast(device, enabled=False))
-                return dict(self.function(*tensors.values()))
+                results = dict(self.function(*tensors.values()))
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -129,6 +133,10 @@ class Runner:
                     f"the program cannot run on these inputs, perhaps because an index is out of range: {error}"
                 ) from error
             raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
+        if results.keys() != self.manifest["results"].keys():
+            named = ", ".join(self.manifest["results"])
+            raise ArtefactError(f"the program gives {', '.join(results)}, but its manifest says {named}")
+        return results
 
     def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mask of a condition in its full shape, which follows from those of the other arguments; ones by default."""
@@ -190,8 +198,13 @@ class Runner:
         if outside.numel():
             raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
 
-    def verify(self) -> float:
+    def verify(self, *, tolerance: float | None = None) -> float:
         """Run the self-test, with two batch sizes if the program takes any.
+
+        Parameters
+        ----------
+        tolerance
+            The largest allowed difference; by default `manifest["tolerance"]`, which is never more than 0.1.
 
         Returns
         -------
@@ -202,7 +215,12 @@ class Runner:
         ------
         ArtefactError
             The difference exceeds the tolerance.
+        InputError
+            The tolerance is invalid.
         """
+        allowed = self.manifest["tolerance"] if tolerance is None else tolerance
+        if not isinstance(allowed, (int, float)) or not 0 <= allowed < math.inf:
+            raise InputError(f"tolerance is a number from 0, not {tolerance!r}")
         largest = 0.0
         for size in self.self_test.sizes:
             arguments = {
@@ -210,14 +228,38 @@ class Runner:
                 for name, value in self.self_test.arguments(list(self.manifest["arguments"]), size).items()
             }
             for name, value in self(**arguments).items():
+                expected = self.self_test.expected(name, size).shape
+                if tuple(value.shape) != expected:
+                    raise ArtefactError(f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved")
                 difference = self.self_test.difference(name, size, as_array(value))
                 largest = max(largest, difference)
-                if not difference <= self.manifest["tolerance"]:
+                if not difference <= allowed:
                     raise ArtefactError(
                         f"{name} differs from the program's result when it was saved, by {difference:.1e} of its norm in a "
-                        f"batch of {size}, which is more than {self.manifest['tolerance']:.0e}"
+                        f"batch of {size}, which is more than {allowed:.0e}"
                     )
         return largest
+
+    def matches(self, model: nn.Module, preprocess: Callable[..., Any] | None = None) -> bool:
+        """Whether the program was made from a model with the same parameters and buffers.
+
+        Parameters
+        ----------
+        model
+            The model, or its explainable module.
+        preprocess
+            If given, the file must also hold this preprocessing, as for `lrpfx.save`.
+
+        Raises
+        ------
+        ArtefactError
+            The file is of an older version, which does not hold a fingerprint of the weights.
+        """
+        if self.manifest["weights"] is None:
+            raise ArtefactError("the file does not hold a fingerprint of the weights: save it again with this version of lrpfx")
+        if preprocess is not None and stored_form(preprocess) != preprocessing_in(self.manifest):
+            return False
+        return bool(fingerprint_of_tensors(model.state_dict()) == self.manifest["weights"])
 
     def __repr__(self) -> str:
         return f"<{self.manifest['kind']} program of {self.manifest['title']}: {', '.join(self.manifest['arguments'])}>"

@@ -35,7 +35,6 @@ from lrpfx.operators import (
     sums,
     views,
 )
-from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
 FAMILIES = (
@@ -115,7 +114,6 @@ def add(row: Operator) -> None:
     _methods.update({method: Spelling(row, *order) for method, order in row.methods.items()})
     _foreign.update({path: Spelling(row, *order) for path, order in row.foreign.items()})
     rows_of_class.cache_clear()
-    aten_names.cache_clear()
 
 
 def lookup(function: Function) -> Spelling | None:
@@ -166,12 +164,6 @@ def writes_in_place(node: fx.Node) -> bool:
 def all_operators() -> tuple[Operator, ...]:
     """Every row of the table."""
     return tuple(_operators.values())
-
-
-@functools.cache
-def aten_names() -> frozenset[str]:
-    """Names of the ATen operators in the table, without overload names."""
-    return frozenset(function.overloadpacket.__name__ for function in _functions if isinstance(function, OpOverload))
 
 
 def module_classes() -> tuple[type, ...]:

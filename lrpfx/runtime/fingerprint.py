@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule, restore_graph
@@ -20,13 +22,18 @@ def fingerprint_of_module(module: ExplainModule) -> str:
     graphs = [module.graph, unfused, module.fold_graph]
     parts = [(name, _parts_of(one)) for name, one in module.named_modules(remove_duplicate=False)]
     facts = [module.composite, str(module), module.guards, graphs, [part for part in parts if part[1] is not None]]
-    total = hashlib.sha256(json.dumps(described(facts)).encode())
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    own = {name: value for name, value in tensors.items() if name not in module.derived}
+    return fingerprint_of_tensors(own, json.dumps(described(facts)).encode())
+
+
+def fingerprint_of_tensors(tensors: Mapping[str, torch.Tensor], before: bytes = b"") -> str:
+    """A hash of names, dtypes, shapes and values, such as those of `model.state_dict()`."""
+    total = hashlib.sha256(before)
     for name, value in sorted(tensors.items()):
-        if name not in module.derived:
-            total.update(name.encode())
-            for part in content_of(value):
-                total.update(part)
+        total.update(name.encode())
+        for part in content_of(value):
+            total.update(part)
     return total.hexdigest()
 
 

@@ -124,6 +124,15 @@ def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
     return found
 
 
+def decomposes_always(operator: OpOverload) -> bool:
+    """Whether an operator is only a function of others, so that no trace of operators contains it."""
+    try:
+        found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+    except RuntimeError:  # it belongs to TorchScript
+        return True
+    return found
+
+
 def decompositions_of_backwards() -> dict[Any, Callable[..., Any]]:
     """Torch's decompositions of backward operators."""
     return {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}

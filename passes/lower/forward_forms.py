@@ -1,4 +1,7 @@
-"""Replacements for operators that ONNX lacks, mainly the backward of convolutions, pooling, padding and resampling.
+"""Operators in forms of others.
+
+They replace what ONNX lacks, mainly the backward of convolutions, pooling, padding and resampling, and what a program must not
+contain, since it reads or writes memory unchecked.
 
 Each backward is linear in the gradient, so forward operators can express it: a transposed convolution, a product with a matrix
 for each dimension, or a scatter.
@@ -159,9 +162,9 @@ def _adaptive_members(shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> 
 
 def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
     def backward(gradient: torch.Tensor, input: torch.Tensor, *settings: Any) -> torch.Tensor:
-        indices = settings[-1].flatten(-dimensions)
-        nothing = torch.zeros_like(input).flatten(-dimensions)
-        return nothing.scatter_add(-1, indices, gradient.flatten(-dimensions)).view(input.shape)
+        nothing = input.new_zeros((*input.shape[:-dimensions], math.prod(input.shape[-dimensions:])))
+        total = nothing.scatter_add(-1, settings[-1].flatten(-dimensions), gradient.flatten(-dimensions))
+        return total.view(input.shape)
 
     return backward
 
@@ -311,6 +314,11 @@ def _rrelu(
     return NotImplemented if training else (torch.nn.functional.leaky_relu(input, (lower + upper) / 2), noise)
 
 
+def _rrelu_in_place(*args: Any) -> Any:
+    result = _rrelu(*args)
+    return result if result is NotImplemented else result[0]
+
+
 def _rrelu_backward(
     gradient: torch.Tensor, input: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, *result: Any
 ) -> Any:
@@ -327,6 +335,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
     aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # not in torch 2.4
+    aten.rrelu_with_noise.default: _rrelu_in_place,
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
     aten.replication_pad1d_backward.default: _replication_pad_backward,
     aten.replication_pad2d_backward.default: _replication_pad_backward,
@@ -354,4 +363,22 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.diagonal_backward.default: _diagonal_backward,
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
+}
+
+
+def _zeros(input: torch.Tensor, size: Sequence[int] | None = None, *strides: Any, **settings: Any) -> torch.Tensor:
+    """Zeros of the size and settings of an operator that makes a tensor like `input`."""
+    settings.pop("pin_memory", None)
+    return torch.zeros_like(input, **settings) if size is None else input.new_zeros(size, **settings)
+
+
+def _plain_zeros(size: Sequence[int], *strides: Any, **settings: Any) -> torch.Tensor:
+    settings.pop("memory_format", None)
+    return torch.zeros(size, **{"dtype": torch.get_default_dtype(), **settings})
+
+
+#: Operators that return memory that nobody has written -> the same with zeros.
+WRITTEN_MEMORY: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default), _zeros),
+    **dict.fromkeys((aten.empty.memory_format, aten.empty_strided.default), _plain_zeros),
 }

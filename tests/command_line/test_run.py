@@ -44,6 +44,7 @@ def test_export_and_run(folder):
     assert heatmap.size == (8, 8) and len(set(heatmap.convert("RGB").tobytes())) > 10
 
 
+@pytest.mark.filterwarnings("ignore:the options replace the preprocessing")
 def test_a_chosen_class_and_normalization(folder):
     exported_before()
     scale = ("--mean", "0.5,0.4,0.3", "--std", "0.2")
@@ -196,6 +197,7 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
         run("run", "model.pt2", "images", "results")
 
 
+@pytest.mark.filterwarnings("ignore:the options replace the preprocessing")
 def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     exported_before()
     for number in range(3, 12):

@@ -5,6 +5,7 @@ import copy
 import functools
 import hashlib
 import io
+import json
 import os
 import stat
 import subprocess
@@ -18,17 +19,26 @@ import pytest
 import torch
 from command_line.commands import run_program
 from crafted_files import (
+    FAR,
     IN_FILES,
+    IN_MODELS,
     MODEL,
     RUNS_IN_TORCH,
+    UNCHECKED,
+    aten,
+    calling,
+    program_that_calls,
+    resigned,
     saved,
     signed,
 )
 from helpers import small_net
+from tools import operator_fuzz
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archive, files
+from lrpfx.deploy import archive, files, torch_operators
 from lrpfx.deploy import artefact as artefacts
 from lrpfx.deploy.backends import onnx as onnx_backend
 
@@ -80,6 +90,90 @@ def test_nothing_in_an_archive_runs(name, entries, marker, tmp_path):
 def test_what_is_signed_alike_is_loaded(entries, tmp_path):
     (tmp_path / "signed.pt2").write_bytes(archive.archive_of(signed(entries)))
     assert lrpfx.load(tmp_path / "signed.pt2").verify() <= 1e-5
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_programs_call_no_operator_that_reads_unchecked(name, entries, marker, tmp_path):
+    (tmp_path / "crafted.pt2").write_bytes(program_that_calls(entries, *UNCHECKED[name]))
+    assert (tmp_path / "crafted.pt2").stat().st_size < 20_000
+    must_refuse(tmp_path / "crafted.pt2", marker, "which does not belong there")
+    with pytest.raises(lrpfx.ArtefactError, match="which does not belong there"):
+        artefacts.manifest_in(tmp_path / "crafted.pt2")
+
+
+def test_such_a_program_ends_the_process_in_torch(entries, tmp_path):
+    (tmp_path / "crafted.pt2").write_bytes(program_that_calls(entries, *UNCHECKED["pooling"]))
+    code = """if True:
+        import sys, torch
+        torch.export.load(sys.argv[1]).module()(torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))
+    """
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "crafted.pt2"], capture_output=True).returncode < 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten._fft_r2c.default, torch.rand(4, 8), [2**62], 0, True),
+        (aten._fft_c2r.default, torch.rand(4, 5).to(torch.complex64), [1], 0, 2**40),
+        (aten.upsample_nearest2d.default, torch.rand(1, 1, 4, 4), [8, 8], 1e-300, 1e-300),
+        (aten._adaptive_avg_pool2d_backward.default, torch.rand(2, 3, 3), torch.rand(2, 0, 3)),
+        (aten.reflection_pad2d_backward.default, torch.rand(0, 4, 4), torch.rand(1, 3, 3), [0, 1, 0, 1]),
+        (aten.gather.default, torch.rand(4), 0, torch.tensor([FAR])),
+        (aten.scatter_add.default, torch.rand(4), 0, torch.tensor([FAR]), torch.rand(1)),
+        (aten.index_put.default, torch.rand(4), [torch.tensor([FAR])], torch.rand(1)),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_a_call_with_arguments_out_of_range_is_an_error(call):
+    operator, *arguments = call
+    with pytest.raises((ValueError, RuntimeError, IndexError)):
+        torch_operators.guarded(operator)(*arguments)
+
+
+def test_the_checks_are_in_what_is_loaded(entries, tmp_path):
+    content = program_that_calls(entries, aten.upsample_nearest2d.default, torch.rand(1, 1, 4, 4), [8, 8], 2.0, 2.0)
+    inner = archive.read_archive(content)
+    changed = inner[MODEL].replace(b'"as_float": 2.0', b'"as_float": 1e-300')
+    assert changed != inner[MODEL]
+    (tmp_path / "crafted.pt2").write_bytes(archive.archive_of(signed({**inner, MODEL: changed})))
+    runner = lrpfx.load(tmp_path / "crafted.pt2")
+    with pytest.raises(lrpfx.ArtefactError, match="does not take these arguments"):
+        runner(torch.rand(2, 3, 8, 8, dtype=torch.float32), torch.tensor([0, 1]))
+
+
+def test_loading_computes_nothing(artefact):
+    called = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(str(func.overloadpacket))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        runner = lrpfx.load(artefact)
+    assert set(called) <= {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "aten.set_", "aten.as_strided"}
+    assert runner.verify() <= 1e-5
+
+
+def test_a_dtype_is_not_a_number(entries, marker, tmp_path):
+    content = program_that_calls(entries, aten.sum.dim_IntList, torch.rand(3), [0])
+    inner = archive.read_archive(content)
+    model = json.loads(inner[MODEL])
+    (node,) = (node for node in model["graph_module"]["graph"]["nodes"] if "sum" in node["target"])
+    node["inputs"].append({"name": "dtype", "arg": {"as_int": 1000}, "kind": 2})
+    (tmp_path / "crafted.pt2").write_bytes(archive.archive_of(signed({**inner, MODEL: json.dumps(model).encode()})))
+    must_refuse(tmp_path / "crafted.pt2", marker, "1000 as dtype")
+
+
+def test_calls_with_arguments_out_of_range_end_no_process():
+    ran, ended = operator_fuzz.examine(1000)
+    assert ran > 300 and not [one for one in ended if one[2] != "SIGALRM"]
+
+
+@pytest.mark.slow
+def test_many_calls_with_arguments_out_of_range_end_no_process():
+    ran, ended = operator_fuzz.examine(20_000, seed=1)
+    assert ran > 6000 and not [one for one in ended if one[2] != "SIGALRM"]
 
 
 @pytest.mark.parametrize("within", ["", "program/"])
@@ -192,14 +286,6 @@ def onnx_artefact(program, tmp_path_factory):
     return lrpfx.save(program, tmp_path_factory.mktemp("attacked") / "model.onnx")
 
 
-def resigned(model):
-    entries = [entry for entry in model.metadata_props if entry.key != "lrpfx_sha256"]
-    del model.metadata_props[:]
-    model.metadata_props.extend(entries)
-    body = model.SerializeToString(deterministic=True)
-    return body + onnx_backend._trailer(body)
-
-
 def outside(tensor, location):
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -224,6 +310,26 @@ def test_onnx_files_read_no_other_file(place, location, onnx_artefact, marker, t
         model.graph.node.append(node)
     (tmp_path / "model.onnx").write_bytes(resigned(model))
     must_refuse(tmp_path / "model.onnx", marker, "reads another file")
+
+
+@pytest.mark.parametrize("name", IN_MODELS)
+def test_onnx_files_ask_for_little(name, onnx_artefact, marker, tmp_path, monkeypatch):
+    """They are refused before a runtime reads them."""
+    import onnxruntime
+
+    model = onnx.load(onnx_artefact)
+    change, message = IN_MODELS[name]
+    change(model)
+    (tmp_path / "model.onnx").write_bytes(resigned(model))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *arguments, **options: marker.touch())
+    must_refuse(tmp_path / "model.onnx", marker, message)
+
+
+def test_large_results_of_large_arguments_are_computed(onnx_artefact, tmp_path):
+    model = onnx.load(onnx_artefact)
+    calling(("ConstantOfShape", ["size"], ["a"], {}), values={"size": [2**20]})(model)
+    (tmp_path / "model.onnx").write_bytes(resigned(model))
+    assert lrpfx.load(tmp_path / "model.onnx").verify() <= 1e-5
 
 
 def test_onnx_files_with_two_manifests(onnx_artefact, marker, tmp_path):

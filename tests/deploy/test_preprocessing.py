@@ -179,16 +179,17 @@ def manifest(program, tmp_path_factory):
 
 
 def test_files_of_earlier_formats_are_read(manifest):
-    later = {7: ("preprocessing", "categories", "conditions"), 8: ("conditions",)}
+    newest = ("weights", "runtimes")
+    later = {7: ("preprocessing", "categories", "conditions", *newest), 8: ("conditions", *newest), 9: newest}
     for format, keys in later.items():
         older = {key: value for key, value in manifest.items() if key not in keys} | {"format": format}
         read = manifest_of(json.dumps(older))
-        assert read["format"] == format and read["conditions"] == {}
+        assert read["format"] == format and read["conditions"] == {} and read["weights"] is None
         for key in keys:
             with pytest.raises(archive.RefusedError, match="its format does not have"):
                 manifest_of(json.dumps({**older, key: manifest[key]}))
-    for format in (6, 10, 9.0, True, "9", None):
-        with pytest.raises(archive.RefusedError, match="reads the formats 7 to 9"):
+    for format in (6, 11, 10.0, True, "10", None):
+        with pytest.raises(archive.RefusedError, match="reads the formats 7 to 10"):
             manifest_of(json.dumps({**manifest, "format": format}))
 
 

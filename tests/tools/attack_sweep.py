@@ -10,9 +10,10 @@ import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import onnx
 import torch
 import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
-from crafted_files import IN_FILES, signed
+from crafted_files import IN_FILES, IN_MODELS, UNCHECKED, program_that_calls, resigned, signed
 from helpers import small_net
 
 import lrpfx
@@ -87,6 +88,15 @@ def measure(each=250):
             found.append(outcome(folder / "signed.pt2", changed, arguments, {}))
             found[-1] = "wrong" if marker.exists() else found[-1]
         yield ".pt2", "crafted to run code, with correct hashes", found
+        programs = (program_that_calls(entries, *call) for call in UNCHECKED.values())
+        found = [outcome(folder / "signed.pt2", content, arguments, {}) for content in programs]
+        yield ".pt2", "crafted to call operators that read unchecked, with correct hashes", found
+        found = []
+        for change, _ in IN_MODELS.values():
+            model = onnx.load(files[".onnx"])
+            change(model)
+            found.append(outcome(folder / "signed.onnx", resigned(model), arguments, {}))
+        yield ".onnx", "crafted to take memory or time without end, with correct hashes", found
 
 
 def table(rows):

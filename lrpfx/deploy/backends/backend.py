@@ -1,7 +1,7 @@
 """The interface of backends. A backend is one file form of lowered programs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.passes.program import GraphPass
 
 #: Writes a file with the given content, which must pass its self-test first.
@@ -29,6 +30,8 @@ class Backend(ABC):
 
     kind: ClassVar[str]
     suffix: ClassVar[str]
+    is_native: ClassVar[bool] = False  # whether its files contain native code
+    runtime: ClassVar[str] = "torch"  # the package that runs its files
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
 
@@ -45,5 +48,13 @@ class Backend(ABC):
         """Read a file with this suffix. Raises `RefusedError` if it is damaged."""
 
     @abstractmethod
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        """The content of a file with right hashes and with changes of its manifest."""
+
+    @abstractmethod
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
+        """Raise `RefusedError` for content that does not belong in such a file. Nothing is loaded or computed."""
+
+    @abstractmethod
     def load(self, path: Path, stored: Stored) -> Function:
-        """Load the program. Raises `RefusedError` for content that does not belong in such a file."""
+        """Load a checked program."""

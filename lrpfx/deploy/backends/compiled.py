@@ -12,6 +12,7 @@ from lrpfx.deploy.archive import archive_of, check_entries, read_archive, signed
 from lrpfx.deploy.backends.backend import Replace, Stored
 from lrpfx.deploy.backends.exported import Exported
 from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import ArtefactError
 from lrpfx.support.torch_internals import compile_program, load_compiled, problem_of_cpp_compiler
 
@@ -26,6 +27,7 @@ class Compiled(Exported):
     """Native code for machines like this one, in an archive with the form of an exported program's."""
 
     kind = "compiled"
+    is_native = True
 
     def check_requirements(self) -> None:
         problem = problem_of_cpp_compiler()
@@ -46,8 +48,10 @@ class Compiled(Exported):
             entries = read_archive(compiled.read_bytes())
         replace(signed_archive(entries, manifest, self_test))
 
-    def load(self, path: Path, stored: Stored) -> Function:
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         check_entries(stored.content, r"data/aotinductor/model/\w+(\.\w+)+")
+
+    def load(self, path: Path, stored: Stored) -> Function:
         with tempfile.TemporaryDirectory() as folder:
             archive = Path(folder) / "program.pt2"
             archive.write_bytes(archive_of(stored.content))

@@ -19,6 +19,9 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.archive import (
+    MANIFEST,
+    MANIFEST_HASH,
+    SELF_TEST,
     Entries,
     RefusedError,
     archive_of,
@@ -30,13 +33,15 @@ from lrpfx.deploy.archive import (
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
+from lrpfx.deploy.torch_operators import check_calls, guarded, is_allowed
 from lrpfx.ir.node import attribute_of
-from lrpfx.operators.table import aten_names
 from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.torch_internals import OpOverload, load_archive, pytree
 
 #: torch's deserializer keeps its state in a global variable.
 _DESERIALIZING = threading.Lock()
+_FOLDING = threading.Lock()
 
 _MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -62,7 +67,12 @@ class Exported(Backend):
         text, self_test, entries = read_signed_archive(content)
         return Stored(manifest_of(text), self_test, entries)
 
-    def load(self, path: Path, stored: Stored) -> Function:
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        entries = read_archive(content)
+        kept = {name: value for name, value in entries.items() if name not in (MANIFEST, MANIFEST_HASH, SELF_TEST)}
+        return signed_archive(kept, {**json.loads(entries[MANIFEST]), **changes}, entries[SELF_TEST])
+
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
         entries = stored.content
         check_entries(
             entries,
@@ -74,15 +84,37 @@ class Exported(Backend):
         for config in _CONFIGS:
             _check_config(entries, config)
         _check_program(entries[_MODEL])
+
+    def load(self, path: Path, stored: Stored) -> Function:
         with _DESERIALIZING, torch.device("cpu"):  # torch's reader supports one thread, and no modes
-            exported = program_of(entries)
+            exported = program_of(stored.content)
             for name, tensor in {**exported.state_dict, **exported.constants}.items():
                 if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() < tensor.nbytes:
                     raise RefusedError(f"{name} is larger than its data in the file")
+            check_calls(exported.graph)
             program = exported.module()
-            fold_constants(program)
-        function: Function = program
-        return function
+        for node in program.graph.nodes:
+            if isinstance(node.target, OpOverload):
+                node.target = guarded(node.target)
+        program.recompile()
+        return _Program(program)
+
+
+class _Program:
+    """A program that computes what depends only on its tensors in its first call: loading computes nothing."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.is_folded = False
+
+    def __call__(self, *tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        if not self.is_folded:
+            with _FOLDING:
+                if not self.is_folded:
+                    fold_constants(self.module)
+                    self.is_folded = True
+        results: Mapping[str, torch.Tensor] = self.module(*tensors)
+        return results
 
 
 def plain_entries(content: bytes) -> Entries:
@@ -125,17 +157,9 @@ def _check_config(entries: Mapping[str, bytes], name: str) -> None:
 _TEXT = re.compile(r"[\w.:+/@ -]*")  # for paths in a model, devices, modes such as "bicubic"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _OPERATOR = re.compile(
-    r"torch\.ops\.(aten|prims|torchvision)(\.\w+){2}|torch\.sym_(float|int|ite|max|min|not|sqrt)|math\.(trunc|ceil|floor)"
+    r"torch\.ops\.aten(\.\w+){2}|torch\.sym_(float|int|ite|max|min|not|sqrt)|math\.(trunc|ceil|floor)"
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|not_|getitem)"
 )
-#: Operators of programs that are neither core ones of torch nor in the operator table. Decompositions produce them.
-_OPERATORS = frozenset(
-    {"_unsafe_view", "new_full", "new_ones", "new_zeros", "new_empty", "ones_like", "zeros_like", "full_like"}
-)
-_OPERATORS |= {"empty_like", "zeros", "ones", "full", "arange", "linspace", "scalar_tensor", "linalg_vector_norm", "unfold"}
-_OPERATORS |= {"_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise_functional", "new_empty_strided", "_unsafe_index"}
-_OPERATORS |= {"_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
-_BACKWARDS = ("_backward", "_backward_data")
 _NAMES_IN_EXPRESSIONS = re.compile(
     "Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|true|false|oo|int_oo|FloorDiv|ModularIndexing|Where|PythonMod"
     "|CleanDiv|CeilToInt|FloorToInt|CeilDiv|FloatTrueDiv|IntTrueDiv|TruncToInt|RoundToInt|ToFloat|Identity|Equality|Unequality"
@@ -189,23 +213,14 @@ def _check_metadata(value: Any) -> None:
 
 
 def _is_operator(text: str) -> bool:
-    """Whether `text` names an operator that a node may call: a pure function of tensors that checks its arguments."""
+    """Whether `text` names an operator that a node may call."""
     if not _OPERATOR.fullmatch(text):
         return False
     if not text.startswith("torch.ops."):
         return True
-    namespace, name, overload = text.split(".")[2:]
-    found = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    if not isinstance(found, OpOverload) or found._schema.is_mutable:
-        return False
-    known = torch.Tag.core in found.tags or torch.Tag.pointwise in found.tags or name in aten_names()
-    return (known or name in _OPERATORS or name.endswith(_BACKWARDS)) and _has_tensor(found)
-
-
-def _has_tensor(operator: OpOverload) -> bool:
-    """Whether an operator takes or returns a tensor. Others belong to TorchScript or change settings of the process."""
-    values = (*operator._schema.arguments, *operator._schema.returns)
-    return any("Tensor" in str(value.type) for value in values)
+    name, overload = text.split(".")[3:]
+    found = getattr(getattr(torch.ops.aten, name, None), overload, None)
+    return isinstance(found, OpOverload) and is_allowed(found)
 
 
 def _is_expression(text: str) -> bool:

@@ -23,8 +23,9 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored
 from lrpfx.deploy.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.onnx_operators import check_operators, check_sizes
 from lrpfx.deploy.runner import Function
-from lrpfx.deploy.self_test import as_array
+from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded, rebuilt
 from lrpfx.runtime.propagation import ORIGIN
@@ -46,6 +47,7 @@ class Onnx(Backend):
 
     kind = "onnx"
     suffix = ".onnx"
+    runtime = "onnxruntime"
     legalize = (LegalizeForOnnx,)
 
     def check_requirements(self) -> None:
@@ -63,12 +65,7 @@ class Onnx(Backend):
         try:
             if sum(tensor.nbytes for tensor in program.state_dict.values()) > EXTERNAL_DATA_FROM:
                 written, manifest["data"] = _move_parameters(model, path)
-            metadata = {"lrpfx": json.dumps(manifest), "lrpfx_self_test": base64.b64encode(self_test).decode()}
-            for key, value in metadata.items():
-                entry = model.metadata_props.add()
-                entry.key, entry.value = key, value
-            body = model.SerializeToString(deterministic=True)
-            replace(body + _trailer(body))
+            replace(_hashed(model, json.dumps(manifest), base64.b64encode(self_test).decode()))
         except BaseException:
             if written is not None:
                 written.unlink(missing_ok=True)
@@ -78,24 +75,41 @@ class Onnx(Backend):
 
     def read(self, path: Path, content: bytes) -> Stored:
         try:
-            import onnxruntime  # noqa: F401  loads the model
-
             manifest, self_test = _read(content)
         except ImportError as error:
             raise _missing(error) from error
         return Stored(manifest, self_test, content)
 
-    def load(self, path: Path, stored: Stored) -> Function:
-        import onnxruntime
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        import onnx
 
+        model = onnx.ModelProto.FromString(content)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        if not {"lrpfx", "lrpfx_self_test"} <= set(metadata):
+            raise RefusedError("it was not written by lrpfx, or what changed it removed its manifest")
+        manifest = {**json.loads(metadata["lrpfx"]), **changes}
+        return _hashed(model, json.dumps(manifest), metadata["lrpfx_self_test"])
+
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
+        import onnx
+
+        model = onnx.ModelProto.FromString(stored.content)
+        check_operators(model)
+        names = list(stored.manifest["arguments"])
+        shapes = {name: value.shape for name, value in test.arguments(names, test.sizes[-1]).items()}
+        data = _data_beside(path, stored.manifest)
+        check_sizes(model, shapes, len(stored.content) + (data.stat().st_size if data is not None else 0))
+
+    def load(self, path: Path, stored: Stored) -> Function:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise _missing(error) from error
         manifest = stored.manifest
+        data = _data_beside(path, manifest)
+        if data is not None and hash_of_file(data) != manifest["data"]["sha256"]:
+            raise RefusedError(f"it is damaged: {data.name} has another hash")
         path = behind_links(path)
-        data = path.parent / manifest["data"]["file"] if "data" in manifest else None
-        if data is not None:
-            if data.is_symlink() or not data.is_file():
-                raise RefusedError(f"the file of its parameters, {data.name}, is missing")
-            if hash_of_file(data) != manifest["data"]["sha256"]:
-                raise RefusedError(f"it is damaged: {data.name} has another hash")
         try:
             session = onnxruntime.InferenceSession(stored.content if data is None else path, providers=["CPUExecutionProvider"])
         except Exception as error:
@@ -107,6 +121,16 @@ class Onnx(Backend):
             return dict(zip(names, map(torch.from_numpy, session.run(names, arrays)), strict=True))
 
         return run
+
+
+def _data_beside(path: Path, manifest: Mapping[str, Any]) -> Path | None:
+    """The file that holds the parameters of an .onnx file, or None if that file holds them."""
+    if "data" not in manifest:
+        return None
+    data = behind_links(path).parent / str(manifest["data"]["file"])
+    if data.is_symlink() or not data.is_file():
+        raise RefusedError(f"the file of its parameters, {data.name}, is missing")
+    return data
 
 
 def _missing(error: ImportError) -> ArtefactError:
@@ -264,6 +288,16 @@ def _is_named(data: Path, path: Path) -> bool:
                 if stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).find(name) >= 0:
                     return True
     return False
+
+
+def _hashed(model: Any, manifest: str, self_test: str) -> bytes:
+    """The content of a file: the model with its manifest, its self-test and its hash."""
+    del model.metadata_props[:]
+    for key, value in (("lrpfx", manifest), ("lrpfx_self_test", self_test)):
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    body: bytes = model.SerializeToString(deterministic=True)
+    return body + _trailer(body)
 
 
 def _trailer(body: bytes) -> bytes:

@@ -1,0 +1,55 @@
+"""Signatures of files with a key of Ed25519. A signature lies beside its file, as `model.onnx.sig`."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.files import as_path, written
+from lrpfx.errors import ArtefactError, InputError, os_errors
+from lrpfx.support.optional_packages import optional_package
+
+#: A path of a file in PEM format, or its content.
+Key = str | os.PathLike[str] | bytes
+
+
+def write_signature(path: Path, content: bytes, key: Key) -> None:
+    """Sign the content of a file with a private key."""
+    loaded = _key(key, "load_pem_private_key", "Ed25519PrivateKey", password=None)
+    written(_beside(path), loaded.sign(_message(content)).hex().encode())
+
+
+def check_signature(path: Path, content: bytes, key: Key) -> None:
+    """Raise `RefusedError` unless the content of a file was signed with the private key that belongs to a public key."""
+    loaded = _key(key, "load_pem_public_key", "Ed25519PublicKey")
+    invalid = optional_package("cryptography.exceptions", "a signature", "signing").InvalidSignature
+    if not _beside(path).is_file():
+        raise RefusedError(f"it is not signed: there is no {_beside(path).name} beside it")
+    try:
+        loaded.verify(bytes.fromhex(_beside(path).read_text()), _message(content))
+    except (invalid, ValueError) as error:
+        raise RefusedError("its signature is not one of this key for this content") from error
+
+
+def _key(key: Key, loader: str, kind: str, **settings: Any) -> Any:
+    serialization = optional_package("cryptography.hazmat.primitives.serialization", "a signature", "signing")
+    kinds = optional_package("cryptography.hazmat.primitives.asymmetric.ed25519", "a signature", "signing")
+    if not isinstance(key, bytes):
+        with os_errors(ArtefactError, as_path(key), "read"):
+            key = as_path(key).read_bytes()
+    try:
+        loaded = getattr(serialization, loader)(key, **settings)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"this is not a {kind} in PEM format without a password: {error}") from error
+    if not isinstance(loaded, getattr(kinds, kind)):
+        raise InputError(f"the key is a {type(loaded).__name__}, not an {kind}")
+    return loaded
+
+
+def _message(content: bytes) -> bytes:
+    return b"lrpfx\n" + hashlib.sha256(content).digest()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sig")
