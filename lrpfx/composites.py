@@ -437,6 +437,8 @@ class LayerMapComposite(Composite):
 class SpecialFirstLayerMapComposite(LayerMapComposite):
     """A layer map, and a first map that precedes it until one layer, the first in execution, has matched.
 
+    Further calls of that layer have the same rule.
+
     Parameters
     ----------
     layer_map
@@ -453,10 +455,11 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
         super().__init__(layer_map, canonizers=canonizers)
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
-        if not ctx.get("first_layer_visited", False):
+        path = getattr(module, "module_path", None)
+        if not ctx.get("first_layer_visited", False) or (path is not None and path == ctx.get("first_layer_path")):
             rule = self._first_match(ctx, self.first_map, "first_map", module)
             if rule is not None:
-                ctx["first_layer_visited"] = True
+                ctx["first_layer_visited"], ctx["first_layer_path"] = True, path
                 return rule
         return super().mapping(ctx, name, module)
 

@@ -1,7 +1,7 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
 from lrpfx.errors import InputTypeError
-from lrpfx.ir.node import calls_before_output, data_calls, is_data, node_info, update_info
+from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, update_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
@@ -52,11 +52,11 @@ class Assign(GraphPass):
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.warnings.append(_warning(program, self.composite, unmatched))
-        result.warnings += _parts_of_layers(program)
+        result.warnings += _products_and_exponentials(program)
         return result
 
 
-def _parts_of_layers(program: Program) -> list[str]:
+def _products_and_exponentials(program: Program) -> list[str]:
     """A warning that names what is most often a part of a layer that is written out, and was not recognized as such."""
     found = []
     rules = {type(node_info(node).rule) for node in data_calls(program.graph) if node_info(node).kind in _LINEAR}
@@ -66,6 +66,7 @@ def _parts_of_layers(program: Program) -> list[str]:
         if row is None or info.rule is None or "name_map" in info.chosen_by:
             continue
         is_product = row.contraction is not None and not row.adds_up and sum(map(is_data, node.all_input_nodes)) == 1
+        is_product = is_product and any(is_learned(one, program.root) for one in node.all_input_nodes if not is_data(one))
         if row.of_softmax or (is_product and rules - {Epsilon, Norm}):
             found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
     if not found:

@@ -7,6 +7,7 @@ from lrpfx.passes.analyze.infer_signs import AnalyzeSigns, InputRange
 from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
 from lrpfx.passes.canonize.explain_logits import ExplainLogits
+from lrpfx.passes.canonize.find_batch_norm import FindBatchNorm
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_padding import MergePadding
@@ -85,6 +86,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         MergeScales(),
         MergePieces(),
         MergeScales(),
+        FindBatchNorm(),
         MergeBatchNormLeft(),
         MergeScales(),
         MergePadding(),

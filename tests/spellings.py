@@ -24,7 +24,7 @@ class Pair:
         """Whether the layer is linear, a "layer", recurrent, a "series", or a softmax, a "function"."""
         if issubclass(self.network, Series):
             return "series"
-        return "layer" if issubclass(self.network, (Dense, Images)) else "function"
+        return "layer" if issubclass(self.network, (Dense, Images, Waves, PreActivation)) else "function"
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -88,6 +88,47 @@ class Images(Network):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         features = torch.relu(self.layer(self, torch.relu(self.layer(self, x))))
         return self.head(features.mean((2, 3)))
+
+
+class Waves(Network):
+    """A convolution by hand over a series, and a classifier."""
+
+    shape = (2, 1, 12)
+
+    def build(self) -> None:
+        self.weight, self.bias, self.head = _parameter(4, 1, 3), _parameter(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.layer(self, x)).mean(-1))
+
+
+class PreActivation(Network):
+    """A residual block whose batch norm comes before the ReLU and the convolution."""
+
+    shape = (2, 3, 6, 6)
+
+    def build(self) -> None:
+        self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, 4)
+        for tensor in (self.norm.running_mean, self.norm.weight, self.norm.bias):
+            tensor.data.normal_()
+        self.norm.running_var.uniform_(0.5, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head((x + self.last(torch.relu(self.layer(self, x)))).mean((2, 3)))
+
+
+class Activated(Network):
+    """An activation by hand between two dense layers."""
+
+    shape = (3, 6)
+
+    def build(self) -> None:
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self, self.first(x)))
 
 
 class Attention(Network):
@@ -219,6 +260,11 @@ def _standardized_by_hand(m, x):
     return x @ (weight / m.weight.std(1, keepdim=True)).t() + m.bias
 
 
+def _with_column(m, x):
+    both = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
+
+
 DENSE = {
     "x @ W.T + b": (_linear, lambda m, x: x @ m.weight.T + m.bias),
     "b + x @ W.t()": (_linear, lambda m, x: m.bias + x @ m.weight.t()),
@@ -263,6 +309,31 @@ DENSE = {
     "+ b.expand_as": (_linear, _with_expanded),
     "sum of products of x[:, None, :]": (_linear, lambda m, x: (x[:, None, :] * m.weight).sum(-1) + m.bias),
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
+    "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
+    "+ b.tile": (_linear, lambda m, x: x @ m.weight.T + m.bias.tile(x.shape[0], 1)),
+    "+ b.to(x.dtype)": (_linear, lambda m, x: x @ m.weight.type_as(x).T + m.bias.to(device=x.device, dtype=x.dtype)),
+    "weight * mask.to(x.dtype)": (
+        lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
+        lambda m, x: x @ (m.weight * m.mask.to(x.dtype)).T + m.bias,
+    ),
+    "a column of ones": (_linear, _with_column),
+    "padded with ones": (
+        _linear,
+        lambda m, x: F.linear(F.pad(x, (0, 1), value=1.0), torch.cat([m.weight, m.bias[:, None]], 1)),
+    ),
+    "@ diag(scale)": (
+        lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
+        lambda m, x: x @ m.weight.T @ torch.diag(m.scale) + m.bias,
+    ),
+    "scaled by einsum": (
+        lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
+        lambda m, x: torch.einsum("bi,i->bi", x @ m.weight.T, m.scale) + m.bias,
+    ),
+    "two halves under cat": (_linear, lambda m, x: torch.cat([x @ m.weight[:3].T, x @ m.weight[3:].T], -1) + m.bias),
+    "outputs under stack": (
+        _linear,
+        lambda m, x: torch.stack([(x * m.weight[place]).sum(-1) + m.bias[place] for place in range(6)], -1),
+    ),
 }
 
 SEQUENCES = {
@@ -273,6 +344,17 @@ SEQUENCES = {
     "einsum of sequences": (_linear, lambda m, x: torch.einsum("...i,oi->...o", x, m.weight) + m.bias),
     "einsum in heads": (_linear, _in_heads),
     "tensordot of sequences": (_linear, lambda m, x: torch.tensordot(m.weight, x, ([1], [2])).permute(1, 2, 0) + m.bias),
+    "a column of ones, of sequences": (_linear, _with_column),
+    "einsum, + b of heads": (
+        _linear,
+        lambda m, x: (
+            (torch.einsum("bpd,hed->bhpe", x, m.weight.view(2, 3, 6)) + m.bias.view(2, 1, 3)).permute(0, 2, 1, 3).flatten(2)
+        ),
+    ),
+    "heads, put together, + b": (
+        _linear,
+        lambda m, x: torch.einsum("btd,hed->bhte", x, m.weight.view(2, 3, 6)).permute(0, 2, 1, 3).flatten(2) + m.bias,
+    ),
     "W @ x.mT": (_linear, lambda m, x: (m.weight @ x.mT + m.bias[:, None]).mT),
 }
 
@@ -285,6 +367,43 @@ def _conv(m, x):
 
 def _padded(m, x):
     return F.conv2d(F.pad(x, (1, 1, 1, 1)), m.weight, m.bias)
+
+
+def _between_zeros(m, x):
+    zeros = x.new_zeros(*x.shape[:-1], 1)
+    x = torch.cat([zeros, x, zeros], -1)
+    zeros = x.new_zeros(*x.shape[:-2], 1, x.shape[-1])
+    return F.conv2d(torch.cat([zeros, x, zeros], -2), m.weight, m.bias)
+
+
+WAVES = {
+    "pad before, then conv1d": (
+        lambda m, x: F.conv1d(x, m.weight, m.bias, padding=2)[..., :-2],
+        lambda m, x: F.conv1d(F.pad(x, (2, 0)), m.weight, m.bias),
+    ),
+    "pad after, then conv1d": (
+        lambda m, x: F.conv1d(x, m.weight[..., :2], m.bias, padding="same"),
+        lambda m, x: F.conv1d(F.pad(x, (0, 1)), m.weight[..., :2], m.bias),
+    ),
+}
+
+
+def _frozen(m, x):
+    scale = m.norm.weight.view(1, -1, 1, 1) * (m.norm.running_var.view(1, -1, 1, 1) + m.norm.eps).rsqrt()
+    return x * scale + (m.norm.bias.view(1, -1, 1, 1) - m.norm.running_mean.view(1, -1, 1, 1) * scale)
+
+
+def _norm_by_hand(m, x):
+    mean, variance, weight, bias = (
+        one[:, None, None] for one in (m.norm.running_mean, m.norm.running_var, m.norm.weight, m.norm.bias)
+    )
+    return (x - mean) / torch.sqrt(variance + m.norm.eps) * weight + bias
+
+
+BLOCKS = {
+    "batch norm before ReLU, frozen": (lambda m, x: m.norm(x), _frozen),
+    "batch norm before ReLU, by hand": (lambda m, x: m.norm(x), _norm_by_hand),
+}
 
 
 def _unfolded(m, x):
@@ -334,6 +453,13 @@ IMAGES = {
         lambda m, x: F.conv_transpose2d(x, m.weight * m.scale[:, None, None], m.bias, padding=1),
         lambda m, x: F.conv_transpose2d(x, m.weight, padding=1) * m.scale.view(-1, 1, 1) + m.bias.view(-1, 1, 1),
     ),
+    "two halves of conv2d under cat": (
+        _conv,
+        lambda m, x: torch.cat(
+            [F.conv2d(x, m.weight[part], m.bias[part], padding=1) for part in (slice(0, 2), slice(2, 4))], 1
+        ),
+    ),
+    "zeros by cat, then conv2d": (_conv, _between_zeros),
     "unfold": (_conv, _unfolded),
     "unfold, then linear": (_conv, _unfolded_rows),
 }
@@ -470,7 +596,19 @@ def _of_geometric(m, scores):
     return (weights / sums.index_select(0, m.target))[:, 0]
 
 
+def _renormalized(m, x):
+    weights = torch.softmax(x, -1) * m.allowed
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _masked_by_where(m, x):
+    weights = torch.where(m.allowed > 0, x.exp(), torch.zeros_like(x))
+    return weights / weights.sum(-1, keepdim=True)
+
+
 SOFTMAXES = {
+    "softmax * mask, normalized again": (_masked, _renormalized),
+    "masked by where": (_masked, _masked_by_where),
     "exp / sum": (_softmax, _exp_by_sum),
     "exp / exp.sum, computed twice": (_softmax, lambda m, x: x.exp() / x.exp().sum(-1, keepdim=True)),
     "minus amax": (_softmax, _minus_amax),
@@ -575,11 +713,36 @@ SERIES = {
     "RNN, step by step": (_named("rnn"), _rnn),
 }
 
+ACTIVATIONS = {
+    "(1 + tanh(x / 2)) / 2": (lambda m, x: torch.sigmoid(x), lambda m, x: 0.5 * (1 + torch.tanh(x / 2))),
+    "1 - sigmoid(-x)": (lambda m, x: torch.sigmoid(x), lambda m, x: 1 - torch.sigmoid(-x)),
+    "(1 + exp(-x)) ** -1": (lambda m, x: torch.sigmoid(x), lambda m, x: (1 + torch.exp(-x)) ** -1),
+    "2 * sigmoid(2 * x) - 1": (lambda m, x: torch.tanh(x), lambda m, x: 2 * torch.sigmoid(2 * x) - 1),
+    "log(1 + exp(x))": (lambda m, x: F.softplus(x), lambda m, x: torch.log(1 + torch.exp(x))),
+    "logaddexp(x, 0)": (lambda m, x: F.softplus(x), lambda m, x: torch.logaddexp(x, torch.zeros_like(x))),
+    "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
+    "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
+    "x * relu6(x + 3) / 6": (lambda m, x: F.hardswish(x), lambda m, x: x * F.relu6(x + 3) / 6),
+    "x / (1 + exp(-x))": (lambda m, x: F.silu(x), lambda m, x: x / (1 + torch.exp(-x))),
+    "x * ndtr(x)": (lambda m, x: F.gelu(x), lambda m, x: x * torch.special.ndtr(x)),
+}
+
 PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Dense) for name, pair in DENSE.items()},
     **{name: Pair(*pair, Sequences) for name, pair in SEQUENCES.items()},
     **{name: Pair(*pair, Images) for name, pair in IMAGES.items()},
+    **{name: Pair(*pair, Waves) for name, pair in WAVES.items()},
+    **{name: Pair(*pair, PreActivation) for name, pair in BLOCKS.items()},
+    **{name: Pair(*pair, Activated) for name, pair in ACTIVATIONS.items()},
     **{name: Pair(*pair, Attention) for name, pair in SOFTMAXES.items()},
+    "(softmax * v).sum": Pair(
+        _weigh, lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2), Weighted
+    ),
+    "gate by einsum": Pair(
+        lambda m, given: given[1] * torch.sigmoid(given[0].mean(-1, keepdim=True)),
+        lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1))),
+        Weighted,
+    ),
     "(exp @ v) / sum": Pair(_weigh, _divided_last, Weighted),
     "einsum(exp, v) / sum": Pair(_weigh, _einsum_divided_last, Weighted),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import small_net, torchvision_model
+from helpers import assert_close, small_net, torchvision_model
 from torch import nn
 
 import lrpfx
@@ -17,6 +17,7 @@ from lrpfx.composites import (
     Composite,
     EpsilonGammaBox,
     EpsilonPlus,
+    EpsilonPlusFlat,
     GammaByDepth,
     LayerMapComposite,
     MixedComposite,
@@ -507,3 +508,21 @@ def test_a_composite_sees_all_layers_in_the_order_of_execution():
 )
 def test_what_a_composite_says_of_itself(composite, text):
     assert repr(composite) == text and repr(copy.deepcopy(composite)) == text
+
+
+def test_all_calls_of_the_first_layer_have_the_rule_of_the_first():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, one, other):
+            return self.last(torch.relu(self.first(one)) + torch.relu(self.first(other)))
+
+    model, inputs = Twice().eval(), (torch.randn(2, 3), torch.randn(2, 3))
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=inputs)
+    rules = [lrpfx.assignment(explain_model).rule_of(name) for name in ("first", "first_1", "last")]
+    assert [rule.partition("(")[0] for rule in rules] == ["Flat", "Flat", "Epsilon"]
+    found = lrpfx.attribute(explain_model, inputs, 1).relevance
+    exchanged = lrpfx.attribute(explain_model, inputs[::-1], 1).relevance
+    assert_close(found[0], exchanged[1], 1e-12)

@@ -197,6 +197,11 @@ def parameter_value(node: fx.Node, root: nn.Module) -> Any:
     return values[node]
 
 
+def is_learned(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a value depends on a parameter of the model, not on buffers and other constants alone."""
+    return any(isinstance(attribute_of(one, root), nn.Parameter) for one in ancestors_of(node) if one.op == "get_attr")
+
+
 def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a floating-point tensor, which can have a gradient and relevance."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.node import node_info
+from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
@@ -92,6 +92,30 @@ def _bilinear_form(build: Builder) -> fx.Node:
     equation = "...i,oij,...j->...o"
     product = build.call("einsum", equation, build["input1"], build["weight"], build["input2"], target=torch.einsum)
     return product if build["bias"] is None else build.call("add", product, build["bias"])
+
+
+def _without_sums(build: Builder) -> fx.Node | None:
+    """An einsum of two signals that sums nothing is a product of their entries."""
+    node = build.node
+    equation, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    inputs, arrow, result = str(equation).replace(" ", "").partition("->")
+    labels = inputs.split(",")
+    if node.kwargs or "." in inputs or not arrow or len(operands) != 2 or not all(map(is_data, operands)):
+        return None
+    if set("".join(labels)) != set(result) or any(len(set(one)) != len(one) for one in (*labels, result)):
+        return None
+    aligned = []
+    for value, own in zip(operands, labels, strict=True):
+        order = [own.index(letter) for letter in result if letter in own]
+        if order != sorted(order):
+            value = build.call("permute", value, tuple(order), target=torch.permute)
+        for place, letter in enumerate(result):
+            if letter not in own:
+                value = build.call("unsqueeze", value, place, target=torch.unsqueeze)
+        aligned.append(value)
+    return build.call("mul", *aligned, label="")
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
@@ -289,6 +313,7 @@ ROWS: tuple[Operator, ...] = (
         functions=[torch.einsum],
         aten="einsum.default",
         contraction=contractions.of_einsum,
+        decomposition=_without_sums,
         weighted="weighted_einsum",
         weighted_last="values_weighted_einsum",
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),

@@ -70,8 +70,7 @@ class LayerCall:
 
     def values(self, inputs: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, ...]:
         """All values of the operation, in the order of its slots. Buffers are copied, since training changes them in place."""
-        dense = [isinstance(extra, torch.Tensor) and extra.layout == torch.strided for extra in self.extras]
-        extras = [extra.clone() if copied else extra for extra, copied in zip(self.extras, dense, strict=True)]
+        extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
         return (*inputs, *parameters, *extras)
 
     def with_modified(self, modifiers: Sequence[ParameterModifier]) -> "LayerCall":

@@ -28,6 +28,9 @@ def scaled_bias(bias: torch.Tensor | None, scale: torch.Tensor, shift: torch.Ten
     return shift if bias is None else bias * scale + shift
 
 
+Place = tuple[int, ...]  # the dimensions of the channels of a value, from the end
+
+
 class MergeScales(GraphPass):
     """Merge constants that scale the output channels of a linear layer, or are added to them, into its weight and bias.
 
@@ -127,7 +130,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     bound = bound_arguments(layer, operator)
     weight = parameter_value(bound["weight"], program.root)
     dense = operator.weight_layout is WeightLayout.DENSE
-    place = range(-1, 0) if dense else range(-1 - operator.spatial, -operator.spatial)
+    place: Place = (-1,) if dense else (-1 - operator.spatial,)
     channels = _channels(weight, operator, bound.get("groups", 1))
     found: list[fx.Node] = []
     value, reason = layer, None
@@ -165,10 +168,10 @@ def _only_scales(node: fx.Node) -> bool:
     return row_of(node).coefficients is None and isinstance(constant, (int, float)) and constant > 0
 
 
-def _problem(program: Program, layer: fx.Node, node: fx.Node, place: range, channels: int, weight: torch.Tensor) -> str | None:
+def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, channels: int, weight: torch.Tensor) -> str | None:
     """The reason why the constant of `node` does not scale or shift the channels of a layer; None if it does.
 
-    `place`: the dimensions of the channels, from the end. A view may have split them into several.
+    `place`: the dimensions of the channels, from the end. A view may have split them into several, and moved them apart.
     """
     value, constant = value_and_constant(node)
     if not isinstance(constant, fx.Node):
@@ -183,7 +186,7 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: range, chan
     own = math.prod(size for number, size in sizes.items() if number in place)
     if own not in (1, channels) or any(size != 1 for number, size in sizes.items() if number not in place):
         return f"its constant has shape {tuple(tensor.shape)}, which is not one value for each channel"
-    if tensor.ndim > -place.start:
+    if tensor.ndim > max((-number for number in place), default=0):
         operator, dimensions = row_of(layer), dimensions_of(program, value)
         if dimensions is None and value is layer and tensor.ndim == operator.rank_of_batch and operator.spatial:
             require_batch_dimensions(program.graph, layer, operator)
@@ -192,34 +195,34 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: range, chan
     return None
 
 
-def _moved(program: Program, value: fx.Node, view: fx.Node, row: Operator, place: range) -> range | None:
+def _moved(program: Program, value: fx.Node, view: fx.Node, row: Operator, place: Place) -> Place | None:
     """The dimensions of the channels after a view, from the end; None if they are mixed with others, or that is unknown."""
     before, after = node_info(value).shape, node_info(view).shape
     if before is None or after is None or view.args[0] is not value or node_info(value).dtype != node_info(view).dtype:
         return None
-    rank, own = len(after), range(len(before) + place.start, len(before) + place.stop)
-    moved: range | None = None
+    rank, own = len(after), [len(before) + number for number in place]
+    moved: list[int] | None = None
     if row.keeps_order or _drops_ones(view, row, before, after):
-        first = [start for start in range(rank + 1) if math.prod(after[:start]) == math.prod(before[: own.start])]
-        found = [range(start, stop) for start in first for stop in range(start + 1, rank + 1)]
-        found += [range(start, start) for start in first]  # of a single channel, no dimension may be left
-        channels = math.prod(before[number] for number in own)
-        moved = next((one for one in found if math.prod(after[number] for number in one) == channels), None)
+        moved = _side_by_side(before, after, own) if own and own == list(range(own[0], own[-1] + 1)) else None
     elif row.dimension_before is not None and rank == len(before):
         given: list[Any] = [*view.args[1:], *view.kwargs.values()]
         dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        places = (
-            sorted(number for number in range(rank) if row.dimension_before(number, dims, rank) in own)
-            if _are_numbers(dims)
-            else []
-        )
-        if [row.dimension_before(number, dims, rank) for number in places] == list(own) and places:
-            moved = range(places[0], places[-1] + 1)
-            moved = moved if len(moved) == len(own) else None
+        sources = [row.dimension_before(number, dims, rank) for number in range(rank)] if _are_numbers(dims) else []
+        places = [number for number, source in enumerate(sources) if source in own]
+        moved = places if [sources[number] for number in places] == own and own else None
     if moved is None:
         return None
     program.fixed_dimensions = True
-    return range(moved.start - rank, moved.stop - rank)
+    return tuple(number - rank for number in moved)
+
+
+def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int]) -> list[int] | None:
+    """The dimensions that hold the entries of neighbouring ones after a view that keeps their order."""
+    first = [start for start in range(len(after) + 1) if math.prod(after[:start]) == math.prod(before[: own[0]])]
+    found = [range(start, stop) for start in first for stop in range(start + 1, len(after) + 1)]
+    found += [range(start, start) for start in first]  # of a single channel, no dimension may be left
+    channels = math.prod(before[number] for number in own)
+    return next((list(one) for one in found if math.prod(after[number] for number in one) == channels), None)
 
 
 def _drops_ones(view: fx.Node, row: Operator, before: Sequence[int], after: Sequence[int]) -> bool:

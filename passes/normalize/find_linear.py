@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, is_floating, node_info, parameter_value, row_of
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, is_floating, is_learned, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Contraction, NotAContractionError, Operator
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
@@ -39,6 +39,8 @@ class FindLinear(GraphPass):
             try:
                 if _diagonal_of(node) is not None:
                     raise NotAContractionError("its matrix is diagonal")
+                if _mixes_places(program, node):
+                    raise NotAContractionError("its matrix is not learned, and mixes places, as that of a graph does")
                 dense = _Dense(found, row.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
@@ -114,6 +116,13 @@ def _with_selected_matrices(program: Program, node: fx.Node, row: Operator) -> f
     if is_data(last) and _is_looked_up(first):
         return CallBuilder(program, node, row).call("selected_linear_of_columns", last, first, label="")
     return None
+
+
+def _mixes_places(program: Program, node: fx.Node) -> bool:
+    """Whether a product has a matrix on the left that no parameter is a part of, such as the neighbours of nodes."""
+    if not is_call_of(node, "matmul") or is_data(node.args[0]) or not isinstance(node.args[0], fx.Node):
+        return False
+    return not is_learned(node.args[0], program.root)
 
 
 def _diagonal_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:

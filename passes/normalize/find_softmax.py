@@ -14,7 +14,7 @@ from lrpfx.ir.operator import Operator, Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
-from lrpfx.passes.constants import mark_constants
+from lrpfx.passes.constants import mark_constants, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
@@ -628,7 +628,7 @@ def _function(node: fx.Node) -> Callable[..., Any]:
 
 
 def _is_zero(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == 0
+    return number_filling(value) == 0
 
 
 def _dims(given: Any) -> Dims:

@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import CaptureError
-from lrpfx.ir.node import INPLACE, NodeInfo, Role, attribute_of, node_info, nodes_in, role_from, update_info
+from lrpfx.ir.node import INPLACE, NodeInfo, Role, attribute_of, node_info, nodes_in, parameter_value, role_from, update_info
 from lrpfx.ir.operator import REQUIRED, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
@@ -47,7 +47,7 @@ class NormalizeOperators(GraphPass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         self._find_roles_of_inputs(program.graph)
-        for node in program.graph.nodes:
+        for node in list(program.graph.nodes):
             _keep_coordinates(node, program.root)
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
@@ -57,6 +57,11 @@ class NormalizeOperators(GraphPass):
             _fill_memory(node)
             _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))
+            if _converts_to_its_own(node, program.root):
+                node.replace_all_uses_with(node.args[0])
+                program.graph.erase_node(node)
+                result.matches += 1
+                continue
             if node.op == "call_module":
                 update_info(node, unlisted=Opaque)
             elif node_info(node).role is not Role.METADATA:
@@ -153,6 +158,32 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     if row.picks:
         return _is_discrete_result(*node.args[:2])
     return bool(row.discrete_with) and node.kwargs.get(row.discrete_with) is not None
+
+
+def _converts_to_its_own(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a call gives a parameter the dtype or the device that it has already, since they are those of a signal."""
+    spelling, first = spelling_of(node), next(iter(node.args), None)
+    if spelling is None or not spelling.operator.converts or not isinstance(first, fx.Node) or spelling.inplace:
+        return False
+    others = [*node.args[1:], *node.kwargs.values()]
+    if node_info(first).role is not Role.PARAMETER or not others or any(isinstance(one, torch.dtype) for one in others):
+        return False
+    dtypes = set()
+    for one in others:
+        if not isinstance(one, fx.Node):
+            if one in (None, False):
+                continue
+            return False
+        reads = one.target is getattr and isinstance(one.args[0], fx.Node)
+        source = one.args[0] if reads else one
+        if not isinstance(source, fx.Node) or node_info(source).role is not Role.DATA:
+            return False
+        if not reads or one.args[1] == "dtype":
+            dtypes.add(node_info(source).dtype)
+        elif one.args[1] != "device":
+            return False
+    value = parameter_value(first, root)
+    return isinstance(value, torch.Tensor) and dtypes <= {value.dtype}
 
 
 def _names_discrete_type(argument: Any) -> bool:

@@ -150,3 +150,27 @@ def test_weights_that_are_selected_have_each_rule():
         explain_model = lrpfx.transform(model, composite, example_inputs=x)
         assert torch.allclose(explain_model(x), expected)
         assert torch.isfinite(lrpfx.attribute(explain_model, x, 1).relevance).all()
+
+
+class Neighbours(nn.Module):
+    """A graph convolution whose matrix of neighbours is a buffer. Node 0 has one neighbour."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.product, self.layer, self.head = product, nn.Linear(4, 5), nn.Linear(5, 2)
+        self.register_buffer("matrix", torch.eye(4) + torch.eye(4).roll(1, 0))
+
+    def forward(self, x):
+        return self.head(torch.relu(self.layer(self.product(self.matrix, x))))[:1]
+
+
+def test_a_matrix_of_neighbours_is_no_first_layer():
+    """It is no weight, so the rule of the first layer is for the layer of the nodes, as with a sparse matrix."""
+    x, maps = torch.randn(4, 4), []
+    for product in (lambda matrix, x: matrix @ x, lambda matrix, x: torch.sparse.mm(matrix.to_sparse(), x)):
+        torch.manual_seed(0)
+        explain_model = lrpfx.transform(Neighbours(product).eval(), EpsilonPlusFlat(), example_inputs=x)
+        assert lrpfx.assignment(explain_model).rule_of("layer").startswith("Flat")
+        maps.append(lrpfx.attribute(explain_model, x, 1).relevance)
+    assert torch.allclose(*maps, rtol=1e-9)
+    assert not maps[0][1:3].any() and maps[0][0].any() and maps[0][3].any()
