@@ -24,7 +24,7 @@ class Pair:
         """Whether the layer is linear, a "layer", recurrent, a "series", or a softmax, a "function"."""
         if issubclass(self.network, Series):
             return "series"
-        return "layer" if issubclass(self.network, (Dense, Images, Waves, PreActivation)) else "function"
+        return "layer" if issubclass(self.network, (Dense, Images, PreActivation)) else "function"
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -88,18 +88,6 @@ class Images(Network):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         features = torch.relu(self.layer(self, torch.relu(self.layer(self, x))))
         return self.head(features.mean((2, 3)))
-
-
-class Waves(Network):
-    """A convolution by hand over a series, and a classifier."""
-
-    shape = (2, 1, 12)
-
-    def build(self) -> None:
-        self.weight, self.bias, self.head = _parameter(4, 1, 3), _parameter(4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.relu(self.layer(self, x)).mean(-1))
 
 
 class PreActivation(Network):
@@ -374,18 +362,6 @@ def _between_zeros(m, x):
     x = torch.cat([zeros, x, zeros], -1)
     zeros = x.new_zeros(*x.shape[:-2], 1, x.shape[-1])
     return F.conv2d(torch.cat([zeros, x, zeros], -2), m.weight, m.bias)
-
-
-WAVES = {
-    "pad before, then conv1d": (
-        lambda m, x: F.conv1d(x, m.weight, m.bias, padding=2)[..., :-2],
-        lambda m, x: F.conv1d(F.pad(x, (2, 0)), m.weight, m.bias),
-    ),
-    "pad after, then conv1d": (
-        lambda m, x: F.conv1d(x, m.weight[..., :2], m.bias, padding="same"),
-        lambda m, x: F.conv1d(F.pad(x, (0, 1)), m.weight[..., :2], m.bias),
-    ),
-}
 
 
 def _frozen(m, x):
@@ -731,7 +707,6 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Dense) for name, pair in DENSE.items()},
     **{name: Pair(*pair, Sequences) for name, pair in SEQUENCES.items()},
     **{name: Pair(*pair, Images) for name, pair in IMAGES.items()},
-    **{name: Pair(*pair, Waves) for name, pair in WAVES.items()},
     **{name: Pair(*pair, PreActivation) for name, pair in BLOCKS.items()},
     **{name: Pair(*pair, Activated) for name, pair in ACTIVATIONS.items()},
     **{name: Pair(*pair, Attention) for name, pair in SOFTMAXES.items()},

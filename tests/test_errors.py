@@ -131,18 +131,18 @@ def test_model_without_inputs():
 
 
 def test_operations_without_a_rule_are_all_listed():
-    model = Unary(lambda x: torch.sin(torch.logcumsumexp(x, 1)).exp() + x)
+    model = Unary(lambda x: torch.sin(torch.i0(x)).exp() + x)
     message = raised(lrpfx.UnsupportedOperationError, lrpfx.transform, model, LayerMapComposite([]))
     assert message.startswith("4 operation(s) of Unary have no rule:")
     for name in (
-        "logcumsumexp: logcumsumexp, which is not in the operator table",
+        "i0: i0, which is not in the operator table",
         "sin: ",
         "exp: ",
         "add: add (lrpfx.types.Sum)",
     ):
         assert name in message
     assert message.count(f"{__file__}:") == 4
-    assert "(['logcumsumexp'], rule) in a name map" in message and 'unassigned="gradient"' in message
+    assert "(['i0'], rule) in a name map" in message and 'unassigned="gradient"' in message
     assert "(lrpfx.types.Sum, lrpfx.rules.Norm()) in a layer map" in message
 
 
@@ -190,7 +190,7 @@ def test_the_entries_that_a_message_proposes_are_right():
     "function, rule, expected",
     [
         (torch.special.i1, rules.Pass(), lambda x, output: output),
-        (torch.trapezoid, rules.Epsilon(0.0), lambda x, output: torch.tensor([0.5, 1, 0.5]) * x),
+        (lambda x: torch.nanmean(x, 1), rules.Epsilon(0.0), lambda x, output: x / 3),
         (lambda x: torch.block_diag(x, x), None, lambda x, output: 2 * x),
     ],
 )

@@ -515,18 +515,6 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_positive,
         sample=call(input=MATRIX),
     ),
-    _of_torch(
-        "lgamma",
-        sample=call(input=POSITIVE),
-        further_functions=[torch.special.gammaln],
-        further_aten="special_gammaln.default",
-    ),
-    _of_torch(
-        "digamma",
-        sample=call(input=POSITIVE),
-        further_functions=[torch.special.digamma, torch.special.psi],
-        further_aten="special_digamma.default special_psi.default",
-    ),
     _of_torch("sin", ratio=_quotient(torch.sin)),
     _of_torch("cos"),
     _of_torch("tan", ratio=_quotient(torch.tan)),

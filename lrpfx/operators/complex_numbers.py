@@ -6,6 +6,7 @@ becomes of each operation. A transform remains one operation, linear in its real
 """
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,19 @@ def fourier(transform: str, input: torch.Tensor, of_pairs: bool, *args: Any, **o
     given = torch.view_as_complex(input.contiguous()) if of_pairs else input
     result: torch.Tensor = _function_at(transform)(given, *args, **options)
     return torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
+
+
+def short_time_waves(window: torch.Tensor, size: int, normalized: bool, onesided: bool) -> torch.Tensor:
+    """The kernels of a short-time Fourier transform: of all real parts, then of all imaginary parts. Shape (2 n, 1, size).
+
+    The window is padded with zeros on both sides to the size.
+    """
+    before = (size - window.shape[0]) // 2
+    padded = torch.nn.functional.pad(window.double(), (before, size - window.shape[0] - before))
+    places = torch.arange(size, dtype=torch.float64, device=window.device)
+    angles = 2 * math.pi / size * torch.remainder(places[: size // 2 + 1 if onesided else size, None] * places, size)
+    waves = torch.cat([angles.cos(), -angles.sin()]) * padded * (size**-0.5 if normalized else 1.0)
+    return waves[:, None].to(window.dtype)
 
 
 _function_at = functools.cache(resolve_path)

@@ -1,26 +1,21 @@
 """CANONIZE: make padding with zeros before a convolution the padding of the convolution."""
 
-import operator as python_operator
 from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, is_call_of, node_info, parameter_value, update_info
+from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
 class MergePadding(GraphPass):
-    """Merge zero padding into each convolution that reads it. `cat` with zeros is padding, too.
-
-    A convolution pads both sides alike. Where one side has more padding, both sides get that much, and outputs on the other
-    side are cut off.
-    """
+    """Merge zero padding into each convolution that reads it, if both sides are alike. `cat` with zeros is padding, too."""
 
     name = "merge_padding"
     stage = "canonize"
@@ -46,7 +41,7 @@ class MergePadding(GraphPass):
                 if isinstance(padding, str):
                     reason = padding
                     continue
-                _merge(program, node, [padded for padded, _, _ in paddings[:count]], paddings[count - 1][1], *padding)
+                _merge(program, node, [padded for padded, _, _ in paddings[:count]], paddings[count - 1][1], padding)
                 result.matches += count
                 result.details += [(name, f"merged into {node_info(node).name}") for name in node_info(node).merged[-count:]]
                 paddings = paddings[count:]
@@ -104,10 +99,8 @@ def _between_zeros(value: fx.Node, rank: int) -> tuple[Any, _Amounts] | None:
     return signal, {dim - rank if dim >= 0 else dim: (first, last)}
 
 
-def _padding_of_layer(
-    program: Program, node: fx.Node, operator: Operator, added: list[_Amounts]
-) -> tuple[list[int], list[slice]] | str:
-    """The padding of a convolution on an unpadded value and what is cut off its output, or the reason why it has none."""
+def _padding_of_layer(program: Program, node: fx.Node, operator: Operator, added: list[_Amounts]) -> list[int] | str:
+    """The padding of a convolution on an unpadded value, or the reason why it has none."""
     spatial, bound, name = operator.spatial, bound_arguments(node, operator), node_info(node).name
     if any(dim < -spatial and pair != (0, 0) for amounts in added for dim, pair in amounts.items()):
         return f"it pads the channels or the batch of {name}"
@@ -116,19 +109,14 @@ def _padding_of_layer(
     own = _own_padding(program, node, bound, spatial)
     if isinstance(own, str):
         return own
-    padding, cuts = [], []
-    for place, (pair, stride) in enumerate(zip(own, _each(bound.get("stride", 1), spatial), strict=True)):
+    padding = []
+    for place, pair in enumerate(own):
         pairs = [pair, *(amounts.get(place - spatial, (0, 0)) for amounts in added)]
         before, after = (sum(sizes) for sizes in zip(*pairs, strict=True))
-        padding.append(max(before, after))
-        if before == after:
-            cuts.append(slice(None))
-        elif not isinstance(stride, int) or (after - before) % stride:
-            return f"it does not pad both sides alike, as {name} would, nor by a multiple of its stride more on one side"
-        else:
-            more = (after - before) // stride  # outputs that padding both sides alike adds
-            cuts.append(slice(more, None) if more > 0 else slice(None, more))
-    return padding, cuts
+        if before != after:
+            return f"it does not pad both sides alike, as {name} would"
+        padding.append(before)
+    return padding
 
 
 def _own_padding(program: Program, node: fx.Node, bound: dict[str, Any], spatial: int) -> list[tuple[int, int]] | str:
@@ -150,16 +138,10 @@ def _each(value: Any, dimensions: int) -> list[Any]:
     return [value] * dimensions if not isinstance(value, (tuple, list)) else list(value) * (dimensions // len(value))
 
 
-def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, padding: list[int], cuts: list[slice]) -> None:
-    info = node_info(node)
+def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, padding: list[int]) -> None:
     node.args = (source, *node.args[1:])
     node.kwargs = {**node.kwargs, "padding": tuple(padding)}
-    update_info(node, merged=(*info.merged, *(node_info(one).name for one in padded)))
-    if any(cut != slice(None) for cut in cuts):
-        row = operator_named("getitem")
-        cut_info = NodeInfo(f"{info.name}.getitem", source=info.source, operator=row, description="getitem")
-        cut = insert_call(program.graph, node.next, python_operator.getitem, (node, (Ellipsis, *cuts)), cut_info)
-        node.replace_all_uses_with(cut, delete_user_cb=lambda user: user is not cut)
+    update_info(node, merged=(*node_info(node).merged, *(node_info(one).name for one in padded)))
     for one in padded:
         if not one.users:
             program.graph.erase_node(one)

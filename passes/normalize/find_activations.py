@@ -26,8 +26,8 @@ _POINTS = torch.cat(
 _TOLERANCE = 1e-9  # relative: a small number that is added to a value is not rounding
 _LARGEST = 12  # calls of an activation that is written out
 
-#: Rows whose calls a constant can turn into an activation of its own; a product or quotient alone scales.
-_ADDING = frozenset({"add", "sub", "rsub", "expm1", "where", "maximum", "minimum", "masked_fill", "logaddexp"})
+#: Rows of which one takes part; products, quotients and scaled arguments alone are no activation of their own.
+_JOINING = frozenset({"add", "sub", "rsub", "expm1", "log", "where", "maximum", "minimum", "masked_fill", "logaddexp"})
 
 _Candidate = tuple[str, Callable[..., torch.Tensor]]
 #: Activations of a scaled value, and those with one number as their argument.
@@ -49,6 +49,9 @@ _PLAIN: tuple[_Candidate, ...] = (
 _WITH_NUMBER: tuple[_Candidate, ...] = (("elu", functional.elu), ("celu", functional.celu), ("softplus", functional.softplus))
 
 
+_FACTORS = (1, -1, 2, 0.5, -2, -0.5)
+
+
 class FindActivations(GraphPass):
     """Replace calls that together are an activation of one value, with numbers as their only constants.
 
@@ -65,17 +68,18 @@ class FindActivations(GraphPass):
             row = node_info(node).operator
             if row is None or not node.users or not is_data(node) or not _is_pointwise(node):
                 continue
-            found = _activation(node, places)
-            if found is None:
-                continue
-            name, value, factor, arguments = found
             build = CallBuilder(program, node, row)
-            if factor != 1:
-                value = build.call("neg", value) if factor == -1 else build.call("mul", value, factor)
-            new = build.call(name, value, *arguments)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"now {node_info(new).name}"))
-            replace_call(node, new)
+            found, new = _activation(node, places), None
+            if found is not None:
+                name, value, factor, arguments = found
+                new = build.call(name, _scaled(build, value, factor), *arguments)
+            elif is_call_of(node, "div") and is_data(node.args[0]) and is_call_of(node.args[1], "add"):
+                scale = _inverse_sigmoid(node.args[1], places)
+                new = scale and build.call("mul", node.args[0], build.call("sigmoid", _scaled(build, *scale)))
+            if new is not None:
+                result.matches += 1
+                result.details.append((node_info(node).name, f"now {node_info(new).name}"))
+                replace_call(node, new)
         if result.matches:
             remove_unread(program.graph)
         return result
@@ -87,10 +91,29 @@ def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node
     for source, inner in _sources(node, places):
         rows = [row_of(one) for one in (*inner, node)]
         several = inner or is_call_of(node, "logaddexp")
-        if several and any(row.name in _ADDING for row in rows) and any(row.kind in (Activation, Neutral) for row in rows):
+        joins = any(row.name in _JOINING for row in rows) and any(row.kind in (Activation, Neutral) for row in rows)
+        if several and joins:
             same = _same_function(source, inner, node)
-            found = found if same is None else (same[0], source, *same[1:])
+            gate = same is not None and same[:2] == ("sigmoid", -1) and any(len(one.users) > 1 for one in inner)
+            found = found if same is None or gate else (same[0], source, *same[1:])  # 1 - z of a gate z stays
     return found
+
+
+def _inverse_sigmoid(divisor: Any, places: dict[fx.Node, int]) -> tuple[fx.Node, float] | None:
+    """The value and its factor of which a divisor is the inverse of a sigmoid: x / (1 + exp(-y)) is x * sigmoid(y)."""
+    found = None
+    for source, inner in _sources(divisor, places):
+        values = _values(source, inner, divisor) if any(is_call_of(one, "exp") for one in inner) else None
+        for factor in _FACTORS:
+            if values is not None and _agree(torch.sigmoid(factor * _POINTS), 1 / values):
+                found = source, factor
+    return found
+
+
+def _scaled(build: CallBuilder, value: fx.Node, factor: float) -> fx.Node:
+    if factor == 1:
+        return value
+    return build.call("neg", value) if factor == -1 else build.call("mul", value, factor)
 
 
 def _sources(node: fx.Node, places: dict[fx.Node, int]) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
@@ -136,11 +159,10 @@ def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tupl
     values = _values(source, inner, node)
     if values is None:
         return None
-    factors = {sign * scale for scale in {1.0, 2.0, 0.5} for sign in (1, -1)}
     for name, function in _PLAIN:
         if _agree(function(_POINTS), values):
             return name, 1, ()
-    for factor in sorted(factors, key=lambda one: (abs(one - 1), -one)):
+    for factor in _FACTORS:
         for name, function in _OF_SCALED:
             if _agree(function(factor * _POINTS), values):
                 return name, factor, ()

@@ -344,7 +344,7 @@ class _Quotient:
         return self._softmax(weights, divisor, exponentials, sums)
 
     def _softmax(self, weights: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node | None) -> fx.Node:
-        exact = divisor.exact and exponentials.plain
+        exact = divisor.exact and exponentials.plain and exponentials.shared is None
         scores = exponentials.scores(self.build)
         if divisor.dims is not None:
             scores = _unshifted(self.build.program, scores, divisor.dims, exact)

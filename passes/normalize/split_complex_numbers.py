@@ -5,6 +5,7 @@ the real inner product, and the derivatives of torch are those with respect to t
 of this by itself, and each operation in it has the rule that it has when the author writes the parts out.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, count
@@ -27,11 +28,12 @@ from lrpfx.ir.node import (
 )
 from lrpfx.ir.operator import Operator
 from lrpfx.layers.layer import bound_arguments
-from lrpfx.operators.complex_numbers import fourier
+from lrpfx.operators.complex_numbers import fourier, short_time_waves
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from lrpfx.support.dotted_paths import dotted_path
+from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import AvgPool, Interpolation, Sum
 
 #: A real value, or the real and imaginary parts of a complex one; a part may be a number.
@@ -341,11 +343,41 @@ class _Splitting:
         if any(node_info(one).role is Role.DATA for one in nodes_in((args, node.kwargs))):
             raise _NoPartsError("its window or a size depends on the model's input")
         assert isinstance(value, fx.Node) and callable(node.target)
+        layer = self._short_time(node, value)
+        if layer is not None:
+            return layer
         of_pairs = self.kinds.is_complex(value)
         given = self._stacked(self._parts_of(value)) if of_pairs else value
         path = dotted_path(node.target)
         made = self._call("fourier", path, given, of_pairs, *args, target=fourier, info=node_info(node), **node.kwargs)
         return self._unstacked(made) if self.kinds.is_complex(node) else made
+
+    def _short_time(self, node: fx.Node, value: fx.Node) -> Parts | None:
+        """The parts of a short-time Fourier transform, which is a convolution of a signal with a window's waves."""
+        overload = node.target if isinstance(node.target, OpOverload) else torch.ops.aten.stft.center
+        names = [argument.name for argument in overload._schema.arguments]
+        given: dict[str, Any] = {"center": "center" in names, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+        size, window, shape = given.get("n_fft"), given.get("window"), node_info(value).shape
+        if not isinstance(size, int):
+            return None
+        hop = given.get("hop_length") or size // 4
+        known = isinstance(hop, int) and shape is not None and len(shape) == 2
+        if row_of(node).name != "stft" or not known or not given.get("return_complex") or self.kinds.is_complex(value):
+            return None
+        if not isinstance(window, fx.Node) or node_info(window).role is not Role.PARAMETER:
+            return None
+        signal = self._call("unsqueeze", value, 1, target=torch.unsqueeze)
+        if given["center"]:
+            signal = self._call("pad", signal, (size // 2, size // 2), given.get("pad_mode", "reflect"))
+        onesided = given.get("onesided") is not False
+        info = NodeInfo(self._name("waves"), source=node_info(node).source, role=Role.PARAMETER)
+        waves = insert_call(
+            self.graph, self.node, short_time_waves, (window, size, bool(given.get("normalized")), onesided), info
+        )
+        both = self._call("conv1d", signal, waves, info=replace(node_info(node), description="stft"), stride=hop)
+        halves = self._call("chunk", both, 2, 1, target=torch.chunk)
+        real, imaginary = (self._call("getitem", halves, place, target=operator.getitem) for place in (0, 1))
+        return real, imaginary
 
     def _bilinear(self, node: fx.Node, bias: fx.Node | None) -> Parts:
         """A product of two operands: each part of the one with each part of the other."""

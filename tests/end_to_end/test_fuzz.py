@@ -57,7 +57,7 @@ def network_of(*steps):
 WRONG = {
     "samples_are_independent": ["{0} + {0}.flip(0)"],
     "constants_take_nothing": [("torch.sigmoid({0})", CONSTANT), "x + {0}"],
-    "front_ends_agree": ["F.relu({0}) if not torch.compiler.is_exporting() else 0.5 * ({0} + {0}.abs())"],
+    "front_ends_agree": ["1 + F.relu({0}) if not torch.compiler.is_exporting() else torch.log1p(F.relu({0})).exp()"],
     "transform": ["torch.special.bessel_j0({0})"],
 }
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import AttnLRP, LayerMapComposite, layer_map_base
+from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite, layer_map_base
 from lrpfx.operators import table
 from lrpfx.operators.complex_numbers import rotated
 from lrpfx.types import Linear
@@ -283,3 +283,52 @@ def test_real_parts_of_fourier_transforms(norm):
     assert torch.equal(found.output, model.forward(x))
     (expected,) = torch.autograd.grad(model.forward(leaf := x.clone().requires_grad_()).sum(), leaf)
     assert_close(found.relevance, x * expected, 1e-9)
+
+
+class Spectrum(nn.Module):
+    """Features of a short-time Fourier transform: of torch's, or of a convolution with a window's waves."""
+
+    def __init__(self, by_convolution, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        self.by_convolution, self.settings = by_convolution, settings
+        size, length = settings["n_fft"], settings.get("win_length", settings["n_fft"])
+        self.register_buffer("window", torch.hann_window(length, dtype=torch.float64))
+        frequencies = size if settings.get("onesided") is False else size // 2 + 1
+        angles = torch.arange(frequencies)[:, None] * torch.arange(size) * 2 * torch.pi / size
+        before = (size - length) // 2
+        window = nn.functional.pad(self.window, (before, size - length - before))
+        waves = torch.cat([angles.cos(), -angles.sin()]) * window * (size**-0.5 if settings.get("normalized") else 1)
+        self.register_buffer("waves", waves[:, None])
+        self.layer, self.head = nn.Conv1d(frequencies, 5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        if self.by_convolution:
+            if self.settings.get("center", True):
+                size = self.settings["n_fft"] // 2
+                x = nn.functional.pad(x[:, None], (size, size), "reflect")[:, 0]
+            real, imaginary = nn.functional.conv1d(x[:, None], self.waves, stride=self.settings["hop_length"]).chunk(2, 1)
+        else:
+            values = torch.stft(x, window=self.window, return_complex=True, **self.settings)
+            real, imaginary = values.real, values.imag
+        return self.head(self.layer((real**2 + imaginary**2).log1p()).relu().mean(-1))
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("composite", [EpsilonPlus, EpsilonPlusFlat, EpsilonAlpha2Beta1, AttnLRP])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_fft": 16, "hop_length": 4},
+        {"n_fft": 16, "hop_length": 5, "win_length": 10, "normalized": True},
+        {"n_fft": 12, "hop_length": 3, "center": False, "onesided": False},
+    ],
+)
+def test_a_short_time_transform_is_a_convolution(settings, composite, capture):
+    x = torch.randn(2, 64, dtype=torch.float64)
+    maps = []
+    for by_convolution in (False, True):
+        model = Spectrum(by_convolution, **settings).double().eval()
+        explain_model = lrpfx.transform(model, composite(), example_inputs=x, capture=capture)
+        maps.append(lrpfx.attribute(explain_model, x, 1).relevance)
+    assert_close(maps[0], maps[1], 1e-8)

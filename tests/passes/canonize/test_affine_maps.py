@@ -193,7 +193,7 @@ BETWEEN = {
     "pooling over channels": (False, lambda: nn.Sequential(nn.AvgPool2d((1, 2)), nn.Conv1d(4, 3, 1)), (4, 8)),
     "padded channels": (False, lambda: Function(lambda x: F.pad(x, (1, 1, 0, 0), "reflect"), nn.Conv1d(4, 3, 1)), (4, 8)),
     "padded with zeros": (True, lambda: Function(lambda x: F.pad(x, (1, 1)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
-    "padded with zeros on one side": (True, lambda: Function(lambda x: F.pad(x, (1, 0)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
+    "padded with zeros on one side": (False, lambda: Function(lambda x: F.pad(x, (1, 0)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
     "maximum": (False, lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
     "flattened rows": (False, lambda: Function(lambda x: x.flatten(2), nn.Linear(48, 3)), (4, 6, 8)),
     "pooling of features": (
@@ -238,7 +238,7 @@ def test_only_what_is_proven_is_merged(name, relu):
         assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
 
 
-@pytest.mark.parametrize("name", [name for name in BETWEEN if BETWEEN[name][0] and not name.startswith("padded with zeros")])
+@pytest.mark.parametrize("name", [name for name in BETWEEN if BETWEEN[name][0] and name != "padded with zeros"])
 def test_relevance_is_that_of_the_layers_with_the_affine_map_in_them(name):
     """Each layer is linear: the last reads what the affine map makes of pooled values, the others pool."""
     _, behind, shape = BETWEEN[name]

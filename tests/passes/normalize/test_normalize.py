@@ -64,6 +64,7 @@ def test_golden_code():
         "remove_inplace",
         "remove_dropout",
         "fold_masks",
+        "find_activations",
         "decompose",
         "find_linear",
         "find_softmax",
