@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -59,6 +60,8 @@ def _chain(program: Program, node: fx.Node) -> list[fx.Node]:
         value, reader = reader, _reader(reader)
     by_channel = [one for one in found if _constant_shape(program, one) is not None]
     scales = [one for one in by_channel if row_of(one).coefficients is None]
+    if not all(bool(_value(program, one).all()) for one in scales):
+        return []  # a mask: what it hides has no relevance
     return found if scales and len(scales) < len(by_channel) else []
 
 
@@ -82,9 +85,14 @@ def _reader(value: fx.Node) -> fx.Node | None:
 
 def _constant_shape(program: Program, node: fx.Node) -> Sequence[int] | None:
     """The shape of the constant of an affine operation, if it has several entries."""
-    constant = value_and_constant(node)[1]
-    value = parameter_value(constant, program.root) if isinstance(constant, fx.Node) else None
+    value = _value(program, node)
     return value.shape if isinstance(value, torch.Tensor) and value.numel() > 1 else None
+
+
+def _value(program: Program, node: fx.Node) -> Any:
+    """The constant of an affine operation."""
+    constant = value_and_constant(node)[1]
+    return parameter_value(constant, program.root) if isinstance(constant, fx.Node) else constant
 
 
 def _is_for_channels(program: Program, node: fx.Node, shape: tuple[int, ...]) -> bool:
@@ -92,7 +100,9 @@ def _is_for_channels(program: Program, node: fx.Node, shape: tuple[int, ...]) ->
     constant = value_and_constant(node)[1]
     if isinstance(constant, fx.Node) and node_info(constant).role is not Role.PARAMETER:
         return False
-    given = _constant_shape(program, node)
+    value, given = _value(program, node), _constant_shape(program, node)
+    if isinstance(value, torch.Tensor) and value.dtype != node_info(node).dtype:
+        return False
     return given is None or (1,) * (len(shape) - len(given)) + tuple(given) == (1, shape[1], *[1] * (len(shape) - 2))
 
 

@@ -49,6 +49,7 @@ def test_scale_and_shift_are_a_batch_norm(function):
         lambda m, x: x * m.scale,  # no shift
         lambda m, x: x + m.shift,  # no scale
         lambda m, x: 2 * x + 1,
+        lambda m, x: x * (m.scale > 0) + m.shift,  # a mask, which hides channels
         lambda m, x: (x.transpose(1, 3) * m.scale[:, 0, 0] + m.shift[:, 0, 0]).transpose(1, 3),  # channels last
         lambda m, x: F.normalize(x, dim=1) * m.scale + m.shift,  # the affine part of another normalization
         lambda m, x: (x - x.mean((2, 3), keepdim=True)) / x.std((2, 3), keepdim=True) * m.scale + m.shift,
