@@ -351,7 +351,8 @@ def test_a_program_needs_no_options(folder):
     assert run("run", "model.pt2", "images", "heat", "--target", "cat")[0] == 0
     with open("heat/outputs.csv") as file:
         assert {row["explained"] for row in csv.DictReader(file)} == {"2"}
-    run("run", "model.pt2", "images", "raw", "--raw")
+    with pytest.warns(lrpfx.errors.LrpfxWarning, match="replace the preprocessing that model.pt2 holds"):
+        run("run", "model.pt2", "images", "raw", "--raw")
     assert (folder / "raw" / "outputs.csv").read_text() != (folder / "heat" / "outputs.csv").read_text()
     explanation = lrpfx.explain(lrpfx.load("model.pt2"), "images/0.png")
     assert f"{explanation.target.name} {explanation.target.probability:.1%}" == from_file["0.png"]["explained"]
