@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, update_info
+from lrpfx.ir.node import Role, calls, function_name, is_call_of, is_data, node_info, update_info
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 
@@ -20,7 +20,7 @@ _PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2}
 def number_filling(value: Any) -> float | None:
     """The number that all entries of a value are, as the graph shows: that of torch.ones, of a view of it, or a number."""
     while isinstance(value, fx.Node):
-        name = _function_name(value)
+        name = function_name(value)
         given: dict[Any, Any] = dict(enumerate(value.args)) | value.kwargs
         if name in _NUMBERS:
             return _NUMBERS[name]
@@ -34,16 +34,11 @@ def number_filling(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _function_name(value: fx.Node) -> str:
-    name = value.target if value.op == "call_method" else getattr(value.target, "__name__", "")
-    return str(name).partition(".")[0]
-
-
 def known_size(value: Any, dim: int) -> int | None:
     """The size of a tensor of one number along a dimension, if the graph shows it as a number."""
     if not isinstance(value, fx.Node):
         return None
-    name = _function_name(value)
+    name = function_name(value)
     if name.endswith("_like"):
         return 1 if _keeps_one(value.args[0], dim) else None
     if name not in _NUMBERS and name not in _PLACES_OF_NUMBERS:
@@ -66,7 +61,7 @@ def _keeps_one(value: Any, dim: int) -> bool:
     shape = node_info(value).shape if isinstance(value, fx.Node) else None
     if not isinstance(value, fx.Node) or shape is None:
         return False
-    if _function_name(value) == "getitem":
+    if function_name(value) == "getitem":
         index: tuple[Any, ...] = value.args[1] if isinstance(value.args[1], tuple) else (value.args[1],)
         if any(not isinstance(part, slice) and part is not Ellipsis for part in index):
             return False
@@ -75,7 +70,7 @@ def _keeps_one(value: Any, dim: int) -> bool:
             index = (*index[:place], *[slice(None)] * (len(shape) - len(index) + 1), *index[place + 1 :])
         part = dict(enumerate(index)).get(dim % len(shape))
         bounds: tuple[Any, Any] | None = (part.start, part.stop) if isinstance(part, slice) else None
-    elif _function_name(value) == "slice":
+    elif function_name(value) == "slice":
         along, first, last = (*value.args[1:], None, None, None)[:3]
         bounds = (first, last) if isinstance(along, int) and (along - dim) % len(shape) == 0 else None
     else:

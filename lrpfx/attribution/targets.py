@@ -16,6 +16,7 @@ from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 
 _ALMOST_ZERO = 1e-30  # a normal number in float32
+FUNCTION = "f(output)"  # what a user's function as `output=` chooses, in messages
 
 Index = int | np.integer[Any]
 Array = torch.Tensor | np.ndarray[Any, Any]
@@ -111,11 +112,13 @@ def one_place(dimensions: int, chosen: str = "output") -> str:
     """How to choose a value for each class from an output of so many dimensions, for messages."""
     if dimensions < 2:
         return "it has one value for each sample, which target=None explains"
-    place = f"{chosen}[:, :{', 0' * (dimensions - 2)}]"
-    return f"choose a place: output=lambda output: {place}" + (", with your function f" if chosen == FUNCTION else "")
+    named = ", with your function f" if chosen == FUNCTION else ""
+    return f"choose a place: output=lambda output: {chosen}{index_of_place(dimensions)}{named}"
 
 
-FUNCTION = "f(output)"
+def index_of_place(dimensions: int) -> str:
+    """The index of the first place of an output of so many dimensions, as Python code."""
+    return f"[:, :{', 0' * (dimensions - 2)}]"
 
 
 def expression_of(result: Any, selector: OutputSelector) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, relevance_of_class
+from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, index_of_place, relevance_of_class
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of, index_of, listed
@@ -335,7 +335,7 @@ def as_array(value: torch.Tensor) -> Array:
 def checked_output(output: Any) -> Any:
     """An output, if it has the form (batch, classes)."""
     if output.ndim != 2:
-        place = f"[:, :{', 0' * (output.ndim - 2)}]" if output.ndim > 2 else ".reshape(-1, 1)"
+        place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(
             f"the explained output has shape {tuple(output.shape)}, not (batch, classes); choose what has by a function that "
             f"ends in {place}, such as output=lambda output: output{place} if the model returns one tensor"

@@ -227,6 +227,12 @@ def map_result(value: Any, change: Any) -> Any:
     return map_arguments(value, change)
 
 
+def function_name(node: fx.Node) -> str:
+    """The name of the function or method that a node calls, without the overload of an ATen operator."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return str(name).partition(".")[0]
+
+
 def is_call_of(value: Any, row: str) -> TypeGuard[fx.Node]:
     """Whether a value is the result of a call of the operator that has the name `row` in the table."""
     operator = node_info(value).operator if isinstance(value, fx.Node) and value.op == "call_function" else None

@@ -1,6 +1,5 @@
 """CANONIZE: make a batch norm of the factors and terms for each channel that follow no linear layer."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +7,10 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import Role, calls, is_data, node_info, parameter_value, row_of
+from lrpfx.ir.node import calls, is_data, node_info, parameter_value, row_of
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
-from lrpfx.passes.canonize.merge_batch_norm import reads_sizes
+from lrpfx.passes.canonize.merge_batch_norm import only_reader
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import BatchNorm, Gate, LayerNorm, RMSNorm
@@ -48,21 +47,23 @@ def _chain(program: Program, node: fx.Node) -> list[fx.Node]:
     shape = node_info(source).shape if isinstance(source, fx.Node) and is_data(source) else None
     if shape is None or len(shape) < 2 or not isinstance(source, fx.Node) or _is_apart(source):
         return []
-    if value_and_constant(source) != (None, None) and _reader(source) is node:
+    if value_and_constant(source) != (None, None) and only_reader(source) is node:
         return []  # the chain begins earlier
-    found: list[fx.Node] = []
+    found: dict[fx.Node, Any] = {}  # operations -> their constants
     value: fx.Node = source
     reader: fx.Node | None = node
     while reader is not None and value_and_constant(reader)[0] is value and node_info(reader).shape == shape:
-        if not _is_for_channels(program, reader, shape):
+        constant = value_and_constant(reader)[1]
+        number = parameter_value(constant, program.root) if isinstance(constant, fx.Node) else constant
+        if not _is_for_channels(number, shape, node_info(reader).dtype):
             break
-        found.append(reader)
-        value, reader = reader, _reader(reader)
-    by_channel = [one for one in found if _constant_shape(program, one) is not None]
-    scales = [one for one in by_channel if row_of(one).coefficients is None]
-    if not all(bool(_value(program, one).all()) for one in scales):
+        found[reader] = number
+        value, reader = reader, only_reader(reader)
+    by_channel = {one: number for one, number in found.items() if isinstance(number, torch.Tensor) and number.numel() > 1}
+    scales = [number for one, number in by_channel.items() if row_of(one).coefficients is None]
+    if not all(bool(number.all()) for number in scales):
         return []  # a mask: what it hides has no relevance
-    return found if scales and len(scales) < len(by_channel) else []
+    return list(found) if scales and len(scales) < len(by_channel) else []
 
 
 def _is_apart(source: fx.Node) -> bool:
@@ -71,46 +72,26 @@ def _is_apart(source: fx.Node) -> bool:
         row = node_info(source).operator
         if row is None or issubclass(row.kind, (Gate, LayerNorm, RMSNorm, BatchNorm)):
             return row is not None
-        if not row.neutral or len([one for one in source.all_input_nodes if is_data(one)]) != 1:
+        signals = [one for one in source.all_input_nodes if is_data(one)]
+        if not row.neutral or len(signals) != 1:
             return False
-        source = next(one for one in source.all_input_nodes if is_data(one))
+        (source,) = signals
     return source.op == "placeholder"
 
 
-def _reader(value: fx.Node) -> fx.Node | None:
-    """The only reader of the entries of a value."""
-    readers = [user for user in value.users if not reads_sizes(user)]
-    return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
-
-
-def _constant_shape(program: Program, node: fx.Node) -> Sequence[int] | None:
-    """The shape of the constant of an affine operation, if it has several entries."""
-    value = _value(program, node)
-    return value.shape if isinstance(value, torch.Tensor) and value.numel() > 1 else None
-
-
-def _value(program: Program, node: fx.Node) -> Any:
-    """The constant of an affine operation."""
-    constant = value_and_constant(node)[1]
-    return parameter_value(constant, program.root) if isinstance(constant, fx.Node) else constant
-
-
-def _is_for_channels(program: Program, node: fx.Node, shape: tuple[int, ...]) -> bool:
+def _is_for_channels(constant: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> bool:
     """Whether the constant of an affine operation is a number, or one number for each channel."""
-    constant = value_and_constant(node)[1]
-    if isinstance(constant, fx.Node) and node_info(constant).role is not Role.PARAMETER:
-        return False
-    value, given = _value(program, node), _constant_shape(program, node)
-    if isinstance(value, torch.Tensor) and value.dtype != node_info(node).dtype:
-        return False
-    return given is None or (1,) * (len(shape) - len(given)) + tuple(given) == (1, shape[1], *[1] * (len(shape) - 2))
+    if not isinstance(constant, torch.Tensor):
+        return True
+    sizes = (1,) * (len(shape) - constant.ndim) + tuple(constant.shape)
+    return constant.dtype == dtype and (constant.numel() == 1 or sizes == (1, shape[1], *[1] * (len(shape) - 2)))
 
 
 def _replace(program: Program, chain: list[fx.Node]) -> None:
     """Insert the batch norm whose mean is 0 and whose variance is 1, and remove the chain."""
     last, source = chain[-1], value_and_constant(chain[0])[0]
     info, channels = node_info(last), (node_info(last).shape or ())[1]
-    like = next(value_and_constant(one)[1] for one in chain if _constant_shape(program, one) is not None)
+    like = next(constant for one in chain if isinstance(constant := value_and_constant(one)[1], fx.Node))
     merger = Merger(program, [], (), node_info(chain[0]).source)
     zeros = merger.derive(last, f"{info.name}.running_mean", constant_channels, like, channels, 0.0)
     ones = merger.derive(last, f"{info.name}.running_var", constant_channels, like, channels, 1.0)

@@ -81,6 +81,21 @@ def reads_sizes(user: fx.Node) -> bool:
     return user.op != "output" and node_info(user).role is Role.METADATA
 
 
+def only_reader(value: fx.Node) -> fx.Node | None:
+    """The only call that reads the entries of a value."""
+    readers = [user for user in value.users if not reads_sizes(user)]
+    return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
+
+
+def is_layer_of_parameters(node: fx.Node) -> bool:
+    """Whether a call is a linear layer whose weight and bias depend only on parameters."""
+    operator = node_info(node).operator
+    if operator is None or operator.weight_layout is None or node_info(node).role is not Role.DATA:
+        return False
+    weights = [bound_arguments(node, operator).get(name) for name in operator.parameters]
+    return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
+
+
 def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
     """The reason why a batch norm cannot be merged into its producer, or None if it can."""
     producer = batch_norm.args[0]

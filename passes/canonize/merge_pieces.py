@@ -1,17 +1,17 @@
 """CANONIZE: make one linear layer of pieces that `cat` or `stack` puts together, and of constants among its inputs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.node import calls, is_call_of, node_info, parameter_value, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger
-from lrpfx.passes.canonize.merge_batch_norm import reads_sizes
+from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters, only_reader
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
@@ -92,31 +92,25 @@ def _pieces(node: fx.Node) -> list[fx.Node]:
         dim -= 0 if shape is None else len(shape)
     if dim != (-1 if operator.weight_layout is WeightLayout.DENSE else -1 - operator.spatial):
         return []
-    options = {name: value for name, value in bound_arguments(first, operator).items() if name not in operator.tensors}
+    options = _options(first)
     for piece in pieces:
-        if _operator(piece) is not operator or piece.args[0] is not first.args[0]:
+        if _operator(piece) is not operator or piece.args[0] is not first.args[0] or _options(piece) != options:
             return []
-        bound = bound_arguments(piece, operator)
-        if {name: value for name, value in bound.items() if name not in operator.tensors} != options:
-            return []
-    alone = len(set(pieces)) == len(pieces) and options.get("groups", 1) == 1
-    return pieces if alone else []
+    return pieces if len(set(pieces)) == len(pieces) and options.get("groups", 1) == 1 else []
 
 
-def _operator(value: Any) -> Operator | None:
+def _options(layer: fx.Node) -> dict[str, Any]:
+    """The arguments of a layer that are no tensors, by name."""
+    operator = row_of(layer)
+    return {name: value for name, value in bound_arguments(layer, operator).items() if name not in operator.tensors}
+
+
+def _operator(value: fx.Node) -> Operator | None:
     """The operator of a function that is a linear layer, whose output has one reader; None for other values."""
-    if not isinstance(value, fx.Node) or value.op != "call_function" or node_info(value).role is not Role.DATA:
+    if value.op != "call_function" or not is_layer_of_parameters(value) or node_info(value).module_path is not None:
         return None
-    operator = node_info(value).operator
-    if operator is None or not operator.weighs_channels or node_info(value).module_path is not None:
-        return None
-    bound = bound_arguments(value, operator)
-    weights = [bound.get(name) for name in operator.parameters]
-    if not all(
-        weight is None or (isinstance(weight, fx.Node) and node_info(weight).role is Role.PARAMETER) for weight in weights
-    ):
-        return None
-    return operator if sum(not reads_sizes(user) for user in value.users) == 1 == len(value.users) else None
+    operator = row_of(value)
+    return operator if operator.weighs_channels and only_reader(value) is not None and len(value.users) == 1 else None
 
 
 def _of_one_output(part: Any) -> Any:
@@ -134,7 +128,6 @@ def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
     tensors = [merger.derive(node, f"{info.name}.merged_weight", weight_of_pieces, weights)]
     if any(bias is not None for bias in biases):
         tensors.append(merger.derive(node, f"{info.name}.merged_bias", bias_of_pieces, weights, biases))
-    options = {name: value for name, value in bounds[0].items() if name not in operator.tensors}
     described = replace(
         info,
         operator=operator,
@@ -142,7 +135,7 @@ def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
         description=operator.name,
         merged=(*info.merged, *(node_info(piece).name for piece in pieces)),
     )
-    layer = insert_call(program.graph, node, pieces[0].target, (pieces[0].args[0], *tensors), described, options)
+    layer = insert_call(program.graph, node, pieces[0].target, (pieces[0].args[0], *tensors), described, _options(pieces[0]))
     replace_call(node, layer)
     remove_unread(program.graph)
 
@@ -150,11 +143,15 @@ def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
 # --- constants among features ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _ConstantFeatures:
-    """A dense layer some of whose features are numbers: its input without them, and the number of each such feature."""
+    """A dense layer some of whose features are numbers."""
 
-    def __init__(self, layer: fx.Node, cat: fx.Node, source: fx.Node, first: int, values: list[tuple[int, float]]) -> None:
-        self.layer, self.cat, self.source, self.first, self.values = layer, cat, source, first, values
+    layer: fx.Node
+    cat: fx.Node  # its input
+    source: fx.Node  # the same without the numbers
+    first: int  # the place of the first feature that is none
+    values: list[tuple[int, float]]  # the places of the others, and their numbers
 
     def merge(self, program: Program) -> None:
         info, operator = node_info(self.layer), row_of(self.layer)
@@ -171,12 +168,11 @@ class _ConstantFeatures:
 
 
 def _constant_features(program: Program, node: fx.Node) -> _ConstantFeatures | None:
-    operator = node_info(node).operator
-    if operator is None or operator.weight_layout is not WeightLayout.DENSE or node_info(node).role is not Role.DATA:
+    if not is_layer_of_parameters(node) or row_of(node).weight_layout is not WeightLayout.DENSE:
         return None
-    bound = bound_arguments(node, operator)
+    bound = bound_arguments(node, row_of(node))
     weight, value = bound["weight"], bound["input"]
-    if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER or not isinstance(value, fx.Node):
+    if not isinstance(weight, fx.Node) or not isinstance(value, fx.Node):
         return None
     found = _ones_around(value) or one_among_constants(value)
     if found is None:

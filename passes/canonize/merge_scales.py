@@ -14,7 +14,8 @@ from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
-    reads_sizes,
+    is_layer_of_parameters,
+    only_reader,
     require_batch_dimensions,
     scale_output_channels,
     scale_output_channels_transposed,
@@ -44,7 +45,8 @@ class MergeScales(GraphPass):
 
     def applies(self, program: Program) -> bool:
         return any(
-            _expanded_constant(program, node) is not None or (_layer(node) and any(map(_may_merge, _through_views(node))))
+            _expanded_constant(program, node) is not None
+            or (is_layer_of_parameters(node) and any(map(_may_merge, _through_views(node))))
             for node in calls(program.graph)
         )
 
@@ -57,7 +59,7 @@ class MergeScales(GraphPass):
                 if not expanded.users:
                     program.graph.erase_node(expanded)
         for node in list(calls(program.graph)):
-            if not _layer(node):
+            if not is_layer_of_parameters(node):
                 continue
             chain, reason = _chain(program, node)
             if chain:
@@ -71,15 +73,6 @@ class MergeScales(GraphPass):
             if reason is not None:
                 result.reasons.append(reason)
         return result
-
-
-def _layer(node: fx.Node) -> bool:
-    """Whether a call is a linear layer whose weight and bias depend only on parameters."""
-    operator = node_info(node).operator
-    if operator is None or operator.weight_layout is None or node_info(node).role is not Role.DATA:
-        return False
-    weights = [bound_arguments(node, operator).get(name) for name in operator.parameters]
-    return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
 
 
 def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
@@ -101,20 +94,14 @@ def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _reader(value: fx.Node) -> fx.Node | None:
-    """The only reader of the entries of a value."""
-    readers = [user for user in value.users if not reads_sizes(user)]
-    return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
-
-
 def _through_views(value: fx.Node) -> list[fx.Node]:
     """The readers of a value, through views, one after another."""
     found = []
-    user = _reader(value)
+    user = only_reader(value)
     while user is not None:
         found.append(user)
         operator = node_info(user).operator
-        user = _reader(user) if operator is not None and operator.moves else None
+        user = only_reader(user) if operator is not None and operator.moves else None
     return found
 
 
@@ -134,7 +121,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     channels = _channels(weight, operator, bound.get("groups", 1))
     found: list[fx.Node] = []
     value, reason = layer, None
-    while (user := _reader(value)) is not None:
+    while (user := only_reader(value)) is not None:
         row = node_info(user).operator
         if row is not None and row.moves:
             moved = _moved(program, value, user, row, place)

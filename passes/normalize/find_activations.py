@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import calls, is_call_of, is_data, map_arguments, node_info, row_of
+from lrpfx.ir.node import calls, function_name, is_call_of, is_data, map_arguments, node_info, row_of
 from lrpfx.operators import mixing
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -47,8 +47,6 @@ _PLAIN: tuple[_Candidate, ...] = (
     ("elu", functional.elu),
 )
 _WITH_NUMBER: tuple[_Candidate, ...] = (("elu", functional.elu), ("celu", functional.celu), ("softplus", functional.softplus))
-
-
 _FACTORS = (1, -1, 2, 0.5, -2, -0.5)
 
 
@@ -65,17 +63,7 @@ class FindActivations(GraphPass):
     def run(self, program: Program) -> PassResult:
         result, places = PassResult(), {node: place for place, node in enumerate(program.graph.nodes)}
         for node in reversed(list(calls(program.graph))):
-            row = node_info(node).operator
-            if row is None or not node.users or not is_data(node) or not _is_pointwise(node):
-                continue
-            build = CallBuilder(program, node, row)
-            found, new = _activation(node, places), None
-            if found is not None:
-                name, value, factor, arguments = found
-                new = build.call(name, _scaled(build, value, factor), *arguments)
-            elif is_call_of(node, "div") and is_data(node.args[0]) and is_call_of(node.args[1], "add"):
-                scale = _inverse_sigmoid(node.args[1], places)
-                new = scale and build.call("mul", node.args[0], build.call("sigmoid", _scaled(build, *scale)))
+            new = _replacement(program, node, places) if node.users and is_data(node) and _is_pointwise(node) else None
             if new is not None:
                 result.matches += 1
                 result.details.append((node_info(node).name, f"now {node_info(new).name}"))
@@ -83,6 +71,21 @@ class FindActivations(GraphPass):
         if result.matches:
             remove_unread(program.graph)
         return result
+
+
+def _replacement(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
+    """The activation that a call computes, or its product with the sigmoid by whose inverse it divides; None for others."""
+    found = _activation(node, places)
+    if found is not None:
+        name, value, factor, arguments = found
+        build = CallBuilder(program, node, row_of(node))
+        return build.call(name, _scaled(build, value, factor), *arguments)
+    if is_call_of(node, "div") and is_data(node.args[0]) and is_call_of(node.args[1], "add"):
+        scale = _inverse_sigmoid(node.args[1], places)
+        if scale is not None:
+            build = CallBuilder(program, node, row_of(node))
+            return build.call("mul", node.args[0], build.call("sigmoid", _scaled(build, *scale)))
+    return None
 
 
 def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node, float, tuple[float, ...]] | None:
@@ -139,7 +142,7 @@ def _is_number(value: fx.Node, reader: fx.Node) -> bool:
     """Whether a value is a tensor of one number, and no larger than what it is combined with."""
     if is_data(value) or number_filling(value) is None:
         return False
-    name = str(getattr(value.target, "__name__", "")).partition(".")[0]
+    name = function_name(value)
     sizes = value.args[0] if value.args else None
     return (name.endswith("_like") and sizes in reader.all_input_nodes) or (sizes in ((), []) and not name.startswith("new_"))
 
@@ -183,9 +186,9 @@ def _values(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> torch.Tenso
     values: dict[fx.Node, torch.Tensor] = {source: _POINTS}
 
     def put(leaf: Any) -> Any:
-        if not isinstance(leaf, fx.Node) or leaf in values:
-            return values[leaf] if isinstance(leaf, fx.Node) else leaf
-        return torch.full_like(_POINTS, number_filling(leaf) or 0.0)
+        if not isinstance(leaf, fx.Node):
+            return leaf
+        return values[leaf] if leaf in values else torch.full_like(_POINTS, number_filling(leaf) or 0.0)
 
     try:
         with torch.no_grad():

@@ -8,7 +8,18 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, is_floating, is_learned, node_info, parameter_value, row_of
+from lrpfx.ir.node import (
+    Role,
+    calls,
+    function_name,
+    is_call_of,
+    is_data,
+    is_floating,
+    is_learned,
+    node_info,
+    parameter_value,
+    row_of,
+)
 from lrpfx.ir.operator import Contraction, NotAContractionError, Operator
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
@@ -132,9 +143,9 @@ def _diagonal_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     data, matrix = node.args[:2]
     if not isinstance(data, fx.Node) or not is_data(data) or not isinstance(matrix, fx.Node) or matrix.kwargs:
         return None
-    name = str(getattr(matrix.target, "__name__", "")).partition(".")[0]
     vector = matrix.args[0] if len(matrix.args) == 1 else None
-    return (data, vector) if name in ("diag", "diag_embed", "diagflat") and isinstance(vector, fx.Node) else None
+    is_diagonal = function_name(matrix) in ("diag", "diag_embed", "diagflat")
+    return (data, vector) if is_diagonal and isinstance(vector, fx.Node) else None
 
 
 def _as_scale(program: Program, node: fx.Node, row: Operator, weights: "_Weights") -> fx.Node | None:

@@ -8,7 +8,18 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import CaptureError
-from lrpfx.ir.node import INPLACE, NodeInfo, Role, attribute_of, node_info, nodes_in, parameter_value, role_from, update_info
+from lrpfx.ir.node import (
+    INPLACE,
+    NodeInfo,
+    Role,
+    attribute_of,
+    function_name,
+    node_info,
+    nodes_in,
+    parameter_value,
+    role_from,
+    update_info,
+)
 from lrpfx.ir.operator import REQUIRED, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
@@ -245,9 +256,8 @@ def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
     spelling = spelling_of(node)
     if spelling is None or not spelling.operator.like or len(node.args) + len(node.kwargs) != 2:
         return
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "").partition(".")[0]
     other = [*node.args, *node.kwargs.values()][1]
-    attributes = spelling.operator.like.get(name)
+    attributes = spelling.operator.like.get(function_name(node))
     if attributes is None or not node.args or not isinstance(other, fx.Node) or node_info(other).role is Role.METADATA:
         return
     info = node_info(node)
