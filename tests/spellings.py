@@ -58,6 +58,7 @@ class Dense(Network):
     def build(self) -> None:
         self.weight, self.bias, self.scale, self.shift = _parameter(6, 6), _parameter(6), _parameter(6), _parameter(6)
         self.register_buffer("mask", (torch.rand(6, 6) > 0.4).float())
+        self.register_buffer("integers", torch.randint(-127, 128, (6, 6)).to(torch.int8))
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -303,6 +304,14 @@ DENSE = {
     "weight * mask.to(x.dtype)": (
         lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
         lambda m, x: x @ (m.weight * m.mask.to(x.dtype)).T + m.bias,
+    ),
+    "integers.to(x.dtype) * scale": (
+        lambda m, x: F.linear(x, m.integers.double() * m.scale[:, None], m.bias),
+        lambda m, x: x @ (m.integers.to(x.dtype) * m.scale[:, None]).T + m.bias,
+    ),
+    "linear * numbers": (
+        lambda m, x: F.linear(x, m.weight * (torch.arange(6.0).double()[:, None] / 6 + 1), m.bias),
+        lambda m, x: F.linear(x, m.weight) * (torch.arange(6, dtype=torch.float64) / 6 + 1) + m.bias,
     ),
     "a column of ones": (_linear, _with_column),
     "padded with ones": (

@@ -32,6 +32,7 @@ from lrpfx.operators.table import all_operators, lookup, module_classes, spellin
 from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import tracing, undisturbed
+from lrpfx.support.tensors import distinct
 from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
 
 _GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
@@ -114,7 +115,7 @@ def capture_export(
             _KeepWhole(),
             _named_arguments(root, list(named)),
         ):
-            exported = torch.export.export(root, (), named, dynamic_shapes=shapes, strict=False)
+            exported = torch.export.export(root, (), distinct(named), dynamic_shapes=shapes, strict=False)
     except CaptureError:
         raise
     except Exception as error:

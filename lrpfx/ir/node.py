@@ -152,16 +152,16 @@ def role_from(arguments: Iterable[Any]) -> Role:
     for role in (Role.DATA, Role.DISCRETE, Role.CONSTANT):
         if role in roles:
             return role
-    if Role.PARAMETER in roles and all(_of_parameters(node) for node in arguments if isinstance(node, fx.Node)):
+    if Role.PARAMETER in roles and all(is_of_parameters(node) for node in arguments if isinstance(node, fx.Node)):
         return Role.PARAMETER
     return Role.METADATA
 
 
-def _of_parameters(node: fx.Node) -> bool:
+def is_of_parameters(node: fx.Node) -> bool:
     """Whether a node is computed from parameters, as also `weight.dtype` is, or from numbers, as `torch.ones(3)` is."""
     if node_info(node).role is not Role.METADATA:
         return node_info(node).role is Role.PARAMETER
-    return all(map(_of_parameters, node.all_input_nodes))
+    return all(map(is_of_parameters, node.all_input_nodes))
 
 
 def output_node(graph: fx.Graph) -> fx.Node:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import RuleError
-from lrpfx.support.torch_internals import DisableTorchFunction, is_transformed
+from lrpfx.support.torch_internals import DisableTorchFunction, is_transformed, pytree
 
 
 def not_dense(value: torch.Tensor) -> str | None:
@@ -34,6 +34,19 @@ def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None) ->
     if like is not None and result.shape != like.shape:
         raise RuleError(f"{name} returned a tensor of shape {tuple(result.shape)}, not of {tuple(like.shape)}")
     return result
+
+
+def distinct(values: Any) -> Any:
+    """The same structure of values, with a copy of a tensor at each further place: tracers take one tensor for one input."""
+    seen: set[int] = set()
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or id(value) not in seen:
+            seen.add(id(value))
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return pytree.tree_map(one, values)
 
 
 def save_values(ctx: Any, values: Sequence[Any], further: Sequence[torch.Tensor | None] = ()) -> None:

@@ -198,7 +198,7 @@ class _Exponentials:
             if row.name == "exponential":
                 base = bound["other"]
                 return cls(_arguments(value)[0], base, plain) if isinstance(base, (int, float)) and base > 0 else None
-            if row.name == "softmax":
+            if row.name == "softmax" and isinstance(bound.get("dim"), int):  # torch derives a dimension that is left out
                 return cls(bound["input"], math.e, plain, bound["dim"]) if bound.get("dtype") is None else None
             if row.name == "mul" and sum(map(is_data, _arguments(value))) == 1:
                 value, plain = next(filter(is_data, _arguments(value))), False

@@ -14,15 +14,18 @@ from lrpfx.ir.node import (
     Role,
     attribute_of,
     function_name,
+    is_of_parameters,
     node_info,
     nodes_in,
     parameter_value,
     role_from,
+    set_info,
     update_info,
 )
 from lrpfx.ir.operator import REQUIRED, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
+    FACTORIES,
     METADATA_ATTRIBUTES,
     METADATA_FUNCTIONS,
     METADATA_METHODS,
@@ -73,6 +76,7 @@ class NormalizeOperators(GraphPass):
                 program.graph.erase_node(node)
                 result.matches += 1
                 continue
+            _take_dtype_of_parameter(node, program.root)
             if node.op == "call_module":
                 update_info(node, unlisted=Opaque)
             elif node_info(node).role is not Role.METADATA:
@@ -140,6 +144,8 @@ def _role(node: fx.Node) -> Role:
     if _reads_metadata(node):
         return Role.METADATA
     role = role_from(node.all_input_nodes)
+    if role is Role.METADATA and _is_constant(node):
+        return Role.PARAMETER
     spelling = spelling_of(node)
     if role is Role.DISCRETE and spelling is not None and issubclass(spelling.operator.kind, Embedding):
         return Role.DATA  # relevance is reported at the output of an embedding
@@ -150,6 +156,15 @@ def _role(node: fx.Node) -> Role:
         if several is not None and several.operator.result_per_argument:
             return role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
     return role
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether a call makes a tensor from numbers alone, which the symbolic front end computes while it traces."""
+    dtype = node_info(node).dtype
+    known = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return (
+        known and (bool(node.all_input_nodes) or node.target in FACTORIES) and all(map(is_of_parameters, node.all_input_nodes))
+    )
 
 
 def _is_discrete(dtype: Any) -> bool:
@@ -173,28 +188,51 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
 
 def _converts_to_its_own(node: fx.Node, root: nn.Module) -> bool:
     """Whether a call gives a parameter the dtype or the device that it has already, since they are those of a signal."""
+    dtypes = _dtypes_of_signals(node)
+    value = None if dtypes is None else parameter_value(node.args[0], root)  # type: ignore[arg-type]
+    return dtypes is not None and isinstance(value, torch.Tensor) and dtypes <= {value.dtype}
+
+
+def _take_dtype_of_parameter(node: fx.Node, root: nn.Module) -> None:
+    """Give integers of the model the dtype of a floating-point parameter, if they take that of a signal, which is the same."""
+    dtypes = _dtypes_of_signals(node)
+    names = [name for name, one in root.named_parameters() if dtypes == {one.dtype}]
+    value = parameter_value(node.args[0], root) if names else None  # type: ignore[arg-type]
+    if not isinstance(value, torch.Tensor) or not _is_discrete(value.dtype):
+        return
+    source = node_info(node).source
+    with node.graph.inserting_before(node):
+        parameter = node.graph.get_attr(names[0])
+    set_info(parameter, NodeInfo(names[0], source=source, role=Role.PARAMETER))
+    kept = NodeInfo(f"{names[0]}.dtype", source=source, role=Role.METADATA)
+    dtype = insert_call(node.graph, node, getattr, (parameter, "dtype"), kept)
+    node.op, node.target, node.args, node.kwargs = "call_method", "to", (node.args[0], dtype), {}
+    update_info(node, role=Role.PARAMETER)
+
+
+def _dtypes_of_signals(node: fx.Node) -> set[torch.dtype | None] | None:
+    """The dtypes of the signals whose dtype or device a conversion gives a parameter; None for other calls."""
     spelling, first = spelling_of(node), next(iter(node.args), None)
     if spelling is None or not spelling.operator.converts or not isinstance(first, fx.Node) or spelling.inplace:
-        return False
+        return None
     others = [*node.args[1:], *node.kwargs.values()]
     if node_info(first).role is not Role.PARAMETER or not others or any(isinstance(one, torch.dtype) for one in others):
-        return False
+        return None
     dtypes = set()
     for one in others:
         if not isinstance(one, fx.Node):
             if one in (None, False):
                 continue
-            return False
+            return None
         reads = one.target is getattr and isinstance(one.args[0], fx.Node)
         source = one.args[0] if reads else one
         if not isinstance(source, fx.Node) or node_info(source).role is not Role.DATA:
-            return False
+            return None
         if not reads or one.args[1] == "dtype":
             dtypes.add(node_info(source).dtype)
         elif one.args[1] != "device":
-            return False
-    value = parameter_value(first, root)
-    return isinstance(value, torch.Tensor) and dtypes <= {value.dtype}
+            return None
+    return dtypes
 
 
 def _names_discrete_type(argument: Any) -> bool:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from helpers import Unary, assert_close, small_net, torchvision_model
+from helpers import Binary, Unary, assert_close, small_net, torchvision_model
 from small_families import small_family
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -542,3 +542,27 @@ def test_a_dtype_may_be_written_in_forward(cast, capture):
     x = torch.randn(2, 4, dtype=torch.float32)
     program = lrpfx.lower(lrpfx.transform(Casting().float().eval(), EpsilonPlus(), example_inputs=x, capture=capture), x)
     assert program.module()(x, torch.tensor([0, 1]))["relevance"].shape == x.shape
+
+
+@pytest.mark.parametrize("dynamic_batch", [True, False])
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_one_tensor_as_the_example_of_two_inputs(capture, dynamic_batch):
+    x, first, second = torch.rand(3, 4), torch.rand(3, 4), torch.rand(3, 4)
+    model = Binary(lambda a, b: a * 2 - b.cumsum(1))
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=(x, x), capture=capture)
+    assert_close(explain_model(first, second), model(first, second), 1e-12)
+    result = lrpfx.lower(explain_model, (x, x), dynamic_batch=dynamic_batch).module()(first, second, torch.tensor([0, 1, 2]))
+    expected = lrpfx.attribute(explain_model, (first, second), torch.tensor([0, 1, 2]))
+    assert_close(result["output"], expected.output, 1e-12)
+    for name, relevance in zip("ab", expected.relevance, strict=True):
+        assert_close(result[f"relevance.{name}"], relevance, 1e-12)
+
+
+def test_a_condition_on_an_open_size_that_torch_cannot_prove():
+    """The entry in the middle: n // 2 < n."""
+    model = Binary(lambda a, b: a[:, a.shape[1] // 2] + (a + b).mean(1))
+    examples = torch.rand(3, 4, 5), torch.rand(3, 4, 5)
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=examples, capture="export"), examples)
+    for length in (2, 7):
+        a, b = torch.rand(2, length, 5), torch.rand(2, length, 5)
+        assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)

@@ -66,3 +66,11 @@ def test_other_quotients_stay(name):
     explain_model = lrpfx.transform(net, AttnLRP(), example_inputs=x)
     assert_close(explain_model(x), net(x), 1e-12)
     assert not any("softmax" in node for node in lrpfx.node_names(explain_model))
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_a_softmax_without_a_dimension():
+    x = torch.randn(2, 3)
+    net = Unary(lambda x: functional.normalize(torch.nn.Softmax()(x), dim=-1))
+    explain_model = lrpfx.transform(net, AttnLRP(), example_inputs=x, capture="symbolic")
+    assert_close(explain_model(x), net(x), 1e-12)
