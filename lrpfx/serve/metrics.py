@@ -15,12 +15,25 @@ class Metrics:
     def __init__(self, names: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        of_model = {"labelnames": ("model",), "registry": self.registry}
         self._requests = Counter("lrpfx_requests", "Requests by status.", ("model", "status"), registry=self.registry)
-        self._seconds = Histogram("lrpfx_request_seconds", "From a request to its answer.", buckets=_SECONDS, **of_model)
-        self._rows = Histogram("lrpfx_batch_rows", "Rows that were computed together.", buckets=_ROWS, **of_model)
-        self._batch_seconds = Histogram("lrpfx_batch_seconds", "Computing a batch.", buckets=_SECONDS, **of_model)
-        self._ready = Gauge("lrpfx_ready", "Whether the self-test has passed.", **of_model)
+        self._seconds = Histogram(
+            "lrpfx_request_seconds",
+            "From a request to its answer.",
+            buckets=_SECONDS,
+            labelnames=("model",),
+            registry=self.registry,
+        )
+        self._rows = Histogram(
+            "lrpfx_batch_rows",
+            "Rows that were computed together.",
+            buckets=_ROWS,
+            labelnames=("model",),
+            registry=self.registry,
+        )
+        self._batch_seconds = Histogram(
+            "lrpfx_batch_seconds", "Computing a batch.", buckets=_SECONDS, labelnames=("model",), registry=self.registry
+        )
+        self._ready = Gauge("lrpfx_ready", "Whether the self-test has passed.", labelnames=("model",), registry=self.registry)
         self._waiting = Gauge("lrpfx_waiting_requests", "Requests that wait to be computed.", registry=self.registry)
         for name in names:  # a metric exists from the start, at zero
             self._seconds.labels(name)

@@ -108,7 +108,7 @@ def _from_json(name: str, data: Any, datatype: str, shape: list[int]) -> torch.T
     """A tensor from a flat list of its values, or from nested lists in its shape."""
     if not isinstance(data, list):
         raise InputError(f"the data of {name} is a list")
-    values, nested = data, []
+    values, nested = data, list[int]()
     while values and isinstance(values[0], list) and len(nested) < len(shape):
         lengths = {len(one) if isinstance(one, list) else -1 for one in values}
         if len(lengths) > 1:
@@ -213,7 +213,11 @@ def encoded(program: ServedProgram, request: InferenceRequest, results: Tensors)
     parts: list[bytes] = []
     for name, binary in request.results.items():
         value = results[name].detach().cpu().contiguous()
-        one = {"name": name, "datatype": DATATYPES[str(value.dtype).removeprefix("torch.")], "shape": list(value.shape)}
+        one: dict[str, Any] = {
+            "name": name,
+            "datatype": DATATYPES[str(value.dtype).removeprefix("torch.")],
+            "shape": list(value.shape),
+        }
         if binary:
             part = _bytes_of(value)
             parts.append(part)

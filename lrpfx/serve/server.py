@@ -89,9 +89,11 @@ def _listening(host: str, port: int, settings: Settings) -> socket.socket:
     if settings.token is None and not is_loopback(str(address[0])):
         raise InputError(f"{host} is not for this machine alone, so the server needs a token that its clients send")
     try:
-        return socket.create_server(address[:2], family=family, backlog=128)
+        listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
         raise InputError(f"the server cannot listen at {host}, port {port}: {error.strerror or error}") from error
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # of its connections too: answers are sent in two parts
+    return listener
 
 
 @contextmanager
