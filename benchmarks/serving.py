@@ -60,8 +60,8 @@ def exported(folder: Path) -> list[Path]:
         nn.AdaptiveAvgPool2d(4),
         nn.Flatten(),
         nn.Linear(512, CLASSES),
-    ).eval()
-    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, *SHAPE))
+    )
+    program = lrpfx.lower(lrpfx.transform(model.float().eval(), EpsilonPlusFlat()), torch.rand(2, *SHAPE, dtype=torch.float32))
     return [lrpfx.save(program, folder / name) for name in ("model.pt2", "model.onnx")]
 
 

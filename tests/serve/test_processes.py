@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from command_line.commands import run_program
 from helpers import ROOT
 from serve.servers import Client, request_of
 from torch import nn
@@ -96,13 +97,9 @@ def test_tokens_of_the_environment_and_of_a_file(folder, tmp_path):
 
 
 def failed(*arguments):
-    """The message of a command that fails."""
-    process = started(*arguments)
-    try:
-        printed = process.communicate(timeout=120)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 2 and "Traceback" not in printed
+    """The message of a command that fails before it serves anything."""
+    status, printed = run_program("serve", *arguments, "--port", "0")
+    assert status == 2 and "Traceback" not in printed
     return " ".join(printed.split())
 
 
