@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale series architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -146,6 +146,10 @@ bench: $(VENV)/linked
 scale: $(VENV)/linked
 	$(BIN)/python benchmarks/data_sets.py
 	$(BIN)/python benchmarks/scale.py
+
+# Load `lrpfx serve` with 32,000 requests, in minutes; writes the table of docs/serving.md.
+load: $(VENV)/linked
+	$(BIN)/python benchmarks/serving.py
 
 # Train small networks on series and compare their maps with occlusion, in a quarter of an hour; writes tables of docs/composites.md.
 series: $(VENV)/linked

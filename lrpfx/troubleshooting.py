@@ -227,6 +227,7 @@ SECTIONS = {
         ": it holds .*, which does not belong in it|^it is damaged",
     ),
     "running-programs": ("deploy.runner", "deploy.program"),
+    "serving-programs": ("serve", "command_line.serve"),
     # reports and the command line
     "reports": ("reports", "pages", ": a report is written as"),
     "options-of-commands": ("command_line",),

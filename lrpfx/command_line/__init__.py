@@ -1,4 +1,4 @@
-"""The commands of `lrpfx`: explain, report, compare, dataset, check, draw, composites, export, run, inspect and verify."""
+"""The commands of `lrpfx`, from a model to explanations, files and a server."""
 
 import importlib
 

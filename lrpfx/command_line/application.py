@@ -22,6 +22,7 @@ from lrpfx.command_line.export import export
 from lrpfx.command_line.inspect import inspect, sign, verify
 from lrpfx.command_line.report import report
 from lrpfx.command_line.run import run
+from lrpfx.command_line.serve import serve
 from lrpfx.command_line.terminal import in_options, messages, say
 from lrpfx.errors import LrpfxError, LrpfxWarning, first_lines, printable
 from lrpfx.troubleshooting import address
@@ -35,7 +36,7 @@ INTERRUPTED = 130  # typer's exit status after Ctrl-C
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (explain, report, compare, dataset, check, draw, composites, export, run, inspect, verify, sign):
+for _command in (explain, report, compare, dataset, check, draw, composites, export, run, serve, inspect, verify, sign):
     app.command()(_command)
 
 

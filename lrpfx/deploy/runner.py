@@ -81,6 +81,34 @@ class Runner:
         MemoryError
             Memory ran out.
         """
+        tensors = self.checked_arguments(*args, **keywords)
+        results = self._run(tensors)
+        if self.manifest["target"] == "token":
+            self._check_positions(tensors["target"][:, 0], results["output"].shape[1])
+        if any(isinstance(value, np.ndarray) for value in (*args, *keywords.values())):
+            return {name: as_array(value) for name, value in results.items()}
+        return results
+
+    def checked_arguments(self, /, *args: Array, **keywords: Array) -> dict[str, torch.Tensor]:
+        """The arguments of a call by name, as the program gets them, without running it.
+
+        They are contiguous tensors in the order of `manifest["arguments"]`, and all masks of conditions are there, in full
+        shape. A position in the output is checked only by a call, which knows the length of the output.
+
+        Parameters
+        ----------
+        *args
+            As for a call.
+        **keywords
+            As for a call.
+
+        Raises
+        ------
+        InputError
+            As for a call.
+        MemoryError
+            Memory ran out.
+        """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
             raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments")
@@ -107,12 +135,7 @@ class Runner:
             raise
         if self.manifest["target"] in ("index", "token"):
             self._check_classes(tensors["target"])
-        results = self._run(tensors)
-        if self.manifest["target"] == "token":
-            self._check_positions(tensors["target"][:, 0], results["output"].shape[1])
-        if any(isinstance(value, np.ndarray) for value in given.values()):
-            return {name: as_array(value) for name, value in results.items()}
-        return results
+        return tensors
 
     @undisturbed()  # an interrupt in an `__exit__` would leave gradients off
     def _run(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,167 @@
+"""The programs of a server: their checks before requests are answered, and the rows that they compute."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lrpfx.deploy.program import inputs_of
+from lrpfx.deploy.runner import Runner
+from lrpfx.deploy.self_test import as_array
+from lrpfx.errors import InputError, InputTypeError, LrpfxError
+from lrpfx.serve.refusals import FAILED, TOO_LARGE, RequestError, refusal_of
+from lrpfx.serve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Tensors = Mapping[str, torch.Tensor]
+#: The results of a request, or why it has none.
+Outcome = dict[str, torch.Tensor] | RequestError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+
+#: Each program has one version.
+VERSION = "1"
+
+#: dtype -> the protocol's name of it
+DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+
+
+class ServedProgram:
+    """A runner under the name that requests give.
+
+    `ready`: whether its self-test has passed. `joins`: whether requests are computed together; `prepare` finds out.
+    """
+
+    def __init__(self, name: str, runner: Runner, settings: Settings) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InputError(f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}")
+        if not isinstance(runner, Runner):
+            raise InputTypeError(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load")
+        self.name = name
+        self.runner = runner
+        self.manifest = runner.manifest
+        self.ready = False
+        self.joins = False
+        self.fixed: int | None = next(iter(runner.manifest["arguments"].values()))["shape"][0]
+        self.max_batch = settings.max_batch if self.fixed is None else self.fixed
+        self.max_size = settings.max_size
+
+    def prepare(self) -> None:
+        """Run the self-test, and find out whether requests can be computed together. Raises `ArtefactError`, as `verify`."""
+        difference = self.runner.verify()
+        self.joins = self._has_independent_rows()
+        self.ready = True
+        logger.info("%s has passed its self-test, with a difference of %.1e", self.name, difference)
+        if not self.joins:
+            logger.warning("%s computes each request alone, since its rows are not independent of each other", self.name)
+
+    def _has_independent_rows(self) -> bool:
+        """Whether a row of the self-test has the same results in a batch with a different row."""
+        test = self.runner.self_test
+        described = [*self.manifest["arguments"].values(), *self.manifest["results"].values()]
+        if test.sizes[-1] != 1 or not all(one["shape"] and one["shape"][0] is None for one in described):
+            return False
+        given = test.arguments(list(self.manifest["arguments"]), 1)
+        row = {name: torch.from_numpy(value).to(self._dtype(name)) for name, value in given.items()}
+        other = {name: self._different(name, value) for name, value in row.items()}
+        try:
+            results = self.runner(**{name: torch.cat([value, other[name]]) for name, value in row.items()})
+        except LrpfxError:
+            return False
+        return all(
+            len(value) == 2 and test.difference(name, 1, as_array(value[:1])) <= self.manifest["tolerance"]
+            for name, value in results.items()
+        )
+
+    def _different(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A different row that the program takes as well: other pixels, the same tokens in another order."""
+        if name not in inputs_of(self.manifest) or name in self.manifest["masks"]:
+            return value
+        turned = value.flip(-1) if value.ndim > 1 else value
+        return -2 * turned if value.is_floating_point() else turned
+
+    def _dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.manifest["arguments"][name]["dtype"])
+        return dtype
+
+    def checked(self, given: Tensors) -> dict[str, torch.Tensor]:
+        """The arguments of a request as the program gets them.
+
+        Errors: `RequestError` for sizes beyond the limits, and `InputError` of the runner.
+        """
+        for name, described in self.manifest["arguments"].items():
+            shape = given[name].shape if name in given else ()
+            if shape and shape[0] > self.max_batch:
+                raise RequestError(TOO_LARGE, f"{name} has {shape[0]} rows, but a request has at most {self.max_batch} here")
+            for number, (size, wanted) in enumerate(zip(shape, described["shape"], strict=False)):
+                if number and wanted is None and size > self.max_size:
+                    raise RequestError(
+                        TOO_LARGE,
+                        f"dimension {number} of {name} has the size {size}, but at most {self.max_size} is allowed here",
+                    )
+        return self.runner.checked_arguments(**given)
+
+    def computed(self, requests: Sequence[Tensors]) -> list[Outcome]:
+        """The outcome of each request, computed together if possible. A request that fails does not affect the others."""
+        if len(requests) > 1:
+            try:
+                return self._together(requests)
+            except (LrpfxError, MemoryError) as error:
+                logger.info("a batch of %s failed, and its requests are computed alone: %s", self.name, error)
+        return [self._alone(request) for request in requests]
+
+    def _together(self, requests: Sequence[Tensors]) -> list[Outcome]:
+        rows = [_rows(request) for request in requests]
+        results = self.runner(**{name: torch.cat([request[name] for request in requests]) for name in requests[0]})
+        if any(len(value) != sum(rows) for value in results.values()):
+            raise RequestError(FAILED, "the program gave another number of rows")
+        parts = {name: value.split(rows) for name, value in results.items()}
+        return [{name: part[number] for name, part in parts.items()} for number in range(len(requests))]
+
+    def _alone(self, request: Tensors) -> Outcome:
+        try:
+            return self.runner(**request)
+        except (LrpfxError, MemoryError) as error:
+            return refusal_of(error)
+
+    def metadata(self) -> dict[str, Any]:
+        """What the protocol says about a model; `parameters` has facts of lrpfx."""
+        facts = ("title", "composite", "target", "reduce", "categories")
+        return {
+            "name": self.name,
+            "versions": [VERSION],
+            "platform": f"lrpfx_{self.manifest['kind']}",
+            "inputs": [_described(name, one) for name, one in self.manifest["arguments"].items()],
+            "outputs": [_described(name, one) for name, one in self.manifest["results"].items()],
+            "parameters": {
+                **{name: self.manifest[name] for name in facts if self.manifest.get(name) is not None},
+                "optional_inputs": list(self.manifest["conditions"]),
+                "max_batch": self.max_batch,
+            },
+        }
+
+
+def _described(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datatype": DATATYPES[described["dtype"]],
+        "shape": [-1 if size is None else size for size in described["shape"]],
+    }
+
+
+def _rows(request: Tensors) -> int:
+    return len(next(iter(request.values())))
