@@ -29,7 +29,7 @@ from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded, rebuilt
 from lrpfx.runtime.propagation import ORIGIN
-from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry
+from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,14 @@ EXTERNAL_DATA_FROM = 3 * 2**29
 
 #: Parameters with fewer bytes stay in the .onnx file.
 SMALLEST_MOVED = 1024
+
+#: Operators whose translation ONNX Runtime has no kernel for on the CPU, in float64.
+_NAMES_WITHOUT_FLOAT64 = """
+    _native_batch_norm_legit _prelu_kernel acos acosh asin asinh atan atan2 atanh avg_pool2d avg_pool3d celu col2im convolution
+    cosh elu erf gelu hardsigmoid hardswish im2col leaky_relu mish native_group_norm rrelu_with_noise_functional selu sinh
+    softplus tan
+"""
+_WITHOUT_FLOAT64 = frozenset(_NAMES_WITHOUT_FLOAT64.split())
 
 
 class Onnx(Backend):
@@ -56,6 +64,21 @@ class Onnx(Backend):
             import onnxscript  # noqa: F401  torch.onnx needs it
         except ImportError as error:
             raise _missing(error) from error
+
+    def check_program(self, program: ExportedProgram) -> None:
+        for node in program.graph.nodes:
+            if not isinstance(node.target, OpOverload):
+                continue
+            dtypes = {getattr(value, "dtype", None) for value in pytree.tree_leaves(node.meta.get("val"))}
+            name = node.target._schema.name.removeprefix("aten::")
+            lacking = torch.bfloat16 if torch.bfloat16 in dtypes else torch.float64
+            if lacking in dtypes and (lacking == torch.bfloat16 or name in _WITHOUT_FLOAT64):
+                origin = f", from {origin_of(node)}" if origin_of(node) else ""
+                kind = str(lacking).removeprefix("torch.")
+                raise LoweringError(
+                    f"ONNX Runtime does not compute {node.target} in {kind}{origin}: convert the model with .float() before "
+                    "transforming it, or use a .pt2 file or lrpfx.package"
+                )
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         self.check_requirements()
