@@ -10,6 +10,7 @@ import logging
 import mmap
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -188,6 +189,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
     _simplify(exported.model)
     _rename(exported.model.graph, [*arguments, *results])
     model = exported.model_proto
+    _separate_weights(model)
     _tidy(model, {node.name: origin_of(node) for node in program.graph.nodes})
     return model
 
@@ -264,6 +266,19 @@ def _rename(graph: Any, names: Sequence[str]) -> None:
             value.name = f"{value.name}.inside"
     for value, name in zip((*graph.inputs, *graph.outputs), names, strict=True):
         value.name = name
+
+
+def _separate_weights(model: Any) -> None:
+    """Give each transposed convolution a weight of its own: OpenVINO computes wrong values where others read it, too."""
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for number, node in enumerate(model.graph.node):
+        name = node.input[1] if node.op_type == "ConvTranspose" else ""
+        if name in weights and readers[name] > 1:
+            copied = model.graph.initializer.add()
+            copied.CopyFrom(weights[name])
+            copied.name = node.input[1] = f"{name}.transposed{number}"
+            readers[name] -= 1
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:
