@@ -149,8 +149,10 @@ def write_with(
 ) -> Path:
     """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
     with os_errors(ArtefactError, target, "written"):
-        legal, stages = legalized(program, backend)
         backend.check_requirements()
+        checked_facts(program)
+        backend.check_program(program)
+        legal, stages = legalized(program, backend)
         runtimes = {backend.runtime: version(backend.runtime)}
         manifest, tested = describe(program, backend.kind, runtimes, stages, photographs or {})
         backend.write(legal, manifest, tested, target, lambda content: _replace(target, content, backend.suffix))

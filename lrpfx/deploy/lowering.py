@@ -232,6 +232,32 @@ def _lowered(
     if final is not None and of_classes and saturates(final):
         warnings.warn(advice(final), LrpfxWarning, stacklevel=5)
     opened = _open_sizes(module, inputs) if dynamic_batch else []
+    try:
+        return _program(job, inputs, opened, dynamic_batch)
+    except _SizeError as error:
+        if len(opened) < 2:
+            raise LoweringError(str(error)) from error.__cause__
+    fixed = [f"dimension {number} of {name} ({inputs[name].shape[number]})" for one in opened[1:] for name, number in one.of]
+    warnings.warn(
+        f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(fixed)}",
+        LrpfxWarning,
+        stacklevel=5,
+    )
+    try:
+        return _program(job, inputs, opened[:1], dynamic_batch)
+    except _SizeError as error:
+        raise LoweringError(str(error)) from error.__cause__
+
+
+class _SizeError(Exception):
+    """A program cannot be made, or is not right, for all open sizes. Fewer of them may help."""
+
+
+def _program(
+    job: "_Job", inputs: Mapping[str, torch.Tensor], opened: Sequence["_OpenSize"], dynamic_batch: bool
+) -> ExportedProgram:
+    """The program for these open sizes, compared with `lrpfx.attribute`."""
+    module = job.module
     variants = (
         [_with_sizes(inputs, opened, number) for number in range(_VARIANTS)] if dynamic_batch else [list(inputs.values())]
     )
@@ -245,7 +271,7 @@ def _lowered(
     dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
     graphs = [_trace(job, example, dimensions) for example in examples[:2]]
     if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
-        raise LoweringError(
+        raise _SizeError(
             f"{module.title} has different operations for a batch of {len(examples[0][0])} than for one of "
             f"{len(examples[1][0])}; lower it with dynamic_batch=False, for one batch size"
         )
@@ -433,7 +459,7 @@ def _from_one(
         return size
     try:
         _verify(job, function, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
-    except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError, AssertionError):  # the last: a guard of torch.export
+    except (LrpfxError, _SizeError, RuntimeError, TypeError, ValueError, IndexError):
         return replace(size, lower=2)
     return size
 
@@ -752,7 +778,7 @@ def _export(
         if any(map(is_in_place, exported.graph.nodes)):
             exported = exported.run_decompositions({})  # only if needed: this takes far longer than the export
     except Exception as error:
-        raise LoweringError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
+        raise _SizeError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported
     record(lowered, "lower", "export", PassResult(len(exported.graph.nodes)), _VERIFIED_LATER)
     return exported, lowered
@@ -789,7 +815,10 @@ def _verify(
     """
     logger.info("comparing a batch of %d with attribute", len(arguments[0]))
     expected = job.expected(arguments)
-    actual = function(*arguments)
+    try:
+        actual = function(*arguments)
+    except AssertionError as error:  # a guard of torch.export
+        raise _SizeError(f"the program of {job.module.title} does not take a batch of {len(arguments[0])}: {error}") from error
     tiny = {name: torch.finfo(value.dtype).tiny for name, value in expected.items() if value.is_floating_point()}
     scales = {name: _norm(expected["output" if name == "balance" else name]) for name in tiny}
     differences = {name: _norm(actual[name] - expected[name]) for name in tiny}

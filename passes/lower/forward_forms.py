@@ -169,6 +169,12 @@ def _max_pool_backward(dimensions: int) -> Callable[..., torch.Tensor]:
     return backward
 
 
+def _scatter_add_of_halves(input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
+    if input.dtype != torch.float16:
+        return NotImplemented
+    return input.float().scatter_add(dim, index, source.float()).to(input.dtype)
+
+
 def _step(size: int, results: int, scale: float | None, corners: bool) -> float:
     """The distance in the input between neighboring entries of a resampled result."""
     if corners:
@@ -243,13 +249,34 @@ def _upsample(matrix: Callable[..., Matrix]) -> Callable[..., torch.Tensor]:
     return forward
 
 
-def _replication_pad_backward(gradient: torch.Tensor, input: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    matrices = []
-    for dimension, before in zip(range(-len(padding) // 2, 0), reversed(padding[::2]), strict=True):
+def _clamped(places: torch.Tensor, size: int) -> torch.Tensor:
+    return places.clamp(min=0, max=size - 1)
+
+
+def _reflected(places: torch.Tensor, size: int) -> torch.Tensor:
+    return (size - 1) - ((size - 1) - places.abs()).abs()
+
+
+def _pad_backward(source: Callable[[torch.Tensor, int], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`source`: the position in a row of some size that a position before, within or behind it repeats."""
+
+    def backward(gradient: torch.Tensor, input: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+        matrices = []
+        for dimension, before in zip(range(-len(padding) // 2, 0), reversed(padding[::2]), strict=True):
+            size = input.shape[dimension]
+            sources = source(_places(gradient.shape[dimension], gradient) - before, size)
+            matrices.append((_places(size, gradient) == sources[:, None]).to(gradient.dtype))
+        return _along_each(gradient, matrices)
+
+    return backward
+
+
+def _reflection_pad(input: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    for dimension, before, after in zip(range(-1, -len(padding), -1), padding[::2], padding[1::2], strict=False):
         size = input.shape[dimension]
-        sources = (_places(gradient.shape[dimension], gradient) - before).clamp(min=0, max=size - 1)
-        matrices.append((_places(size, gradient) == sources[:, None]).to(gradient.dtype))
-    return _along_each(gradient, matrices)
+        places = torch.arange(before + size + after, device=input.device) - before
+        input = input.index_select(dimension, _reflected(places, size))
+    return input
 
 
 def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Callable[..., torch.Tensor]:
@@ -266,19 +293,35 @@ def _upsample_backward(matrix: Callable[..., Matrix], has_corners: bool) -> Call
 # --- views ------------------------------------------------------------------------------------------------------------------
 
 
+def _on_diagonal(rows: int, columns: int, offset: int, device: torch.device) -> torch.Tensor:
+    """Flat indices of a matrix's diagonal."""
+    first = -offset * columns if offset < 0 else offset
+    length = min(rows + offset, columns) if offset < 0 else min(rows, columns - offset)
+    return first + torch.arange(length, device=device) * (columns + 1)
+
+
+def _diagonal(input: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
+    matrices = input.movedim((dim1, dim2), (-2, -1))
+    places = _on_diagonal(*matrices.shape[-2:], offset, input.device)
+    return matrices.flatten(-2).index_select(-1, places)
+
+
 def _diagonal_backward(gradient: torch.Tensor, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> torch.Tensor:
     dim1, dim2 = dim1 % len(input_sizes), dim2 % len(input_sizes)
-    rows, columns, length = input_sizes[dim1], input_sizes[dim2], gradient.shape[-1]
-    first = -offset * columns if offset < 0 else offset
-    places = first + torch.arange(length, device=gradient.device) * (columns + 1)
+    rows, columns = input_sizes[dim1], input_sizes[dim2]
+    places = _on_diagonal(rows, columns, offset, gradient.device)
     others = [size for dimension, size in enumerate(input_sizes) if dimension not in (dim1, dim2)]
     flat = gradient.new_zeros([*others, rows * columns])
     result = flat.scatter(-1, places.expand(gradient.shape), gradient).view(*others, rows, columns)
     return result.movedim((-2, -1), (dim1, dim2))
 
 
+def in_order(value: torch.Tensor) -> bool:
+    """Whether a tensor begins where its memory begins, with the strides of a contiguous one but in dimensions of size 1."""
+    return _in_order(value.shape, value.stride(), value.storage_offset())
+
+
 def _in_order(sizes: Sequence[int], strides: Sequence[int], offset: int | torch.SymInt | None) -> bool:
-    """Whether the offset is 0 and the strides are those of a contiguous tensor, apart from dimensions of size 1."""
     step = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1 and stride != step:
@@ -288,8 +331,8 @@ def _in_order(sizes: Sequence[int], strides: Sequence[int], offset: int | torch.
 
 
 def _as_strided(input: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
-    """A reshape, if all entries stay in order, as in pooling to one value and its backward; otherwise `NotImplemented`."""
-    plain = _in_order(size, stride, storage_offset) and _in_order(input.shape, input.stride(), input.storage_offset())
+    """A reshape, if all entries stay in order; otherwise `NotImplemented`."""
+    plain = _in_order(size, stride, storage_offset) and in_order(input)
     return input.reshape(size) if plain and input.numel() == math.prod(size) else NotImplemented
 
 
@@ -337,9 +380,15 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # not in torch 2.4
     aten.rrelu_with_noise.default: _rrelu_in_place,
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
-    aten.replication_pad1d_backward.default: _replication_pad_backward,
-    aten.replication_pad2d_backward.default: _replication_pad_backward,
-    aten.replication_pad3d_backward.default: _replication_pad_backward,
+    aten.replication_pad1d_backward.default: _pad_backward(_clamped),
+    aten.replication_pad2d_backward.default: _pad_backward(_clamped),
+    aten.replication_pad3d_backward.default: _pad_backward(_clamped),
+    aten.reflection_pad1d.default: _reflection_pad,
+    aten.reflection_pad2d.default: _reflection_pad,
+    aten.reflection_pad3d.default: _reflection_pad,
+    aten.reflection_pad1d_backward.default: _pad_backward(_reflected),
+    aten.reflection_pad2d_backward.default: _pad_backward(_reflected),
+    aten.reflection_pad3d_backward.default: _pad_backward(_reflected),
     aten.adaptive_max_pool2d.default: _adaptive_max_pool(aten.max_pool2d_with_indices),
     aten.adaptive_max_pool3d.default: _adaptive_max_pool(aten.max_pool3d_with_indices),
     aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
@@ -360,10 +409,14 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._upsample_bicubic2d_aa.default: _upsample(_antialiased(2, _cubic_kernel)),
     aten._upsample_bilinear2d_aa_backward.default: _upsample_backward(_antialiased(1, _triangle), True),
     aten._upsample_bicubic2d_aa_backward.default: _upsample_backward(_antialiased(2, _cubic_kernel), True),
+    aten.diagonal.default: _diagonal,
     aten.diagonal_backward.default: _diagonal_backward,
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
+
+#: Operators that ONNX Runtime lacks for float16 -> the same in float32, for float16 only.
+FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {aten.scatter_add.default: _scatter_add_of_halves}
 
 
 def _zeros(input: torch.Tensor, size: Sequence[int] | None = None, *strides: Any, **settings: Any) -> torch.Tensor:

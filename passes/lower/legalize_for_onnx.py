@@ -9,7 +9,7 @@ from torch import fx
 from torch.export import ExportedProgram, ExportGraphSignature
 
 from lrpfx.errors import LoweringError
-from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
+from lrpfx.passes.lower.forward_forms import FORMS_OF_HALVES, FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
 from lrpfx.support.torch_internals import decompositions_of_backwards, fake_mode_of, make_fx, pytree
@@ -26,8 +26,10 @@ class LegalizeForOnnx(GraphPass):
     ensures = (ONNX_OPERATORS,)
 
     def run(self, program: Program) -> PassResult:
-        known = {**decompositions_of_backwards(), **FORWARD_FORMS}
-        own = torch.export.default_decompositions()  # translation applies these itself
+        values = (node.meta.get("val") for node in program.graph.nodes)
+        has_halves = any(getattr(value, "dtype", None) == torch.float16 for value in values)
+        known = {**decompositions_of_backwards(), **FORWARD_FORMS, **(FORMS_OF_HALVES if has_halves else {})}
+        own = set(torch.export.default_decompositions()) - set(FORWARD_FORMS)  # translation applies these itself
         matches = sum(node.target in known and node.target not in own for node in program.graph.nodes)
         if not matches:
             return PassResult()

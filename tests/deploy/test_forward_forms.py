@@ -118,5 +118,23 @@ def test_diagonals():
 
 def test_padding_and_activations():
     for dimensions, padding in [(1, (1, 2)), (2, (2, 0, 3, 1)), (3, (1, 2, 0, 1, 3, 2))]:
-        check(lambda x, p=padding: F.pad(x, p, mode="replicate"), 2, 3, *SIZES[dimensions])
+        for mode in ("replicate", "reflect"):
+            check(lambda x, p=padding, m=mode: F.pad(x, p, mode=m), 2, 3, *SIZES[dimensions])
     check(F.rrelu, 2, 3)
+
+
+def test_diagonals_and_reflections_forward():
+    x = torch.rand(4, 5, 6, 7)
+    for function in (
+        *(
+            lambda x, o=offset, d=dims: x.diagonal(o, *d)
+            for offset in (-2, 0, 3)
+            for dims in ((0, 1), (2, 3), (3, 1), (-1, -4))
+        ),
+        lambda x: F.pad(x.flatten(2), (3, 41), mode="reflect"),
+        lambda x: F.pad(x, (6, 1, 0, 5), mode="reflect"),
+        lambda x: F.pad(x, (1, 0, 2, 1, 3, 4), mode="reflect"),
+    ):
+        traced = legal_form(function, x)
+        assert not [node for node in traced.graph.nodes if "reflection" in str(node.target) or "diagonal" in str(node.target)]
+        assert torch.equal(traced(x), function(x))

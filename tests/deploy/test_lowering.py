@@ -159,7 +159,7 @@ def test_history_and_dumps_reach_the_program(explain_model, tmp_path, monkeypatc
     compiled = lrpfx.history(explain_model)
     assert stages[: len(compiled)] == compiled
     names = [stage.name for stage in stages[len(compiled) :]]
-    assert names == ["trace", "drop_detach", "out_of_place", "name_tensors", "derive_weights", "export"]
+    assert names == ["trace", "drop_detach", "out_of_place", "plain_views", "name_tensors", "derive_weights", "export"]
     by_name = {stage.name: stage for stage in stages}
     assert by_name["drop_detach"].matches and "detach" not in by_name["drop_detach"].code
     assert "self.conv1.merged_weight" in by_name["name_tensors"].code

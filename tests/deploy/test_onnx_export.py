@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import Unary, assert_close
+from torch.nn import functional
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus, LayerMapComposite
@@ -36,11 +37,57 @@ class ChannelsLast(torch.nn.Module):
 
 
 def test_pooling_of_images_whose_channels_come_last(tmp_path):
-    """torch gives the pooled value the strides of its input, by an operator that ONNX does not have."""
+    """torch gives the pooled value the strides of its input: no program has views by strides, since ONNX has none."""
     explain_model = lrpfx.transform(ChannelsLast().float(), EpsilonPlus())
     x, target = torch.rand(3, 3, 5, 5).float(), torch.arange(3)
+    program = lrpfx.lower(explain_model, x)
+    assert not [node for node in program.graph.nodes if "as_strided" in str(node.target) or "copy_" in str(node.target)]
+    for suffix in ("pt2", "onnx"):
+        runner = lrpfx.load(lrpfx.save(program, tmp_path / f"model.{suffix}"))
+        assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.diagonal(0, 2, 3),
+        lambda x: x.diagonal(-2, 1, 3),
+        lambda x: functional.pad(x, (1, 2, 0, 1), mode="reflect"),
+        lambda x: functional.pad(x.flatten(2), (4, 3), mode="reflect"),
+    ],
+)
+def test_operators_that_torch_expands_for_onnx_in_others_that_it_lacks(tmp_path, function):
+    """Alone in a program: nothing else makes it be expanded."""
+    explain_model = lrpfx.transform(Unary(function).float(), EpsilonPlus(), example_inputs=torch.rand(2, 3, 5, 6).float())
+    runner = lrpfx.load(
+        lrpfx.save(lrpfx.lower(explain_model, torch.rand(2, 3, 5, 6).float(), target="weights"), tmp_path / "x.onnx")
+    )
+    x = torch.rand(4, 3, 5, 6).float()
+    seed = torch.rand_like(function(x))
+    assert_close(runner(x, seed)["relevance"], lrpfx.attribute(explain_model, x, seed).relevance, 1e-5)
+
+
+def pooled_net(dtype):
+    layers = (torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 5))
+    return torch.nn.Sequential(*layers).to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtypes_that_onnx_runtime_does_not_compute_are_refused_first(tmp_path, dtype, monkeypatch):
+    program = lrpfx.lower(lrpfx.transform(pooled_net(dtype), EpsilonPlus()), torch.rand(2, 3, 8, 8).to(dtype))
+    monkeypatch.setattr(torch.onnx, "export", None)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(lrpfx.LoweringError, match=rf"does not compute aten.convolution.default in {name}, from 0.*\.float\(\)"):
+        lrpfx.save(program, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_float16(tmp_path):
+    """ONNX Runtime adds up no scattered float16: that is max pooling's backward."""
+    explain_model = lrpfx.transform(pooled_net(torch.float16), EpsilonPlus())
+    x, target = torch.rand(3, 3, 8, 8).half(), torch.arange(3)
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
-    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    assert_close(runner(x, target)["relevance"].float(), lrpfx.attribute(explain_model, x, target).relevance.float(), 1e-2)
 
 
 def test_what_onnx_does_not_have_is_named():

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import lrpfx
 from lrpfx.composites import AttnLRP
+from lrpfx.errors import LrpfxWarning
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.node import node_info
 
@@ -60,6 +61,24 @@ def test_a_loop_is_one_operator(name):
         with torch.no_grad():
             torch.testing.assert_close(explain_model(**inputs)["logits"], model(**inputs)["logits"], rtol=1e-9, atol=1e-9)
     assert len(sizes) == 1
+
+
+@pytest.mark.programs
+def test_programs_take_any_batch_and_the_length_of_the_example(tmp_path):
+    """A loop is doubled as often as its length needs, so other lengths have other operations."""
+    _, inputs, explain_model = transformed("MambaForCausalLM")
+    with pytest.warns(LrpfxWarning, match=r"other operations for other sizes.*: dimension 1 of input_ids \(7\)"):
+        program = lrpfx.lower(explain_model, inputs, target="token", output="logits")
+    runner = lrpfx.load(lrpfx.save(program, tmp_path / "mamba.pt2"))
+    for batch in (1, 5):
+        ids = inputs["input_ids"][:1].expand(batch, -1).add(torch.arange(batch)[:, None]) % 10
+        places, tokens = torch.full((batch,), -1), torch.arange(batch)
+        mask = torch.ones_like(ids)
+        found = runner(ids, mask, torch.stack([places, tokens], 1))
+        expected = lrpfx.attribute(explain_model, {"input_ids": ids, "attention_mask": mask}, (places, tokens), output="logits")
+        torch.testing.assert_close(found["relevance"], expected.relevance["input_ids"], rtol=1e-5, atol=1e-8)
+    with pytest.raises(lrpfx.InputError, match="dimension 1 was fixed at 7"):
+        runner(ids[:, :6], mask[:, :6], torch.zeros(batch, 2, dtype=torch.long))
 
 
 def test_relevance_of_a_mamba_block_follows_the_formulas_of_mamba_lrp():

@@ -40,6 +40,10 @@ class Backend(ABC):
         """Raise `ArtefactError` if a package or program that `write` needs is missing."""
 
     @abstractmethod
+    def check_program(self, program: ExportedProgram) -> None:
+        """Raise `LoweringError` for a program that the runtime is known not to run, before the work of writing it."""
+
+    @abstractmethod
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         """Write a legalized program to `path`. The content of `path` is written by `replace`, files beside it are not."""
 

@@ -56,6 +56,9 @@ class Exported(Backend):
     def check_requirements(self) -> None:
         """Nothing but torch writes these files."""
 
+    def check_program(self, program: ExportedProgram) -> None:
+        """Every program is one of torch."""
+
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         plain = copy.copy(program)
         plain._example_inputs = None  # they would be pickled

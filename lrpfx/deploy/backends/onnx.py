@@ -10,6 +10,7 @@ import logging
 import mmap
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded, rebuilt
 from lrpfx.runtime.propagation import ORIGIN
-from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry
+from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,14 @@ EXTERNAL_DATA_FROM = 3 * 2**29
 
 #: Parameters with fewer bytes stay in the .onnx file.
 SMALLEST_MOVED = 1024
+
+#: Operators whose translation ONNX Runtime has no kernel for on the CPU, in float64.
+_NAMES_WITHOUT_FLOAT64 = """
+    _native_batch_norm_legit _prelu_kernel acos acosh asin asinh atan atan2 atanh avg_pool2d avg_pool3d celu col2im convolution
+    cosh elu erf gelu hardsigmoid hardswish im2col leaky_relu mish native_group_norm rrelu_with_noise_functional selu sinh
+    softplus tan
+"""
+_WITHOUT_FLOAT64 = frozenset(_NAMES_WITHOUT_FLOAT64.split())
 
 
 class Onnx(Backend):
@@ -56,6 +65,21 @@ class Onnx(Backend):
             import onnxscript  # noqa: F401  torch.onnx needs it
         except ImportError as error:
             raise _missing(error) from error
+
+    def check_program(self, program: ExportedProgram) -> None:
+        for node in program.graph.nodes:
+            if not isinstance(node.target, OpOverload):
+                continue
+            dtypes = {getattr(value, "dtype", None) for value in pytree.tree_leaves(node.meta.get("val"))}
+            name = node.target._schema.name.removeprefix("aten::")
+            lacking = torch.bfloat16 if torch.bfloat16 in dtypes else torch.float64
+            if lacking in dtypes and (lacking == torch.bfloat16 or name in _WITHOUT_FLOAT64):
+                origin = f", from {origin_of(node)}" if origin_of(node) else ""
+                kind = str(lacking).removeprefix("torch.")
+                raise LoweringError(
+                    f"ONNX Runtime does not compute {node.target} in {kind}{origin}: convert the model with .float() before "
+                    "transforming it, or use a .pt2 file or lrpfx.package"
+                )
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         self.check_requirements()
@@ -165,6 +189,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
     _simplify(exported.model)
     _rename(exported.model.graph, [*arguments, *results])
     model = exported.model_proto
+    _separate_weights(model)
     _tidy(model, {node.name: origin_of(node) for node in program.graph.nodes})
     return model
 
@@ -241,6 +266,19 @@ def _rename(graph: Any, names: Sequence[str]) -> None:
             value.name = f"{value.name}.inside"
     for value, name in zip((*graph.inputs, *graph.outputs), names, strict=True):
         value.name = name
+
+
+def _separate_weights(model: Any) -> None:
+    """Give each transposed convolution a weight of its own: OpenVINO computes wrong values where others read it, too."""
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for number, node in enumerate(model.graph.node):
+        name = node.input[1] if node.op_type == "ConvTranspose" else ""
+        if name in weights and readers[name] > 1:
+            copied = model.graph.initializer.add()
+            copied.CopyFrom(weights[name])
+            copied.name = node.input[1] = f"{name}.transposed{number}"
+            readers[name] -= 1
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:
