@@ -5,7 +5,6 @@ rules that save values for the backward pass. `make_fx` can, and torch.export th
 """
 
 import copy
-import inspect
 import itertools
 import logging
 import warnings
@@ -58,7 +57,6 @@ from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct, not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
-    UserError,
     constant_source,
     decomposition_of,
     make_fx,
@@ -774,7 +772,7 @@ def _export(
         {number: symbols[one] for number, one in dimensions[name].items() if one is not None} or None for name in job.names()
     )
     try:
-        exported = _exported(program, tuple(arguments), shapes)
+        exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
         if any(map(is_in_place, exported.graph.nodes)):
             exported = exported.run_decompositions({})  # only if needed: this takes far longer than the export
     except Exception as error:
@@ -782,27 +780,6 @@ def _export(
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported
     record(lowered, "lower", "export", PassResult(len(exported.graph.nodes)), _VERIFIED_LATER)
     return exported, lowered
-
-
-def _exported(program: fx.GraphModule, arguments: tuple[torch.Tensor, ...], shapes: tuple[Any, ...]) -> ExportedProgram:
-    """The program, exported with open sizes.
-
-    Conditions on sizes that torch cannot prove, such as n // 2 < n, become assertions, where it can make them. They are left
-    out: `_always_holds` has tried all of the module's conditions, and the runner checks the sizes of arguments.
-    """
-    deferred = "prefer_deferred_runtime_asserts_over_guards"
-    try:
-        return torch.export.export(program, arguments, dynamic_shapes=shapes, strict=False)
-    except UserError as error:
-        if "Constraints violated" not in str(error) or deferred not in inspect.signature(torch.export.export).parameters:
-            raise
-    exported = torch.export.export(program, arguments, dynamic_shapes=shapes, strict=False, **{deferred: True})
-    graph = exported.graph
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-    exported.graph_module.recompile()
-    return exported
 
 
 def _verify(

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch._dynamo.exc import UserError
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -24,16 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes as disable_curre
 
 from lrpfx.errors import LrpfxError, first_lines
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "OpOverload",
-    "TorchDispatchMode",
-    "UserError",
-    "disable_current_modes",
-    "make_fx",
-    "pytree",
-]
+__all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "disable_current_modes", "make_fx", "pytree"]
 
 #: What fake tensors raise where a value, or a shape that depends on values, is asked for.
 UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)

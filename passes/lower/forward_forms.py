@@ -302,7 +302,7 @@ def _on_diagonal(rows: int, columns: int, offset: int, device: torch.device) -> 
 
 def _diagonal(input: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
     matrices = input.movedim((dim1, dim2), (-2, -1))
-    places = _on_diagonal(*matrices.shape[-2:], offset, input.device)
+    places = _on_diagonal(matrices.shape[-2], matrices.shape[-1], offset, input.device)
     return matrices.flatten(-2).index_select(-1, places)
 
 
