@@ -164,7 +164,7 @@ class Service:
 
     async def _inferred(self, request: Request, program: ServedProgram) -> Response:
         if not program.ready:
-            raise RequestError(NOT_READY, f"{program.name} is not ready: its self-test has not passed yet")
+            raise RequestError(f"{program.name} is not ready: its self-test has not passed yet", NOT_READY)
         deadline = asyncio.get_running_loop().time() + self.settings.timeout
         with self._admitted() as count_bytes:
             body = await self._body(request, deadline, count_bytes)
@@ -177,8 +177,8 @@ class Service:
                     content, headers = await self._converted(encoded, program, asked, results)
             except TimeoutError as error:
                 raise RequestError(
-                    TIMED_OUT,
                     f"the request was not answered within {self.settings.timeout:g} seconds, since others are before it",
+                    TIMED_OUT,
                 ) from error
         return Response(content, headers=headers)
 
@@ -190,14 +190,14 @@ class Service:
     def _admitted(self) -> Iterator[Callable[[int], None]]:
         """A place among the requests, and a function that counts bytes of the body. Raises `RequestError` if there is none."""
         if self.requests >= self.settings.max_queue:
-            raise RequestError(BUSY, f"{self.requests} requests wait, which is the limit of this server: try again later")
+            raise RequestError(f"{self.requests} requests wait, which is the limit of this server: try again later", BUSY)
         self.requests += 1
         of_this = 0
 
         def count(number: int) -> None:
             nonlocal of_this
             if self.bytes + number > self.settings.max_waiting_bytes:
-                raise RequestError(BUSY, "the requests that wait have as many bytes as this server allows: try again later")
+                raise RequestError("the requests that wait have as many bytes as this server allows: try again later", BUSY)
             self.bytes += number
             of_this += number
 
@@ -210,7 +210,7 @@ class Service:
     async def _body(self, request: Request, deadline: float, count_bytes: Callable[[int], None]) -> bytes:
         """The body of a request. Raises `RequestError` if it is too large, too slow, or compressed."""
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise RequestError(UNSUPPORTED, "the body is compressed, which this server does not support")
+            raise RequestError("the body is compressed, which this server does not support", UNSUPPORTED)
         declared = request.headers.get("content-length", "0")
         if declared.isdigit() and int(declared[:20]) > self.settings.max_request_bytes:
             raise self._too_large()
@@ -224,20 +224,20 @@ class Service:
                     count_bytes(len(part))
                     parts.append(part)
         except TimeoutError as error:
-            raise RequestError(TOO_SLOW, f"the body did not arrive within {self.settings.timeout:g} seconds") from error
+            raise RequestError(f"the body did not arrive within {self.settings.timeout:g} seconds", TOO_SLOW) from error
         except ClientDisconnect as error:
-            raise RequestError(BAD_REQUEST, "the connection ended before the body did") from error
+            raise RequestError("the connection ended before the body did", BAD_REQUEST) from error
         return b"".join(parts)
 
     def _too_large(self) -> RequestError:
         return RequestError(
-            TOO_LARGE, f"the body has more than {self.settings.max_request_bytes} bytes, the limit of this server"
+            f"the body has more than {self.settings.max_request_bytes} bytes, the limit of this server", TOO_LARGE
         )
 
     def _program(self, request: Request) -> ServedProgram:
         name = request.path_params["name"]
         if name not in self.programs:
-            raise RequestError(NOT_FOUND, f"there is no program {name[:100]!r}; the programs are {', '.join(self.programs)}")
+            raise RequestError(f"there is no program {name[:100]!r}; the programs are {', '.join(self.programs)}", NOT_FOUND)
         return self.programs[name]
 
 
@@ -252,4 +252,4 @@ async def _lrpfx_error(_: Request, error: Exception) -> Response:
 
 async def _defect(_: Request, error: Exception) -> Response:
     """The answer to a request that met a defect, which the server's log shows."""
-    return answer_of(RequestError(FAILED, "the server failed; its log has the reason"))
+    return answer_of(RequestError("the server failed; its log has the reason", FAILED))

@@ -37,13 +37,13 @@ class Guard:
             if is_loopback(re.sub(r":\d+$", "", headers.get("host", "")).strip("[]")):
                 return None
             return RequestError(
-                FORBIDDEN, "without a token, requests are for localhost; start the server with a token for other hosts"
+                "without a token, requests are for localhost; start the server with a token for other hosts", FORBIDDEN
             )
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _is_same(given.strip(), self.token):
             return None
         return RequestError(
-            UNAUTHORIZED, "the request needs the header `Authorization: Bearer TOKEN` with the token of this server"
+            "the request needs the header `Authorization: Bearer TOKEN` with the token of this server", UNAUTHORIZED
         )
 
 

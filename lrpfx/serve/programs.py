@@ -106,12 +106,12 @@ class ServedProgram:
         for name, described in self.manifest["arguments"].items():
             shape = given[name].shape if name in given else ()
             if shape and shape[0] > self.max_batch:
-                raise RequestError(TOO_LARGE, f"{name} has {shape[0]} rows, but a request has at most {self.max_batch} here")
+                raise RequestError(f"{name} has {shape[0]} rows, but a request has at most {self.max_batch} here", TOO_LARGE)
             for number, (size, wanted) in enumerate(zip(shape, described["shape"], strict=False)):
                 if number and wanted is None and size > self.max_size:
                     raise RequestError(
-                        TOO_LARGE,
                         f"dimension {number} of {name} has the size {size}, but at most {self.max_size} is allowed here",
+                        TOO_LARGE,
                     )
         return self.runner.checked_arguments(**given)
 
@@ -128,7 +128,7 @@ class ServedProgram:
         rows = [_rows(request) for request in requests]
         results = self.runner(**{name: torch.cat([request[name] for request in requests]) for name in requests[0]})
         if any(len(value) != sum(rows) for value in results.values()):
-            raise RequestError(FAILED, "the program gave another number of rows")
+            raise RequestError("the program gave another number of rows", FAILED)
         parts = {name: value.split(rows) for name, value in results.items()}
         return [{name: part[number] for name, part in parts.items()} for number in range(len(requests))]
 

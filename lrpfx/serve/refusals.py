@@ -12,7 +12,7 @@ LONGEST_MESSAGE = 1000
 class RequestError(InputError):
     """A request that is refused with this status of HTTP."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
 
@@ -20,11 +20,11 @@ class RequestError(InputError):
 def refusal_of(error: BaseException) -> RequestError:
     """The refusal that an error of a program or of its checks means, without the error's traceback, which holds tensors."""
     if isinstance(error, RequestError):
-        return RequestError(error.status, str(error))
+        return RequestError(str(error), error.status)
     if isinstance(error, InputError):
-        return RequestError(BAD_REQUEST, str(error))
+        return RequestError(str(error), BAD_REQUEST)
     if isinstance(error, MemoryError):
-        return RequestError(NOT_READY, "there is not enough memory for this request: send fewer rows, or smaller ones")
+        return RequestError("there is not enough memory for this request: send fewer rows, or smaller ones", NOT_READY)
     if isinstance(error, LrpfxError):
-        return RequestError(FAILED, str(error))
-    return RequestError(FAILED, f"the program failed: {type(error).__name__}")
+        return RequestError(str(error), FAILED)
+    return RequestError(f"the program failed: {type(error).__name__}", FAILED)

@@ -61,7 +61,7 @@ class OfLrpfx(numpydoc.Validator):
         found = super().doc_all_parameters
         if is_record(self.obj):
             fields = [field for field in self.doc["Attributes"] if field.name in self.signature_parameters]
-            found |= {field.name: (field.type, field.desc) for field in fields}
+            found |= {field.name: (field.type, field.desc) for field in fields if field.name not in found}
         return found
 
 
