@@ -6,15 +6,18 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from lrpfx.serve.metrics import Metrics
-from lrpfx.serve.programs import Outcome, ServedProgram, Tensors
+from lrpfx.serve.programs import Outcome, ServedProgram, Tensors, rows_of
 from lrpfx.serve.refusals import RequestError, refusal_of
 from lrpfx.serve.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -28,7 +31,7 @@ class _Waiting:
 
     @property
     def rows(self) -> int:
-        return len(next(iter(self.arguments.values())))
+        return rows_of(self.arguments)
 
     def fits(self, other: "_Waiting") -> bool:
         """Whether the two can be computed together: arrays have the same sizes except for their rows."""
@@ -59,26 +62,23 @@ class Batches:
         self._arrived.set()
         return await request.results
 
-    async def in_thread(self, function: Callable[..., object], *arguments: object) -> object:
+    async def in_thread(self, function: Callable[..., Result], *arguments: object) -> Result:
         """What a function returns in the thread that runs the programs."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def compute(self) -> None:
         """Compute batches until the task is cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             batch = await self._next_batch()
-            program, started = batch[0].program, asyncio.get_running_loop().time()
+            program, started = batch[0].program, loop.time()
             outcomes: list[Outcome]
             try:
-                outcomes = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, program.computed, [request.arguments for request in batch]
-                )
+                outcomes = await self.in_thread(program.computed, [request.arguments for request in batch])
             except Exception as error:  # a defect costs the batch, not the server
                 logger.exception("a batch of %s failed", program.name)
                 outcomes = [refusal_of(error) for _ in batch]
-            self.metrics.batch(
-                program.name, sum(request.rows for request in batch), asyncio.get_running_loop().time() - started
-            )
+            self.metrics.batch(program.name, sum(request.rows for request in batch), loop.time() - started)
             for request, outcome in zip(batch, outcomes, strict=True):
                 if request.results.done():  # its client has been told that it took too long
                     continue

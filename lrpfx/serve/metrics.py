@@ -1,6 +1,6 @@
 """What a server counts, for Prometheus."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -16,23 +16,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._requests = Counter("lrpfx_requests", "Requests by status.", ("model", "status"), registry=self.registry)
-        self._seconds = Histogram(
-            "lrpfx_request_seconds",
-            "From a request to its answer.",
-            buckets=_SECONDS,
-            labelnames=("model",),
-            registry=self.registry,
-        )
-        self._rows = Histogram(
-            "lrpfx_batch_rows",
-            "Rows that were computed together.",
-            buckets=_ROWS,
-            labelnames=("model",),
-            registry=self.registry,
-        )
-        self._batch_seconds = Histogram(
-            "lrpfx_batch_seconds", "Computing a batch.", buckets=_SECONDS, labelnames=("model",), registry=self.registry
-        )
+        self._seconds = self._histogram("lrpfx_request_seconds", "From a request to its answer.", _SECONDS)
+        self._rows = self._histogram("lrpfx_batch_rows", "Rows that were computed together.", _ROWS)
+        self._batch_seconds = self._histogram("lrpfx_batch_seconds", "Computing a batch.", _SECONDS)
         self._ready = Gauge("lrpfx_ready", "Whether the self-test has passed.", labelnames=("model",), registry=self.registry)
         self._waiting = Gauge("lrpfx_waiting_requests", "Requests that wait to be computed.", registry=self.registry)
         for name in names:  # a metric exists from the start, at zero
@@ -40,6 +26,9 @@ class Metrics:
             self._rows.labels(name)
             self._batch_seconds.labels(name)
             self._ready.labels(name).set(0)
+
+    def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, description, buckets=buckets, labelnames=("model",), registry=self.registry)
 
     def request(self, name: str, status: int, seconds: float) -> None:
         """Count an answer."""

@@ -125,7 +125,7 @@ class ServedProgram:
         return [self._alone(request) for request in requests]
 
     def _together(self, requests: Sequence[Tensors]) -> list[Outcome]:
-        rows = [_rows(request) for request in requests]
+        rows = [rows_of(request) for request in requests]
         results = self.runner(**{name: torch.cat([request[name] for request in requests]) for name in requests[0]})
         if any(len(value) != sum(rows) for value in results.values()):
             raise RequestError("the program gave another number of rows", FAILED)
@@ -163,5 +163,6 @@ def _described(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(request: Tensors) -> int:
+def rows_of(request: Tensors) -> int:
+    """The number of rows in the arguments of a request."""
     return len(next(iter(request.values())))

@@ -5,7 +5,7 @@ Tensors are JSON or, by the protocol's extension for binary tensors, bytes behin
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,17 +62,13 @@ def parsed(program: ServedProgram, body: bytes, length_of_json: str | None) -> I
 
 def _arguments(program: ServedProgram, inputs: Any, data: memoryview) -> dict[str, torch.Tensor]:
     known = program.manifest["arguments"]
-    if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
-        raise InputError("inputs is a list of objects with name, datatype, shape and data")
+    _check_objects("inputs", inputs, "name, datatype, shape and data")
     if len(inputs) > len(known):
         raise InputError(f"the program takes {', '.join(known)}, not {len(inputs)} inputs")
     given: dict[str, torch.Tensor] = {}
     start = 0
     for one in inputs:
-        name = one.get("name")
-        if not isinstance(name, str) or name not in known:
-            asked = nearest(name, known) if isinstance(name, str) and len(name) <= 100 else ""
-            raise InputError(f"the program takes {', '.join(known)}, and not {_shown(name)}.{asked}")
+        name = _name_among(known, one, "takes")
         if name in given:
             raise InputError(f"the input {name} is given twice")
         _check_keys(name, one, {"name", "datatype", "shape"}, {"data", "parameters"})
@@ -152,20 +148,30 @@ def _results(program: ServedProgram, outputs: Any, binary: bool) -> dict[str, bo
     known = program.manifest["results"]
     if outputs is None or outputs == []:
         return dict.fromkeys(known, binary)
-    if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
-        raise InputError("outputs is a list of objects with a name")
+    _check_objects("outputs", outputs, "a name")
     asked: dict[str, bool] = {}
     for one in outputs:
-        name = one.get("name")
-        if not isinstance(name, str) or name not in known:
-            asked_for = nearest(name, known) if isinstance(name, str) and len(name) <= 100 else ""
-            raise InputError(f"the program gives {', '.join(known)}, and not {_shown(name)}.{asked_for}")
+        name = _name_among(known, one, "gives")
         if name in asked:
             raise InputError(f"the output {name} is asked for twice")
         _check_keys(name, one, {"name"}, {"parameters"})
         parameters = _parameters(name, one, {"binary_data"})
         asked[name] = _flag("binary_data", parameters) if "binary_data" in parameters else binary
     return asked
+
+
+def _check_objects(what: str, values: Any, keys: str) -> None:
+    if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
+        raise InputError(f"{what} is a list of objects with {keys}")
+
+
+def _name_among(known: Collection[str], one: Mapping[str, Any], verb: str) -> str:
+    """The name of an input that the program takes, or of an output that it gives."""
+    name = one.get("name")
+    if not isinstance(name, str) or name not in known:
+        close = nearest(name, known) if isinstance(name, str) and len(name) <= 100 else ""
+        raise InputError(f"the program {verb} {', '.join(known)}, and not {_shown(name)}.{close}")
+    return name
 
 
 def _check_keys(what: str, value: Mapping[str, Any], needed: set[str], allowed: set[str]) -> None:

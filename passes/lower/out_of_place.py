@@ -1,6 +1,7 @@
 """Replace in-place operations by out-of-place ones if no other value shares their memory."""
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,11 +29,16 @@ class OutOfPlace(GraphPass):
                 continue
             changed: Any = node.args[0]
             node.target = _functional(node.target)
-            for user in [user for user in changed.users if order[user] > order[node]]:
-                user.replace_input_with(changed, node)
+            replace_afterwards(changed, node, node, order)
             result.matches += 1
         program.graph.eliminate_dead_code()
         return result
+
+
+def replace_afterwards(value: fx.Node, write: fx.Node, new: fx.Node, order: Mapping[fx.Node, int]) -> None:
+    """Let the readers of `value` after the node `write` read `new`. `order`: the places of nodes."""
+    for user in [user for user in value.users if order[user] > order[write]]:
+        user.replace_input_with(value, new)
 
 
 def is_in_place(node: fx.Node) -> bool:

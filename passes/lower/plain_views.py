@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lrpfx.passes.lower.forward_forms import in_order
+from lrpfx.passes.lower.out_of_place import replace_afterwards
 from lrpfx.passes.program import GraphPass, PassResult, Program
 
 aten = torch.ops.aten
@@ -26,9 +27,7 @@ class PlainViews(GraphPass):
         order = {node: number for number, node in enumerate(program.graph.nodes)}
         for copying in [node for node in order if node.target == aten.copy_.default and _fills_new(node)]:
             view, value = copying.args[:2]
-            for other in list(view.args[0].users):
-                if order[other] > order[copying]:
-                    other.replace_input_with(view.args[0], value)
+            replace_afterwards(view.args[0], copying, value, order)
             copying.replace_all_uses_with(value)
             program.graph.erase_node(copying)
             result.matches += 1
@@ -48,8 +47,8 @@ class PlainViews(GraphPass):
 
 def _is_plain(view: fx.Node) -> bool:
     """Whether a view by strides shows all entries of a tensor in their order."""
-    whole: Any = view.args[0].meta["val"]  # type: ignore[union-attr]
-    shown: Any = view.meta["val"]
+    source: Any = view.args[0]
+    whole, shown = source.meta["val"], view.meta["val"]
     return in_order(whole) and in_order(shown) and bool(whole.numel() == shown.numel())
 
 

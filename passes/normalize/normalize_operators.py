@@ -34,7 +34,7 @@ from lrpfx.operators.table import (
     spelling_of,
     writes_in_place,
 )
-from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random, replace_call
 from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.types import Embedding, Opaque, Unknown
@@ -71,12 +71,9 @@ class NormalizeOperators(GraphPass):
             _fill_memory(node)
             _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))
-            if _converts_to_its_own(node, program.root):
-                node.replace_all_uses_with(node.args[0])
-                program.graph.erase_node(node)
+            if _drops_conversion(node, program.root):
                 result.matches += 1
                 continue
-            _take_dtype_of_parameter(node, program.root)
             if node.op == "call_module":
                 update_info(node, unlisted=Opaque)
             elif node_info(node).role is not Role.METADATA:
@@ -186,32 +183,41 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     return bool(row.discrete_with) and node.kwargs.get(row.discrete_with) is not None
 
 
-def _converts_to_its_own(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a call gives a parameter the dtype or the device that it has already, since they are those of a signal."""
-    dtypes = _dtypes_of_signals(node)
-    value = None if dtypes is None else parameter_value(node.args[0], root)  # type: ignore[arg-type]
-    return dtypes is not None and isinstance(value, torch.Tensor) and dtypes <= {value.dtype}
+def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a call gave a parameter the dtype and device of a signal, which it has already, and is removed.
+
+    Integers, which have another dtype than signals, take that of a floating-point parameter instead, if it is the same.
+    """
+    conversion = _conversion_to_signals(node)
+    if conversion is None:
+        return False
+    parameter, dtypes = conversion
+    value = parameter_value(parameter, root)
+    if not isinstance(value, torch.Tensor):
+        return False
+    if dtypes <= {value.dtype}:
+        replace_call(node, parameter)
+        return True
+    like = next((name for name, one in root.named_parameters() if {one.dtype} == dtypes), None)
+    if like is not None and _is_discrete(value.dtype):
+        _convert_like(node, parameter, like)
+    return False
 
 
-def _take_dtype_of_parameter(node: fx.Node, root: nn.Module) -> None:
-    """Give integers of the model the dtype of a floating-point parameter, if they take that of a signal, which is the same."""
-    dtypes = _dtypes_of_signals(node)
-    names = [name for name, one in root.named_parameters() if dtypes == {one.dtype}]
-    value = parameter_value(node.args[0], root) if names else None  # type: ignore[arg-type]
-    if not isinstance(value, torch.Tensor) or not _is_discrete(value.dtype):
-        return
+def _convert_like(node: fx.Node, value: fx.Node, name: str) -> None:
+    """Make a conversion one to the dtype of the parameter `name`."""
     source = node_info(node).source
     with node.graph.inserting_before(node):
-        parameter = node.graph.get_attr(names[0])
-    set_info(parameter, NodeInfo(names[0], source=source, role=Role.PARAMETER))
-    kept = NodeInfo(f"{names[0]}.dtype", source=source, role=Role.METADATA)
+        parameter = node.graph.get_attr(name)
+    set_info(parameter, NodeInfo(name, source=source, role=Role.PARAMETER))
+    kept = NodeInfo(f"{name}.dtype", source=source, role=Role.METADATA)
     dtype = insert_call(node.graph, node, getattr, (parameter, "dtype"), kept)
-    node.op, node.target, node.args, node.kwargs = "call_method", "to", (node.args[0], dtype), {}
+    node.op, node.target, node.args, node.kwargs = "call_method", "to", (value, dtype), {}
     update_info(node, role=Role.PARAMETER)
 
 
-def _dtypes_of_signals(node: fx.Node) -> set[torch.dtype | None] | None:
-    """The dtypes of the signals whose dtype or device a conversion gives a parameter; None for other calls."""
+def _conversion_to_signals(node: fx.Node) -> tuple[fx.Node, set[torch.dtype | None]] | None:
+    """The parameter that a call gives the dtype or device of signals, and the dtypes of these; None for other calls."""
     spelling, first = spelling_of(node), next(iter(node.args), None)
     if spelling is None or not spelling.operator.converts or not isinstance(first, fx.Node) or spelling.inplace:
         return None
@@ -232,7 +238,7 @@ def _dtypes_of_signals(node: fx.Node) -> set[torch.dtype | None] | None:
             dtypes.add(node_info(source).dtype)
         elif one.args[1] != "device":
             return None
-    return dtypes
+    return first, dtypes
 
 
 def _names_discrete_type(argument: Any) -> bool:

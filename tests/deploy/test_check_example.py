@@ -4,6 +4,7 @@ import base64
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,6 +15,15 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
+
+#: Runs a script with site-packages but without torch and lrpfx, which it must not need.
+PLAIN = f"""
+import runpy, sys
+sys.path.append({str(Path(onnx.__path__[0]).parent)!r})
+sys.modules.update(torch=None, lrpfx=None, onnx=None)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +38,6 @@ def check(path):
     return subprocess.run(
         [sys.executable, "-S", "-c", PLAIN, ROOT / "examples" / "check.py", path], capture_output=True, text=True, timeout=120
     )
-
-
-#: Runs a script with site-packages but without torch and lrpfx, which it must not need.
-PLAIN = f"""
-import runpy, sys
-sys.path.append({str(onnx.__path__[0]).rpartition("/")[0]!r})
-sys.modules.update(torch=None, lrpfx=None, onnx=None)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.mark.programs

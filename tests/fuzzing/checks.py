@@ -212,10 +212,12 @@ def targets_together_are_targets_alone(case: Case) -> None:
 
 def constants_take_nothing(case: Case) -> None:
     """What is computed from integers, truth values, comparisons and positions can as well be held in buffers."""
-    found = [record for record in case.explain_model.history if record.name == "find_activations" and record.matches]
-    if not case.network.constants() or found:  # x.masked_fill(sign(x) <= 0, 0) is a ReLU, and no longer one with a held sign
+    if not case.network.constants():
         return
     twin = case.transformed(case.network.with_held_constants(case.examples))
+    found, of_twin = ({one.name: one.matches for one in model.history} for model in (case.explain_model, twin))
+    if of_twin["find_activations"] < found["find_activations"]:
+        return  # x.masked_fill(sign(x) <= 0, 0) is a ReLU, and no longer one with a held sign
     case.must_agree(case.relevance(case.explain_model), case.relevance(twin), "relevance beside constants")
 
 
