@@ -10,12 +10,12 @@ from lrpfx.serve.settings import Settings
 from lrpfx.support.optional_packages import optional_package
 
 if TYPE_CHECKING:
-    from lrpfx.serve.application import application
     from lrpfx.serve.server import run
+    from lrpfx.serve.service import application
 
 __all__ = ["Settings", "application", "run"]
 
-_MODULE_OF = {"application": "application", "run": "server"}
+_MODULE_OF = {"application": "service", "run": "server"}
 _PACKAGES = ("orjson", "prometheus_client", "starlette", "uvicorn")
 
 
@@ -24,9 +24,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in _PACKAGES:
         optional_package(package, "a server", "serve")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # in place of the module of the same name
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,8 @@ import uvicorn
 
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, LrpfxError
-from lrpfx.serve.application import application
 from lrpfx.serve.guard import is_loopback
+from lrpfx.serve.service import application
 from lrpfx.serve.settings import Settings
 
 #: Connections beside those of the requests that may wait, for health and metrics.

@@ -14,7 +14,7 @@ import uvicorn
 from lrpfx.deploy.runner import Runner
 from lrpfx.deploy.self_test import recorded
 from lrpfx.serve import Settings
-from lrpfx.serve.application import application
+from lrpfx.serve.service import application
 
 
 def python_runner(function, arguments, opened=(0,), sizes=(), tolerance=1e-5, target="max"):

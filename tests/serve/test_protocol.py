@@ -2,11 +2,14 @@
 
 import json
 import re
+import types
 
 import numpy as np
 import pytest
 import torch
 from serve.servers import doubled, floats, python_runner, request_of, serving
+
+import lrpfx.serve
 
 DATATYPES = {
     **{"BOOL": "bool", "UINT8": "uint8", "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64"},
@@ -254,3 +257,9 @@ def test_compressed_bodies_are_refused(client):
 def test_paths_are_names_of_programs_only(client, tmp_path):
     for path in ("..%2f..%2fetc%2fpasswd", "%2fetc%2fpasswd", "http:%2f%2fexample.org", "double%00"):
         assert client("GET", f"/v2/models/{path}")[0] == 404
+
+
+def test_public_names_are_no_modules():
+    """Importing a module sets its name in the package, where it would hide a function of that name."""
+    assert lrpfx.serve.run is not None
+    assert [name for name in lrpfx.serve.__all__ if isinstance(getattr(lrpfx.serve, name), types.ModuleType)] == []
