@@ -302,7 +302,8 @@ def _on_diagonal(rows: int, columns: int, offset: int, device: torch.device) -> 
 
 def _diagonal(input: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
     matrices = input.movedim((dim1, dim2), (-2, -1))
-    places = _on_diagonal(*matrices.shape[-2:], offset, input.device)
+    rows, columns = matrices.shape[-2:]
+    places = _on_diagonal(rows, columns, offset, input.device)
     return matrices.flatten(-2).index_select(-1, places)
 
 

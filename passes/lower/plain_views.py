@@ -25,11 +25,12 @@ class PlainViews(GraphPass):
         result = PassResult()
         order = {node: number for number, node in enumerate(program.graph.nodes)}
         for copying in [node for node in order if node.target == aten.copy_.default and _fills_new(node)]:
-            view, value = copying.args[:2]
-            for other in list(view.args[0].users):  # type: ignore[union-attr]
+            view: Any = copying.args[0]
+            value: Any = copying.args[1]
+            for other in list(view.args[0].users):
                 if order[other] > order[copying]:
-                    other.replace_input_with(view.args[0], value)  # type: ignore[arg-type, union-attr]
-            copying.replace_all_uses_with(value)  # type: ignore[arg-type]
+                    other.replace_input_with(view.args[0], value)
+            copying.replace_all_uses_with(value)
             program.graph.erase_node(copying)
             result.matches += 1
         for node in program.graph.find_nodes(op="call_function", target=aten.as_strided.default):
