@@ -796,7 +796,8 @@ def _verify(
         actual = function(*arguments)
     except AssertionError as error:  # a guard of torch.export
         raise _SizeError(
-            f"the program of {job.module.title} does not take a batch of {len(arguments[0])}; lower it with dynamic_batch=False: {error}"
+            f"the program of {job.module.title} does not take a batch of {len(arguments[0])}; lower it with "
+            f"dynamic_batch=False: {error}"
         ) from error
     tiny = {name: torch.finfo(value.dtype).tiny for name, value in expected.items() if value.is_floating_point()}
     scales = {name: _norm(expected["output" if name == "balance" else name]) for name in tiny}
