@@ -307,7 +307,7 @@ def _computed(name: str, stored: Mapping[str, Any], makers: Mapping[str, Any]) -
     if name in stored:
         return numpy_helper.to_array(stored[name])
     maker = makers[name]
-    results = ReferenceEvaluator(maker).run(None, {one: _computed(one, stored, makers) for one in maker.input if one})
+    results: Any = ReferenceEvaluator(maker).run(None, {one: _computed(one, stored, makers) for one in maker.input if one})
     return results[list(maker.output).index(name)]
 
 
