@@ -2,7 +2,7 @@
 
     python check.py model.onnx [onnxruntime | openvino]
 
-Prints the largest difference of each result, relative to its largest entry, and ends with 1 if one exceeds the tolerance.
+Prints the largest difference of each result, relative to its largest entry, and exits with 1 if one is too large.
 """
 
 import base64

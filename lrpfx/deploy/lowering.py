@@ -795,7 +795,10 @@ def _verify(
     try:
         actual = function(*arguments)
     except AssertionError as error:  # a guard of torch.export
-        raise _SizeError(f"the program of {job.module.title} does not take a batch of {len(arguments[0])}: {error}") from error
+        raise _SizeError(
+            f"the program of {job.module.title} does not take a batch of {len(arguments[0])}; lower it with "
+            f"dynamic_batch=False: {error}"
+        ) from error
     tiny = {name: torch.finfo(value.dtype).tiny for name, value in expected.items() if value.is_floating_point()}
     scales = {name: _norm(expected["output" if name == "balance" else name]) for name in tiny}
     differences = {name: _norm(actual[name] - expected[name]) for name in tiny}

@@ -1,12 +1,19 @@
 """Lowered programs in the operators of ONNX."""
 
+import ast
+import collections
+import runpy
+from pathlib import Path
+
+import onnx
 import pytest
 import torch
 from helpers import Unary, assert_close
+from onnx import numpy_helper
 from torch.nn import functional
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus, LayerMapComposite
+from lrpfx.composites import EpsilonGammaBox, EpsilonPlus, LayerMapComposite
 from lrpfx.core import Hook
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
@@ -143,3 +150,52 @@ def test_only_operators_that_onnx_lacks_are_traced_again(monkeypatch):
     model = onnx_model(legalized(program, BACKENDS["onnx"])[0], ["input", "target"], ["output", "relevance"])
     assert [value.name for value in model.graph.input] == ["input", "target"]
     assert [value.name for value in model.graph.output] == ["output", "relevance"] and not model.functions
+
+
+def strided_file(folder):
+    """Convolutions with a stride, whose backward is a transposed convolution with the same weight."""
+    torch.manual_seed(0)
+    layers = (torch.nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, stride=2, padding=1))
+    model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(128, 10)).float()
+    explain_model = lrpfx.transform(model, EpsilonGammaBox(0.0, 1.0))
+    program = lrpfx.lower(explain_model, torch.rand(2, 3, 16, 16).float(), balance=True)
+    return lrpfx.save(program, folder / "model.onnx")
+
+
+def test_transposed_convolutions_share_no_weight(tmp_path):
+    """OpenVINO computes wrong values where a convolution reads it, too: off by the largest entry."""
+    model = onnx.load(strided_file(tmp_path))
+    weights = {one.name for one in model.graph.initializer}
+    readers = collections.Counter(name for node in model.graph.node for name in node.input)
+    transposed = [node.input[1] for node in model.graph.node if node.op_type == "ConvTranspose"]
+    assert transposed and all(name in weights and readers[name] == 1 for name in transposed)
+    assert weights <= set(readers)  # nothing is stored that nobody reads
+
+
+CHECK = Path(__file__).parent.parent.parent / "examples" / "check.py"
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_other_runtimes_check_a_file_without_lrpfx(tmp_path, runtime, capsys):
+    pytest.importorskip(runtime)
+    check = runpy.run_path(str(CHECK))
+    path = strided_file(tmp_path)
+    assert check["main"](path, runtime) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["output", "relevance", "balance"]
+    assert all(float(line.partition(":")[2]) <= 1e-5 for line in lines)
+    model = onnx.load(path)
+    weight = next(one for one in model.graph.initializer if list(one.dims) == [10, 128])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
+    onnx.save(model, path)
+    assert check["main"](path, runtime) == 1
+
+
+def test_the_check_imports_neither_lrpfx_nor_torch():
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(CHECK.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [node.module])
+    }
+    assert imported == {"base64", "io", "json", "sys", "pathlib", "numpy", "onnxruntime", "openvino"}

@@ -269,16 +269,46 @@ def _rename(graph: Any, names: Sequence[str]) -> None:
 
 
 def _separate_weights(model: Any) -> None:
-    """Give each transposed convolution a weight of its own: OpenVINO computes wrong values where others read it, too."""
-    readers = Counter(name for node in model.graph.node for name in node.input)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    for number, node in enumerate(model.graph.node):
+    """Give each transposed convolution a stored weight of its own: OpenVINO computes wrong values where others read it, too.
+
+    A weight that operations derive is computed here. The same operations on a copy of the parameter do not help.
+    """
+    from onnx import numpy_helper
+
+    graph = model.graph
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(one.name for one in graph.output)
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    constant = set(stored)
+    for number, node in enumerate(graph.node):
+        if node.input and constant.issuperset(node.input):
+            constant.update(node.output)
         name = node.input[1] if node.op_type == "ConvTranspose" else ""
-        if name in weights and readers[name] > 1:
-            copied = model.graph.initializer.add()
-            copied.CopyFrom(weights[name])
-            copied.name = node.input[1] = f"{name}.transposed{number}"
+        if name in constant and (name in makers or readers[name] > 1):
+            value = _computed(name, stored, makers)
+            node.input[1] = f"{name}.transposed{number}"
+            graph.initializer.append(numpy_helper.from_array(value, node.input[1]))
+            readers.update([node.input[1]])
             readers[name] -= 1
+    for node in reversed(list(graph.node)):  # what nobody reads any more
+        if not any(readers[name] for name in node.output):
+            readers.subtract(node.input)
+            graph.node.remove(node)
+    for tensor in [tensor for tensor in graph.initializer if not readers[tensor.name]]:
+        graph.initializer.remove(tensor)
+
+
+def _computed(name: str, stored: Mapping[str, Any], makers: Mapping[str, Any]) -> Any:
+    """A value that depends on stored ones alone, as an array."""
+    from onnx import numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    if name in stored:
+        return numpy_helper.to_array(stored[name])
+    maker = makers[name]
+    results: Any = ReferenceEvaluator(maker).run(None, {one: _computed(one, stored, makers) for one in maker.input if one})
+    return results[list(maker.output).index(name)]
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:
