@@ -183,6 +183,10 @@ def _merged(linear: nn.Module, norm: nn.Module, read: Callable[[nn.Module, str],
     weight, bias = (read(linear, name) if hasattr(linear, name) else None for name in ("weight", "bias"))
     if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
         raise InputError(f"{linear} has no weight that {norm} could be merged into")
+    if norm.training:
+        raise InputError(
+            f"{norm} is in training mode and normalizes by its batch, which no layer can take over: call model.eval()"
+        )
     mean, var = _statistics(norm, read)
     scale = batch_norm_scale(var, read(norm, "weight"), read(norm, "eps"))
     if isinstance(linear, ConvolutionTranspose):

@@ -10,7 +10,10 @@ from lrpfx.troubleshooting import address, section_of
 
 
 class LrpfxError(Exception):
-    """Base of all errors that lrpfx raises deliberately."""
+    """Base of all errors that lrpfx raises deliberately. Names that it quotes are shown without control codes."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     @property
     def help(self) -> str:
@@ -56,6 +59,9 @@ class VerificationError(LrpfxError):
 
 class LrpfxWarning(UserWarning):
     """Something is valid but probably unintended."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """Canonizers: reversible in module mode, left out or applied to a copy in graph mode."""
 
+import copy
 import warnings
 
 import pytest
@@ -99,6 +100,14 @@ def test_gradients_reach_the_original_parameters():
     model(x).square().sum().backward()
     for gradient, parameter in zip(actual, model.parameters(), strict=True):
         assert_close(gradient, parameter.grad, 1e-10)
+
+
+def test_a_batch_norm_that_trains_is_not_merged():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).train()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match=r"training mode .* call model\.eval\(\)"):
+        EpsilonPlus(canonizers=[SequentialMergeBatchNorm()]).register(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and model[1].eps == 1e-5
 
 
 def test_pairs_are_found_by_use():

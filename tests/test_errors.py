@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import Binary, Unary, small_net
+from helpers import Binary, Unary, assert_close, small_net
 from torch import nn
 from torch.nn import functional
 
@@ -105,8 +105,35 @@ def test_data_dependent_branch():
 
 
 def test_other_untraceable_code():
-    message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(lambda x: torch.stack(list(x))), EpsilonPlus())
+    message = raised(lrpfx.CaptureError, lrpfx.transform, Unary(lambda x: torch.as_tensor(x.tolist())), EpsilonPlus())
     assert "cannot be traced symbolically" in message and f"{__file__}:" in message
+
+
+def test_loops_over_values():
+    """The remedies that the error names lead to the map of the loop."""
+    x = torch.randn(2, 4)
+    written = Unary(lambda x: sum(torch.relu(one) for one in x.chunk(2, 1)))
+    message = raised(lrpfx.CaptureError, lrpfx.transform, written, EpsilonPlus())
+    assert "iterates over values" in message and f"{__file__}:" in message
+
+    def fixed(x):
+        left, right = x.chunk(2, 1)
+        return left.relu() + right.relu()
+
+    maps = [lrpfx.attribute(lrpfx.transform(written, EpsilonPlus(), x), x, torch.cos).relevance]
+    maps.append(lrpfx.attribute(lrpfx.transform(Unary(fixed), EpsilonPlus()), x, torch.cos).relevance)
+    assert_close(maps[0], maps[1], 1e-14)
+
+
+def test_names_are_shown_without_control_codes():
+    model = nn.Sequential()
+    model.add_module("red\x1b[31m", nn.Linear(3, 3))
+    model.add_module("wide", Unary(torch.special.zeta))
+    with pytest.raises(lrpfx.InputError) as caught:
+        lrpfx.node_names(model.eval(), example_inputs="\x1b[2J")
+    message = raised(lrpfx.LrpfxError, lrpfx.attribute, lrpfx.transform(model[:1], EpsilonPlus()), torch.randn(1, 5), 0)
+    assert "\x1b" not in message + str(caught.value) and r"red\x1b[31m" in message
+    assert str(lrpfx.LrpfxWarning("\x07 rings")) == r"\x07 rings"
 
 
 def test_an_untraceable_module_can_be_mapped_as_a_whole():

@@ -21,7 +21,8 @@ def of_convolution(bound: Bound, kernel: Sequence[int], before: Sequence[int], a
     """
     count = len(kernel)
     stride, dilation = (each(bound.get(name, 1), count) for name in ("stride", "dilation"))
-    padding = _padding(bound["padding"], kernel, dilation)
+    added = bound.get("amounts") or (0,) * 2 * count  # the last dimension comes first
+    padding = [own + more for own, more in zip(_padding(bound["padding"], kernel, dilation), added[-2::-2], strict=True)]
     found = []
     for size, sizes_after, taps, step, spread, pad in zip(before, after, kernel, stride, dilation, padding, strict=True):
         places = torch.arange(sizes_after)[:, None] * step - pad + torch.arange(taps) * spread

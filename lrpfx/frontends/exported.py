@@ -22,7 +22,7 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
-from lrpfx.frontends.symbolic import DIFFERENTIATES, private_copy, restore_tensors, tensors_held
+from lrpfx.frontends.symbolic import DIFFERENTIATES, lengths_as_sizes, private_copy, restore_tensors, tensors_held
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
@@ -111,6 +111,7 @@ def capture_export(
             quiet(),
             torch.enable_grad(),
             loops_as_operators(root),
+            lengths_as_sizes(root),
             reads,
             _KeepWhole(),
             _named_arguments(root, list(named)),

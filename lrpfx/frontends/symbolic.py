@@ -70,7 +70,7 @@ def capture_copy(
     tracer = _Tracer(set(opaque), {} if given is None else dict(given), source)
     try:
         try:
-            with undisturbed(), tracing(), _unpatched(tracer), _RandomNumbers() as random:
+            with undisturbed(), tracing(), _unpatched(tracer), lengths_as_sizes(root), _RandomNumbers() as random:
                 traced = tracer.trace(root)
         except CaptureError:
             raise
@@ -140,6 +140,35 @@ def _unpatched(tracer: fx.Tracer) -> Iterator[None]:
             if any(cell.cell_contents is tracer for cell in cells):
                 setattr(nn.Module, name, method)
         raise
+
+
+@contextmanager
+def lengths_as_sizes(root: nn.Module) -> Iterator[None]:
+    """Let `len` of a tensor, in the files of the model's classes, be its first size, which may vary.
+
+    Python's own returns a number, whatever `__len__` returns. For other values, and for other threads, the result is the same.
+    """
+    functions = (
+        one for cls in {cls for module in root.modules() for cls in type(module).__mro__} for one in vars(cls).values()
+    )
+    files = {id(one.__globals__): one.__globals__ for one in functions if isinstance(one, FunctionType)}
+    own = [file for file in files.values() if "len" not in file and str(file.get("__name__")).partition(".")[0] != "torch"]
+    for file in own:
+        file["len"] = _length
+    try:
+        yield
+    finally:
+        for file in own:
+            del file["len"]
+
+
+def _length(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.ndim:
+        return value.shape[0]
+    try:
+        return len(value)
+    except _FixedSizeError:
+        return value.size(0)
 
 
 def _guards(node: fx.Node, dimensions: int) -> list[Guard]:
@@ -274,6 +303,11 @@ def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") ->
         )
     if isinstance(error, _FixedSizeError):
         return f"the forward of {name} cannot be traced symbolically: {error}{place}."
+    if "cannot be iterated" in str(error):
+        return (
+            f"the forward of {name} iterates over values whose number the trace does not know, such as those of x.chunk(2) or "
+            f"x.shape{place}. Take a fixed number, a, b = x.chunk(2), or pass example_inputs: torch.export follows the loop."
+        )
     if "transform API" in str(error) or "jvp(" in str(error):
         return f"the forward of {name} differentiates by torch.func{place}. {DIFFERENTIATES}"
     return (

@@ -250,6 +250,7 @@ class Operator:
     weight_layout: WeightLayout | None = None  # set if a map of its channels can be merged into its weight and bias
     spatial: int = 0  # dimensions that it convolves or pools over; batch and channels precede them in its data
     with_bias_map: str = ""  # the row of the convolution whose bias depends on the position
+    with_amounts: str = ""  # the row of the convolution that adds other numbers of zeros on each side
     affine_in: tuple[str, ...] = ()  # the data arguments in which it is affine if the other operand is constant
     coefficients: Callable[[Any], tuple[Any, Any]] | None = None  # `alpha` -> factors of the two operands of a sum
     channels: Callable[[Channels, Bound], Channels] | None = None  # set if it commutes with a map per channel

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -40,6 +40,27 @@ def _with_bias_map(convolution: Function) -> Function:
 conv1d_with_bias_map = _with_bias_map(torch.conv1d)
 conv2d_with_bias_map = _with_bias_map(torch.conv2d)
 conv3d_with_bias_map = _with_bias_map(torch.conv3d)
+
+
+def _padded(convolution: Function) -> Function:
+    def convolve(
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        amounts: Sequence[int] = (),
+        **options: Any,
+    ) -> torch.Tensor:
+        result: torch.Tensor = convolution(torch.nn.functional.pad(input, tuple(amounts)), weight, bias, **options)
+        return result
+
+    convolve.__name__ = convolve.__qualname__ = f"padded_{convolution.__name__}"
+    convolve.__doc__ = (
+        "A convolution that first adds `amounts` zeros as `torch.nn.functional.pad` does: other ones on each side."
+    )
+    return convolve
+
+
+padded_conv1d, padded_conv2d, padded_conv3d = map(_padded, (torch.conv1d, torch.conv2d, torch.conv3d))
 
 
 def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,9 @@ from lrpfx.operators.functions import (
     conv2d_with_bias_map,
     conv3d_with_bias_map,
     grouped_linear,
+    padded_conv1d,
+    padded_conv2d,
+    padded_conv3d,
     selected_linear,
     selected_linear_of_columns,
 )
@@ -61,6 +64,19 @@ def _convolution_adjoint(dimensions: int, transposed: bool) -> Adjoint:
             [True, False, False],
         )[0]
         return (result if batched else result.squeeze(0),)
+
+    return adjoint
+
+
+def _padded_adjoint(dimensions: int) -> Adjoint:
+    of_convolution = _convolution_adjoint(dimensions, transposed=False)
+
+    def adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...] | None:
+        amounts = tuple(arguments["amounts"])
+        found = of_convolution(gradient, (functional.pad(inputs[0], amounts),), arguments)
+        if found is None or found[0] is None:
+            return None
+        return (functional.pad(found[0], tuple(-amount for amount in amounts)),)
 
     return adjoint
 
@@ -155,6 +171,7 @@ def _convolution(dimensions: int, function: Function, module: type) -> Operator:
         weight_layout=WeightLayout.CONVOLUTION,
         spatial=dimensions,
         with_bias_map=f"conv{dimensions}d_with_bias_map",
+        with_amounts=f"padded_conv{dimensions}d",
         keeps_rank=True,
         broadcasts=False,
         sample=_sample(dimensions, transposed=False),
@@ -201,6 +218,34 @@ def _convolution_with_bias_map(dimensions: int, function: Function, module: type
             stride=1,
             padding=0,
             dilation=1,
+            groups=2,
+        ),
+    )
+
+
+def _padded_convolution(dimensions: int, function: Function, module: type) -> Operator:
+    return row(
+        f"padded_conv{dimensions}d",
+        types.ConvolutionStandard,
+        function,
+        "input weight bias=None amounts=() stride=1 padding=0 dilation=1 groups=1",
+        parameters="weight bias",
+        modules=[module],
+        adjoint=_padded_adjoint(dimensions),
+        constant_response=_convolution_response(dimensions, transposed=False, function=function),
+        weight_layout=WeightLayout.CONVOLUTION,
+        spatial=dimensions,
+        keeps_rank=True,
+        broadcasts=False,
+        sample=call(
+            loses="bias absent",
+            input=signal(2, 4, *[7] * dimensions),
+            weight=weight(6, 2, *[3] * dimensions),
+            bias=weight(6),
+            amounts=(1, 2, 0, 1, 2, 0)[: 2 * dimensions],
+            stride=2,
+            padding=1,
+            dilation=2,
             groups=2,
         ),
     )
@@ -278,4 +323,7 @@ ROWS: tuple[Operator, ...] = (
     _convolution_with_bias_map(1, conv1d_with_bias_map, nn.Conv1d),
     _convolution_with_bias_map(2, conv2d_with_bias_map, nn.Conv2d),
     _convolution_with_bias_map(3, conv3d_with_bias_map, nn.Conv3d),
+    _padded_convolution(1, padded_conv1d, nn.Conv1d),
+    _padded_convolution(2, padded_conv2d, nn.Conv2d),
+    _padded_convolution(3, padded_conv3d, nn.Conv3d),
 )

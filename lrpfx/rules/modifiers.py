@@ -67,11 +67,9 @@ class Bound(InputModifier):
         self.bound = bound
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        bound = self.bound
-        if isinstance(bound, torch.Tensor):
-            bound = bound.to(dtype=input.dtype, device=input.device)
-            return expand(bound, input.shape, cut_batch_dim=True)
-        return torch.full_like(input, bound)
+        if isinstance(self.bound, torch.Tensor):
+            return expanded_bound(self.bound.to(dtype=input.dtype, device=input.device), input)
+        return torch.full_like(input, self.bound)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Bound) and self.bound is other.bound
@@ -88,6 +86,17 @@ def describe_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.item():g}" if value.numel() == 1 else f"Tensor{tuple(value.shape)}"
     return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def expanded_bound(bound: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """A bound of the input domain for each entry of a layer's input (see `expand`)."""
+    try:
+        return expand(bound, input.shape, cut_batch_dim=True)
+    except ShapeError as error:
+        raise ShapeError(
+            f"a bound of shape {tuple(bound.shape)} does not fit the input of its layer, of shape {tuple(input.shape)}. Give "
+            "bounds in the shape that this layer sees, such as behind a flatten; a number fits every layer"
+        ) from error
 
 
 def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> torch.Tensor:

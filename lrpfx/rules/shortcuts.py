@@ -14,7 +14,7 @@ from lrpfx.errors import RuleError
 from lrpfx.ir.node import Facts
 from lrpfx.ir.operator import Sign
 from lrpfx.layers.layer import Layer
-from lrpfx.rules.modifiers import ClampMod, ParamMod, SquareMod, expand
+from lrpfx.rules.modifiers import ClampMod, ParamMod, SquareMod, expanded_bound
 from lrpfx.rules.ratios import weights_by_sign
 from lrpfx.rules.rule import Absorbed, Rule
 from lrpfx.rules.stabilizer import Stabilizer, StabilizerFunction
@@ -346,7 +346,7 @@ def _bound(bound: float | torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     if bound.ndim == 0:
         return bound + input.new_zeros((1,) * input.ndim)  # inductor cannot reshape a single number
     missing = input.ndim - bound.ndim
-    expand(bound, input.shape, cut_batch_dim=True)  # raises the error if it does not fit
+    expanded_bound(bound, input)  # raises the error if it does not fit
     bound = bound[(...,) + (None,) * missing]
     return bound[: input.shape[0]]
 

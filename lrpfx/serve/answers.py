@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from lrpfx.errors import printable
 from lrpfx.serve.refusals import BUSY, LONGEST_MESSAGE, NOT_READY, UNAUTHORIZED, RequestError
 
 _HEADERS: dict[int, dict[str, str]] = {
@@ -22,5 +21,5 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def answer_of(refusal: RequestError) -> Response:
     """The answer to a request that is refused: its message under the key "error"."""
-    message = printable(str(refusal))[:LONGEST_MESSAGE]
+    message = str(refusal)[:LONGEST_MESSAGE]
     return json_answer({"error": message}, refusal.status, _HEADERS.get(refusal.status))

@@ -102,7 +102,9 @@ class Text:
         if self.scheme is Scheme.SENTENCE_PIECE:
             return _without_space(_with_bytes("".join(tokens).replace(self.scheme.value, " ")))
         if self.scheme is Scheme.WORD_PIECE:
-            return tokens[0] + "".join(token.removeprefix(self.scheme.value) for token in tokens[1:])
+            pieces = [token.removeprefix(self.scheme.value) for token in tokens]
+            without_mark = pieces[0] and _has_no_blanks(pieces[0][0])  # a word of its own here, whatever the mark says
+            return "".join(pieces if without_mark else (tokens[0], *pieces[1:]))
         if self.scheme in (Scheme.END_OF_WORD, Scheme.CONTINUED):
             return "".join(token.removesuffix(self.scheme.value) for token in tokens)
         return "".join(tokens)
@@ -133,9 +135,14 @@ def _ends_word(before: str, after: str, at_symbols: bool) -> bool:
     if unicodedata.category(after[0]).startswith("M") or "\u200d" in (before[-1], after[0]):
         return False  # marks belong to the letter before them
     at_end = before[-1], after[0]
-    if any(unicodedata.name(one, "").startswith(_WITHOUT_BLANKS) for one in at_end):
+    if any(map(_has_no_blanks, at_end)):
         return True
     return at_symbols and _is_symbol(at_end[0]) != _is_symbol(at_end[1])
+
+
+def _has_no_blanks(letter: str) -> bool:
+    """Whether a character belongs to a script that puts no blanks between words."""
+    return unicodedata.name(letter, "").startswith(_WITHOUT_BLANKS)
 
 
 def _is_symbol(letter: str) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, update_info
-from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.operator import Operator
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
@@ -15,7 +15,10 @@ from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
 class MergePadding(GraphPass):
-    """Merge zero padding into each convolution that reads it, if both sides are alike. `cat` with zeros is padding, too."""
+    """Merge zero padding into each convolution that reads it. `cat` with zeros is padding, too.
+
+    It becomes the padding of the layer where both sides are alike, and otherwise a part of the layer that pads each side.
+    """
 
     name = "merge_padding"
     stage = "canonize"
@@ -36,12 +39,13 @@ class MergePadding(GraphPass):
             if operator is None or not node.args:
                 continue
             paddings = list(_paddings(node.args[0], operator))
+            reason = ""
             for count in range(len(paddings), 0, -1):  # as many together as the layer can have
-                padding = _padding_of_layer(program, node, operator, [amounts for _, _, amounts in paddings[:count]])
-                if isinstance(padding, str):
-                    reason = padding
+                changed = _with_padding(program, node, operator, [amounts for _, _, amounts in paddings[:count]])
+                if isinstance(changed, str):
+                    reason = changed
                     continue
-                _merge(program, node, [padded for padded, _, _ in paddings[:count]], paddings[count - 1][1], padding)
+                _merge(program, node, [padded for padded, _, _ in paddings[:count]], paddings[count - 1][1], changed)
                 result.matches += count
                 result.details += [(name, f"merged into {node_info(node).name}") for name in node_info(node).merged[-count:]]
                 paddings = paddings[count:]
@@ -51,14 +55,13 @@ class MergePadding(GraphPass):
         return result
 
 
-#: Zeros before and after the entries of a dimension, for dimensions counted from the end.
-_Amounts = dict[int, tuple[int, int]]
+#: Zeros before and after the entries of a dimension, for dimensions counted from the end. A node is a size of the run.
+_Amounts = dict[int, tuple[int | fx.Node, int | fx.Node]]
 
 
 def _convolution(node: fx.Node) -> Operator | None:
     operator = node_info(node).operator
-    is_layer = operator is not None and operator.weight_layout is WeightLayout.CONVOLUTION
-    return operator if is_layer and node_info(node).role is Role.DATA else None
+    return operator if operator is not None and operator.with_amounts and node_info(node).role is Role.DATA else None
 
 
 def _paddings(value: Any, operator: Operator) -> Iterator[tuple[fx.Node, Any, _Amounts]]:
@@ -74,8 +77,8 @@ def _paddings(value: Any, operator: Operator) -> Iterator[tuple[fx.Node, Any, _A
 def _padded(value: fx.Node) -> tuple[Any, _Amounts] | None:
     bound = bound_arguments(value, operator_named("pad"))
     amounts = bound["pad"]
-    numbers = isinstance(amounts, (tuple, list)) and all(isinstance(one, int) for one in amounts)
-    if not numbers or bound.get("mode", "constant") != "constant" or bound.get("value"):
+    sizes = isinstance(amounts, (tuple, list)) and all(isinstance(one, (int, fx.Node)) for one in amounts)
+    if not sizes or bound.get("mode", "constant") != "constant" or bound.get("value"):
         return None
     pairs = zip(amounts[::2], amounts[1::2], strict=True)
     return bound["input"], {-1 - place: pair for place, pair in enumerate(pairs)}
@@ -99,24 +102,37 @@ def _between_zeros(value: fx.Node, rank: int) -> tuple[Any, _Amounts] | None:
     return signal, {dim - rank if dim >= 0 else dim: (first, last)}
 
 
-def _padding_of_layer(program: Program, node: fx.Node, operator: Operator, added: list[_Amounts]) -> list[int] | str:
-    """The padding of a convolution on an unpadded value, or the reason why it has none."""
-    spatial, bound, name = operator.spatial, bound_arguments(node, operator), node_info(node).name
+def _with_padding(program: Program, node: fx.Node, operator: Operator, added: list[_Amounts]) -> dict[str, Any] | str:
+    """The arguments of a convolution on an unpadded value, or the reason why it has none."""
+    spatial, name = operator.spatial, node_info(node).name
     if any(dim < -spatial and pair != (0, 0) for amounts in added for dim, pair in amounts.items()):
         return f"it pads the channels or the batch of {name}"
-    if any(size < 0 for amounts in added for pair in amounts.values() for size in pair):
+    if any(isinstance(size, int) and size < 0 for amounts in added for pair in amounts.values() for size in pair):
         return f"it cuts off entries before {name}"
-    own = _own_padding(program, node, bound, spatial)
+    own = _own_padding(program, node, bound_arguments(node, operator), spatial)
     if isinstance(own, str):
         return own
+    sides: list[list[Any]] = []
+    for dim in range(-spatial, 0):
+        pairs = [amounts.get(dim, (0, 0)) for amounts in added]
+        sides.append([_sum([pair[side] for pair in pairs]) for side in (0, 1)])
+    if any(size is None for side in sides for size in side):
+        return f"it pads one side of {name} several times by sizes that only a run knows"
     padding = []
-    for place, pair in enumerate(own):
-        pairs = [pair, *(amounts.get(place - spatial, (0, 0)) for amounts in added)]
-        before, after = (sum(sizes) for sizes in zip(*pairs, strict=True))
-        if before != after:
-            return f"it does not pad both sides alike, as {name} would"
-        padding.append(before)
-    return padding
+    for (before, after), added_here in zip(own, sides, strict=True):
+        if not all(isinstance(size, int) for size in added_here) or before + added_here[0] != after + added_here[1]:
+            return {"amounts": tuple(size for side in reversed(sides) for size in side)}
+        padding.append(before + added_here[0])
+    return {"padding": tuple(padding)}
+
+
+def _sum(sizes: list[Any]) -> Any:
+    """The sum of sizes; None if no number or node is it."""
+    nodes = [one for one in sizes if isinstance(one, fx.Node)]
+    numbers = sum(one for one in sizes if isinstance(one, int))
+    if not nodes:
+        return numbers
+    return nodes[0] if len(nodes) == 1 and numbers == 0 else None
 
 
 def _own_padding(program: Program, node: fx.Node, bound: dict[str, Any], spatial: int) -> list[tuple[int, int]] | str:
@@ -138,9 +154,13 @@ def _each(value: Any, dimensions: int) -> list[Any]:
     return [value] * dimensions if not isinstance(value, (tuple, list)) else list(value) * (dimensions // len(value))
 
 
-def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, padding: list[int]) -> None:
+def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, changed: dict[str, Any]) -> None:
     node.args = (source, *node.args[1:])
-    node.kwargs = {**node.kwargs, "padding": tuple(padding)}
+    node.kwargs = {**node.kwargs, **changed}
+    if "amounts" in changed:
+        row = operator_named(row_of(node).with_amounts)
+        node.target = row.canonical
+        update_info(node, operator=row)
     update_info(node, merged=(*node_info(node).merged, *(node_info(one).name for one in padded)))
     for one in padded:
         if not one.users:

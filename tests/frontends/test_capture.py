@@ -730,7 +730,6 @@ class OfFunction(nn.Module):
 @pytest.mark.parametrize(
     ("written", "message", "mended"),
     [
-        (lambda y, x: y.reshape(len(x), 2, 2).sum(1), r"Write x\.shape\[0\]", lambda y, x: y.reshape(x.shape[0], 2, 2).sum(1)),
         (lambda y, x: y / int(x.shape[0]), r"x\.shape\[0\] for int", lambda y, x: y / x.shape[0]),
         (lambda y, x: y / float(x.size(0)), r"x\.shape\[0\] for int", lambda y, x: y / x.size(0)),
     ],
@@ -744,6 +743,19 @@ def test_sizes_that_are_read_as_numbers(written, message, mended):
     explain_model = lrpfx.transform(model, EpsilonPlus(), x, dynamic_shapes={"x": {0: True}})
     assert_close(explain_model(other), model(other), 1e-14)
     assert lrpfx.ledger(explain_model, other, 1).unexplained <= 1e-12
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_the_length_of_a_tensor_may_vary(capture):
+    """Also in functions of the model's files; afterwards they have Python's own `len`."""
+    x, other = torch.randn(2, 4), torch.randn(5, 4)
+    model = OfFunction(lambda y, x: y.reshape(len(x), 2, len([1, 2])).sum(1) / len(x.T)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, capture=capture)
+    assert_close(explain_model(other), model(other), 1e-14)
+    assert "len" not in globals()
+    with pytest.raises(lrpfx.LrpfxError):
+        lrpfx.transform(OfFunction(lambda y, x: y / len(y.sum())).eval(), EpsilonPlus(), x, capture=capture)
+    assert "len" not in globals()
 
 
 def test_a_number_of_a_value_has_no_rule_and_the_tensor_has():

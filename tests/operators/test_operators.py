@@ -246,12 +246,16 @@ def settings_of(name, dimensions):
     options = [{"stride": 2, "dilation": 2, "padding": 1}, {"stride": (2,), "padding": (1,) * dimensions}, {"groups": 2}]
     if name.startswith("conv_transpose"):
         return [{}, *options, {"stride": 2, "output_padding": 1}]
-    return [{}, *options, {"padding": "valid"}, {"padding": "same"}, {"padding": "same", "dilation": 2}]
+    options = [{}, *options, {"padding": "valid"}, {"padding": "same"}, {"padding": "same", "dilation": 2}]
+    if name.startswith("padded"):
+        amounts = (1, 2, 0, 1, 3, 0)[: 2 * dimensions]
+        return [one | {"amounts": amounts} for one in options] + [{"amounts": (0, 1)}, {"amounts": (-1, 1)}]
+    return options
 
 
 def linear_calls(row):
     """Tensor arguments by name, with shapes that a linear operator takes, and its options."""
-    dimensions = int(row.name.partition("d")[0][-1]) if row.name[:4] == "conv" else 0
+    dimensions = int(row.name.removesuffix("_with_bias_map")[-2]) if "conv" in row.name else 0
     for options in settings_of(row.name, dimensions):
         if row.name == "add":
             for shape in ((3, 4), (4,), (3, 1), ()):
@@ -307,7 +311,7 @@ def test_adjoints_are_transposes(row):
 
 
 def test_no_adjoint_is_missing():
-    convolutions = {f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3)}
+    convolutions = {f"{name}{n}d" for name in ("conv", "conv_transpose", "padded_conv") for n in (1, 2, 3)}
     assert {row.name for row in operators.all_operators() if row.adjoint is not None} == BY_SAMPLE | DIFFERENTIATED | {
         "linear",
         "add",

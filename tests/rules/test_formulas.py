@@ -115,6 +115,11 @@ def test_zbox_bounds_may_be_tensors(bound):
     assert_close(explain(layer, rules.ZBox(bound, 3.0), input, output_relevance), expected, 1e-14)
 
 
+def test_zbox_bounds_have_the_shape_of_the_layers_input():
+    with pytest.raises(lrpfx.InputError, match=r"bound of shape \(2, 4, 4\) does not fit .* \(3, 32\)"):
+        explain(nn.Linear(32, 3), rules.ZBox(torch.zeros(2, 4, 4), 3.0), torch.rand(3, 32), torch.randn(3, 3))
+
+
 @pytest.mark.parametrize("alpha, beta", [(-1.0, -2.0), (2.0, 2.0), (2.3, 1.3)])
 def test_alpha_beta_checks_its_arguments(alpha, beta):
     with pytest.raises(ValueError, match="alpha") as caught:

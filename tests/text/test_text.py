@@ -417,6 +417,7 @@ def test_nothing_to_show():
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
+        (["東", "##京", "##の", "film", "##s"], ("東", "京", "の", "films")),
         (["▁今日", "は", "良い", "▁film"], ("今日", "は", "良い", "film")),
         (["▁ภา", "พ", "ยน", "ตร์", "ดี"], ("ภา", "พ", "ยน", "ตร์", "ดี")),
         (["▁ด", "ี"], ("ดี",)),  # a mark belongs to its letter

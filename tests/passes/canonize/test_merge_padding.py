@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from helpers import assert_close
 from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx.composites import EpsilonGammaBox, EpsilonPlus
+from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 
 
 class Padded(nn.Module):
@@ -101,12 +102,55 @@ def test_padding_in_steps_is_the_layers(name, capture):
     assert torch.allclose(found.relevance, named.relevance, rtol=1e-9, atol=1e-12)
 
 
-NOT_ALIKE = "it does not pad both sides alike, as layer would"
+#: Other numbers of zeros on each side, and the layer that pads so itself.
+UNEVEN = {
+    "one side": (1, (2,), lambda x: F.pad(x, (0, 1))),
+    "one dimension": (2, (2, 3), lambda x: F.pad(x, (1, 1, 0, 1))),
+    "both dimensions": (2, (4, 2), lambda x: F.pad(x, (0, 1, 1, 2))),
+    "in steps": (2, (4, 2), lambda x: F.pad(F.pad(x, (0, 1, 1, 1)), (0, 0, 0, 1))),
+    "three dimensions": (3, (1, 2, 4), lambda x: F.pad(x, (1, 2, 0, 1))),
+    "by a size": (2, (3, 2), lambda x: F.pad(x, (0, x.shape[2] % 2, 1, x.shape[1] - 1))),
+    "by cat": (2, (2, 1), lambda x: torch.cat([x, torch.zeros_like(x[:, :, :1])], 2)),
+}
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "composite", [EpsilonPlusFlat(), EpsilonGammaBox(-3.0, 3.0), EpsilonAlpha2Beta1(), EpsilonPlus(zero_params="bias")]
+)
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_padding_is_a_part_of_the_layer(name, composite, capture):
+    dimensions, kernel, pad = UNEVEN[name]
+    kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    layer, same = (kinds[dimensions](2, 4, kernel, padding=padding, groups=2) for padding in (0, "same"))
+    same.load_state_dict(layer.state_dict())
+    behind = [nn.ReLU(), kinds[dimensions](4, 3, 1)]
+    x = torch.randn(2, 2, *[7] * dimensions)
+    explain_model = lrpfx.transform(nn.Sequential(Before(layer, pad), *behind).eval(), composite, x, capture=capture)
+    assert merged_and_reasons(explain_model)[1] == []
+    named = lrpfx.transform(nn.Sequential(nn.Sequential(same), *behind).eval(), composite, x)
+    found, expected = (lrpfx.attribute(one, x, torch.cos) for one in (explain_model, named))
+    assert torch.allclose(found.output, expected.output, rtol=1e-12)
+    assert torch.allclose(found.relevance, expected.relevance, rtol=1e-9, atol=1e-12)
+
+
+def test_uneven_padding_follows_the_sizes_of_a_run():
+    """Strided convolutions that pad to a multiple of their stride, as those of TensorFlow do."""
+    layer = nn.Conv2d(2, 3, 2, stride=2)
+    model = Before(layer, lambda x: F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), images())
+    assert merged_and_reasons(explain_model) == (1, [])
+    for sizes in ((7, 7), (7, 6), (6, 6)):
+        x = torch.randn(2, 2, *sizes)
+        result = lrpfx.attribute(explain_model, x, torch.cos)
+        assert_close(result.output, model(x), 1e-12)
+        assert_close(result.relevance.sum(), result.output.cos().sum(), 1e-6)
+
+
 NOT_PLACES = "it pads the channels or the batch of layer"
 
 #: What is padded in another way than a layer pads, and why that stays. Padding with other numbers is not looked at.
 KEPT = {
-    "one side": (lambda: nn.Conv2d(2, 3, 3), (1, 0, 1, 1), {}, [NOT_ALIKE]),
     "cut off": (lambda: nn.Conv2d(2, 3, 3), (-1, -1), {}, ["it cuts off entries before layer"]),
     "a channel": (lambda: nn.Conv2d(3, 3, 3), (1, 1, 1, 1, 0, 1), {}, [NOT_PLACES]),
     "a channel on each side": (lambda: nn.Conv2d(4, 3, 3), (1, 1, 1, 1, 1, 1), {}, [NOT_PLACES]),
