@@ -427,10 +427,15 @@ def _failed(failures: list[_Failure]) -> LrpfxError:
     texts = [str(first.error).rstrip()]
     for other in others:
         text = str(other.error).split("\n\n")[0].strip()
-        if text != texts[0].split("\n\n")[0]:
+        if _without_places(text) != _without_places(texts[0].split("\n\n")[0]):
             texts.append(f"{other.front_end.title[0].upper()}{other.front_end.title[1:]} fails, too: {text}")
     first.error.args = ("\n\n".join(texts), *first.error.args[1:])
     return first.error
+
+
+def _without_places(text: str) -> str:
+    """A message without the lines of source that it names, which only a trace knows."""
+    return re.sub(r", at (an unknown place|\S+:\d+)| \(\S+:\d+\)", "", text)
 
 
 def _same_branch(failures: Sequence[_Failure]) -> bool:
