@@ -1,14 +1,16 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
+from torch import fx
+
 from lrpfx.errors import InputTypeError
-from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, update_info
+from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.formulas import Epsilon, Norm
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
-from lrpfx.types import ConvolutionStandard, ConvolutionTranspose, Linear
+from lrpfx.types import ConvolutionStandard, ConvolutionTranspose, Linear, Product
 
 #: Linear layers, for which a composite may have rules of their own.
 _LINEAR = (Linear, ConvolutionStandard, ConvolutionTranspose)
@@ -65,8 +67,9 @@ def _products_and_exponentials(program: Program) -> list[str]:
         row = info.operator
         if row is None or info.rule is None or "name_map" in info.chosen_by:
             continue
-        is_product = row.contraction is not None and not row.adds_up and sum(map(is_data, node.all_input_nodes)) == 1
-        is_product = is_product and any(is_learned(one, program.root) for one in node.all_input_nodes if not is_data(one))
+        factors = _factors(node)
+        is_product = sum(map(is_data, factors)) == 1
+        is_product = is_product and any(is_learned(one, program.root) for one in factors if not is_data(one))
         if row.of_softmax or (is_product and rules - {Epsilon, Norm}):
             found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
     if not found:
@@ -74,9 +77,20 @@ def _products_and_exponentials(program: Program) -> list[str]:
     more = f" and {len(found) - _MOST} others" if len(found) > _MOST else ""
     return [
         f"{program.title}: {', '.join(found[:_MOST])}{more} carry relevance as functions of their own. If they are parts of a "
-        "softmax or of a dense layer, the map is not that of the layer: write torch.softmax, or torch.nn.functional.linear. "
-        "Otherwise give them rules by name, in a name map."
+        "softmax or of a dense layer, the map is not that of the layer: pass example_inputs, whose shapes tell, or write "
+        "torch.softmax or torch.nn.functional.linear. Otherwise give them rules by name, in a name map."
     ]
+
+
+def _factors(node: fx.Node) -> list[fx.Node]:
+    """The operands of a product that sums over a dimension, or may do so: a sum of products without known shapes."""
+    row = row_of(node)
+    if row.contraction is None:
+        return []
+    if not row.adds_up:
+        return node.all_input_nodes
+    summed = node.all_input_nodes[0]
+    return summed.all_input_nodes if node_info(summed).kind is Product and node_info(summed).shape is None else []
 
 
 def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> str:

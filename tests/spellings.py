@@ -434,6 +434,10 @@ IMAGES = {
         lambda m, x: F.conv2d(x, m.weight, m.bias, padding=(2, 1))[:, :, 1:-1],
         lambda m, x: F.conv2d(F.pad(x, (0, 0, 1, 1)), m.weight, m.bias, padding=1)[:, :, 1:-1],
     ),
+    "pad on one side, then conv2d": (
+        lambda m, x: F.conv2d(x, m.weight[..., :2, 1:], m.bias, padding="same"),
+        lambda m, x: F.conv2d(F.pad(x, (0, 1, 0, 1)), m.weight[..., :2, 1:], m.bias),
+    ),
     "conv_transpose2d * scale + b": (
         lambda m, x: F.conv_transpose2d(x, m.weight * m.scale[:, None, None], m.bias, padding=1),
         lambda m, x: F.conv_transpose2d(x, m.weight, padding=1) * m.scale.view(-1, 1, 1) + m.bias.view(-1, 1, 1),
@@ -708,6 +712,10 @@ ACTIVATIONS = {
     "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
     "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
     "x * relu6(x + 3) / 6": (lambda m, x: F.hardswish(x), lambda m, x: x * F.relu6(x + 3) / 6),
+    "minimum(maximum(x, -1), 1)": (
+        lambda m, x: F.hardtanh(x),
+        lambda m, x: torch.minimum(torch.maximum(x, -torch.ones(())), torch.ones(())),
+    ),
     "x / (1 + exp(-x))": (lambda m, x: F.silu(x), lambda m, x: x / (1 + torch.exp(-x))),
     "x * ndtr(x)": (lambda m, x: F.gelu(x), lambda m, x: x * torch.special.ndtr(x)),
 }

@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
+from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
@@ -57,7 +58,18 @@ def _combining(name: str, functions: Iterable[Function], **facts: Any) -> Operat
 
 
 def _of_two(name: str, other_name: str) -> Operator:
-    """A row for the larger or smaller of two operands. It takes all relevance, as it takes all of the gradient."""
+    """A row for the larger or smaller of two operands. It takes all relevance, as it takes all of the gradient.
+
+    A constant is a bound: the call is that of a clamp.
+    """
+
+    def bounded(build: Builder) -> fx.Node | None:
+        operands = build["input"], build["other"]
+        if sum(map(is_data, operands)) != 1:
+            return None
+        value, bound = operands if is_data(operands[0]) else reversed(operands)
+        return build.call({"maximum": "clamp_min", "minimum": "clamp_max"}[name], value, bound)
+
     return row(
         name,
         types.Neutral,
@@ -70,6 +82,7 @@ def _of_two(name: str, other_name: str) -> Operator:
         sign=signs.of_both,
         selects=True,
         mixes=mixing.no_dimension,
+        decomposition=bounded,
         sample=call(input=MATRIX, other=signal(2, 4)),
     )
 

@@ -83,9 +83,9 @@ def flipped(bound: Bound) -> Sign:
 
 def of_clamp(bound: Bound, low: str = "min", high: str = "max") -> Sign:
     minimum, maximum = bound.get(low), bound.get(high)
-    if isinstance(minimum, (int, float)) and minimum >= 0 and (maximum is None or sign_of(maximum) is _POSITIVE):
+    if (_is_zero(minimum) or sign_of(minimum) is _POSITIVE) and (maximum is None or sign_of(maximum) is _POSITIVE):
         return _POSITIVE
-    if isinstance(maximum, (int, float)) and maximum <= 0:  # torch uses the maximum if it is below the minimum
+    if _is_zero(maximum) or sign_of(maximum) is _NEGATIVE:  # torch uses the maximum if it is below the minimum
         return _NEGATIVE
     within = (minimum is None or _is_zero(minimum) or sign_of(minimum) is _NEGATIVE) and (
         maximum is None or _is_zero(maximum) or sign_of(maximum) is _POSITIVE
