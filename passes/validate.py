@@ -101,9 +101,9 @@ def misfit(program: Program, node: fx.Node) -> str | None:
         for name, value in bound_arguments(node, operator).items():
             if name not in known and any(map(is_data, nodes_in(value))):
                 return (
-                    f"  {info.name}{_place(info.source)}: its argument {name!r} depends on the model's input, but no rule assigns "
-                    "relevance to it. Use an operation that takes it as an operand, such as torch.maximum for a bound, or map the "
-                    "module around it as a whole, by name or by class"
+                    f"  {info.name}{_place(info.source)}: its argument {name!r} depends on the model's input, but no rule "
+                    "assigns relevance to it. Use an operation that takes it as an operand, such as torch.maximum for a bound, "
+                    "or map the module around it as a whole, by name or by class"
                 )
     try:
         _check_code(info.rule)

@@ -134,7 +134,7 @@ def test_an_exponential_or_logarithm_that_remains_is_named(spelling):
 def test_a_sum_of_products_without_shapes_is_named():
     """It may be a layer. With shapes it is known to be one."""
     model, x = written(lambda m, x: (x[..., None, :] * m.weight).sum(-1))
-    with pytest.warns(lrpfx.LrpfxWarning, match="sum .* functions of their own .* pass example_inputs"):
+    with pytest.warns(lrpfx.LrpfxWarning, match=r"(?s)sum .*functions of their own.*pass example_inputs"):
         lrpfx.transform(model, EpsilonPlusFlat())
     named, _ = written(lambda m, x: nn.functional.linear(x, m.weight))
     maps = [lrpfx.attribute(lrpfx.transform(one, EpsilonPlusFlat(), x), x, 1).relevance for one in (model, named)]
