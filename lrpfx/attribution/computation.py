@@ -116,7 +116,8 @@ class Computation:
             self.arguments = Arguments(inputs, module)
             self.arguments.admit(module)
             self._plan()
-            self._compute()
+            with module.with_rules():
+                self._compute()
 
     def _plan(self) -> None:
         """Find the nodes that the arguments name."""

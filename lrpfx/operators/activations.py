@@ -43,6 +43,17 @@ def _bounded_by_data(build: Builder) -> fx.Node | None:
     return result
 
 
+#: Powers that have functions of their own.
+_ROOTS = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
+def _root(build: Builder) -> fx.Node | None:
+    """The function that a power is, if it has a name."""
+    exponent = build["exponent"]
+    name = _ROOTS.get(exponent) if isinstance(exponent, (int, float)) else None
+    return None if name is None else build.call(name, build["input"])
+
+
 # --- f(x) / x, for relevance that passes unchanged --------------------------------------------------------------------------
 
 
@@ -569,6 +580,7 @@ ROWS: tuple[Operator, ...] = (
         inplace_aten="pow_.Scalar pow_.Tensor",
         reflected="exponential",
         sign=signs.of_power,
+        decomposition=_root,
         sample=call(input=POSITIVE, exponent=3.0),
     ),
     _activation(

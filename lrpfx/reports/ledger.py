@@ -272,7 +272,8 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
-        accounts = _accounts(_Sweep(module), arguments, target, output)
+        with module.with_rules():
+            accounts = _accounts(_Sweep(module), arguments, target, output)
         if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
             # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
             accounts = _accounts(_Sweep(module, only_finite), arguments, target, output)

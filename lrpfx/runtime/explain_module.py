@@ -389,14 +389,30 @@ class ExplainModule(TreeGraphModule):
         switches = {id(switch): switch for switch in self.rule_switches()}
         if rules and not switches:
             raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
-        before = [switch.on for switch in switches.values()]
+        suspended = []
         try:
             for switch in switches.values():
-                switch.on = False
+                suspended.append(switch)
+                switch.suspend()
             yield self
         finally:
-            for switch, was_on in zip(switches.values(), before, strict=True):
-                switch.on = was_on
+            for switch in suspended:
+                switch.suspend(-1)
+
+    @contextmanager
+    def with_rules(self) -> Iterator[None]:
+        """A context in which all rules act. `InputError` if they are inactive, in this thread or another, at any time."""
+        switches = list(self.rule_switches())
+        before = [switch.pauses for switch in switches]
+        is_on = all(switch.on for switch in switches)
+        if is_on:
+            yield
+        if not is_on or before != [switch.pauses for switch in switches]:
+            raise InputError(
+                f"the rules of {self.title} are inactive: relevance is asked for inside `with explain_model.inactive()`, of this "
+                "thread or of another one. Ask outside of it, or use a copy of the explainable module, copy.deepcopy, in each "
+                "thread that trains"
+            )
 
     def rule_switches(self) -> Iterator[Switch]:
         """The switches of rules and masks, with repetitions; none unless the module was transformed with `fold=False`."""
