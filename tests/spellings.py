@@ -326,6 +326,7 @@ DENSE = {
         lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
         lambda m, x: torch.einsum("bi,i->bi", x @ m.weight.T, m.scale) + m.bias,
     ),
+    "two halves under hstack": (_linear, lambda m, x: torch.hstack([x @ m.weight[:3].T, x @ m.weight[3:].T]) + m.bias),
     "two halves under cat": (_linear, lambda m, x: torch.cat([x @ m.weight[:3].T, x @ m.weight[3:].T], -1) + m.bias),
     "outputs under stack": (
         _linear,
@@ -603,6 +604,8 @@ SOFTMAXES = {
     "minus amax": (_softmax, _minus_amax),
     "minus detached max": (_softmax, _minus_detached),
     "softmax minus amax": (_softmax, lambda m, x: torch.softmax(x - x.amax(-1, keepdim=True), -1)),
+    "softmax minus logsumexp": (_softmax, lambda m, x: torch.softmax(x - x.logsumexp(-1, keepdim=True), -1)),
+    "softmax of log_softmax": (_softmax, lambda m, x: F.log_softmax(x, -1).softmax(-1)),
     "minus logsumexp": (_softmax, lambda m, x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True))),
     "minus log of sum": (_softmax, lambda m, x: (x - x.exp().sum(-1, keepdim=True).log()).exp()),
     "exp of log_softmax": (_softmax, lambda m, x: F.log_softmax(x, -1).exp()),
@@ -715,6 +718,10 @@ ACTIVATIONS = {
     "minimum(maximum(x, -1), 1)": (
         lambda m, x: F.hardtanh(x),
         lambda m, x: torch.minimum(torch.maximum(x, -torch.ones(())), torch.ones(())),
+    ),
+    "x * mean(x ** 2) ** -0.5": (
+        lambda m, x: F.rms_norm(x, x.shape[-1:], eps=1e-6),
+        lambda m, x: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6) ** -0.5,
     ),
     "x / (1 + exp(-x))": (lambda m, x: F.silu(x), lambda m, x: x / (1 + torch.exp(-x))),
     "x * ndtr(x)": (lambda m, x: F.gelu(x), lambda m, x: x * torch.special.ndtr(x)),

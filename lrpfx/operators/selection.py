@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.node import is_data
+from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
@@ -55,6 +55,23 @@ def _logarithm_of_sum(base: float | None) -> Callable[[Builder], fx.Node]:
 def _combining(name: str, functions: Iterable[Function], **facts: Any) -> Operator:
     """A row for an operator that combines the tensors of a list."""
     return neutral(name, functions, methods="", sign=signs.of_tensors, moves=True, **facts)
+
+
+def _joined_along(dim: int, least: int, stacks: bool = True) -> Callable[[Builder], fx.Node | None]:
+    """`cat` along a dimension of parts of `least` dimensions or more, or `stack` of parts with one less; None for others."""
+
+    def decompose(build: Builder) -> fx.Node | None:
+        parts = build.node.args[0] if build.node.args else None
+        if not isinstance(parts, (tuple, list)) or not all(isinstance(part, fx.Node) for part in parts):
+            return None
+        ranks = {None if (shape := node_info(part).shape) is None else len(shape) for part in parts}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        if rank is None or rank < (least - 1 if stacks else least):
+            return None
+        name, function = ("cat", torch.cat) if rank >= least else ("stack", torch.stack)
+        return build.call(name, list(parts), dim, target=function)
+
+    return decompose
 
 
 def _of_two(name: str, other_name: str) -> Operator:
@@ -133,24 +150,28 @@ ROWS: tuple[Operator, ...] = (
         "hstack",
         [torch.hstack],
         aten="hstack.default",
+        decomposition=_joined_along(1, 2, stacks=False),
         sample=of(lambda x, y: torch.hstack([x, y]), (2, 3), (2, 4)),
     ),
     _combining(
         "vstack",
         [torch.vstack, torch.row_stack],
         aten="vstack.default row_stack.default",
+        decomposition=_joined_along(0, 2),
         sample=of(lambda x, y: torch.vstack([x, y]), (1, 4), (2, 4), batch=False),
     ),
     _combining(
         "dstack",
         [torch.dstack],
         aten="dstack.default",
+        decomposition=_joined_along(2, 3),
         sample=of(lambda x, y: torch.dstack([x, y]), (2, 4), (2, 4)),
     ),
     _combining(
         "column_stack",
         [torch.column_stack],
         aten="column_stack.default",
+        decomposition=_joined_along(1, 2),
         sample=of(lambda x, y: torch.column_stack([x, y]), (2, 3), (2, 4)),
     ),
     neutral(

@@ -510,7 +510,15 @@ def _unshifted(program: Program, scores: fx.Node, dims: tuple[int, ...], exact: 
 
     Without `exact`, only terms that have no relevance of their own are left out: a stabilized softmax does not cancel others.
     """
-    while (row := node_info(scores).operator) is not None and row.name in ("sub", "add") and not scores.kwargs:
+    while (row := node_info(scores).operator) is not None and row.name in ("sub", "add", "log_softmax"):
+        if row.name == "log_softmax":  # minus the logarithm of a sum along its dimension
+            bound = bound_arguments(scores, row)
+            if not exact or bound.get("dtype") is not None or _dims(bound["dim"]) != dims or not is_data(bound["input"]):
+                break
+            scores = bound["input"]
+            continue
+        if scores.kwargs:
+            break
         first, second = _arguments(scores)[:2]
         pairs = [(first, second)] if row.name == "sub" else [(first, second), (second, first)]
         kept = next((one for one, shift in pairs if is_data(one) and _cancels(program, shift, one, dims, scores, exact)), None)

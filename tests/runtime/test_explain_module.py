@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import threading
 import weakref
 from typing import ClassVar
 
@@ -345,6 +346,31 @@ class WithTokens(nn.Module):
     def forward(self, x):
         x = torch.cat([self.token.expand(len(x), 1, 4), x], 1) + self.places
         return self.fc(self.norm(x.mean(1)))
+
+
+def test_relevance_is_not_asked_for_while_rules_are_inactive():
+    """In this thread or another one; contexts of several threads may end in any order."""
+    x = torch.rand(2, 2, 4)
+    live = lrpfx.transform(WithTokens().eval(), EpsilonPlus(), example_inputs=x, fold=False)
+    expected = lrpfx.attribute(live, x, 1).relevance
+    inside, done = threading.Event(), threading.Event()
+
+    def train():
+        with live.inactive():
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=train)
+    with live.inactive():
+        thread.start()
+        inside.wait()
+    for ask in (lrpfx.attribute, lrpfx.ledger):
+        with pytest.raises(lrpfx.InputError, match="rules of WithTokens are inactive"):
+            ask(live, x, 1)
+    done.set()
+    thread.join()
+    assert torch.equal(lrpfx.attribute(live, x, 1).relevance, expected)
+    assert lrpfx.ledger(live, x, 1).unexplained <= 1e-6
 
 
 ACTIVE = "outside of `with explain_model.inactive"
