@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation troubleshooting docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -88,10 +88,6 @@ report-pictures: $(VENV)/linked
 # What the code in README and docs prints, written into them anew.
 documentation: $(VENV)/linked
 	$(BIN)/python tests/tools/documentation.py
-
-# The messages of errors and warnings, written into docs/troubleshooting.md from the source.
-troubleshooting: $(VENV)/linked
-	$(BIN)/python tests/tools/troubleshooting.py
 
 # Build the documentation site into build/site, in two minutes: tutorials are run, and nothing is fetched. Broken links and anchors fail,
 # and so does a public name without documentation. `$(BIN)/python -m http.server --directory build/site` shows it.

@@ -132,7 +132,8 @@ class MergeBatchNorm(Canonizer):
             if is_parametrized(module):
                 raise InputError(
                     f"a parametrization computes tensors of a {type(module).__name__}, and merged ones cannot replace them. "
-                    "Remove it by torch.nn.utils.parametrize.remove_parametrizations, or use lrpfx.transform, which merges it"
+                    "Remove it by torch.nn.utils.parametrize.remove_parametrizations, or use lrpfx.transform, which merges it",
+                    topic="canonizers-of-modules",
                 )
         try:
             for module in (*self.linears, batch_norm):
@@ -182,10 +183,11 @@ def _merged(linear: nn.Module, norm: nn.Module, read: Callable[[nn.Module, str],
     """The weight and bias of a linear layer with a batch norm merged into it. `read` gives attributes before the merge."""
     weight, bias = (read(linear, name) if hasattr(linear, name) else None for name in ("weight", "bias"))
     if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
-        raise InputError(f"{linear} has no weight that {norm} could be merged into")
+        raise InputError(f"{linear} has no weight that {norm} could be merged into", topic="canonizers-of-modules")
     if norm.training:
         raise InputError(
-            f"{norm} is in training mode and normalizes by its batch, which no layer can take over: call model.eval()"
+            f"{norm} is in training mode and normalizes by its batch, which no layer can take over: call model.eval()",
+            topic="training-mode",
         )
     mean, var = _statistics(norm, read)
     scale = batch_norm_scale(var, read(norm, "weight"), read(norm, "eps"))
@@ -209,7 +211,7 @@ def _identity(norm: nn.Module, read: Callable[[nn.Module, str], Any]) -> dict[st
 def _statistics(norm: nn.Module, read: Callable[[nn.Module, str], Any]) -> tuple[torch.Tensor, torch.Tensor]:
     mean, var = (read(norm, name) if hasattr(norm, name) else None for name in ("running_mean", "running_var"))
     if not isinstance(mean, torch.Tensor) or not isinstance(var, torch.Tensor):
-        raise InputError(f"{norm} has no running statistics that could be merged")
+        raise InputError(f"{norm} has no running statistics that could be merged", topic="canonizers-of-modules")
     return mean, var
 
 
@@ -259,7 +261,7 @@ class NamedMergeBatchNorm(MergeBatchNorm):
         modules = dict(root_module.named_modules())
         missing = [name for linears, norm in self.name_map for name in (*linears, norm) if name not in modules]
         if missing:
-            raise InputError(f"there is no module named {missing[0]!r} to merge")
+            raise InputError(f"there is no module named {missing[0]!r} to merge", topic="canonizers-of-modules")
         return self._registered_at([([modules[name] for name in linears], modules[norm]) for linears, norm in self.name_map])
 
     def copy(self) -> Self:
@@ -358,10 +360,14 @@ class GraphCanonizer(Canonizer):
         """The compiler pass."""
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
-        raise InputError(f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)")
+        raise InputError(
+            f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)", topic="canonizers-of-modules"
+        )
 
     def register(self, *args: Any, **kwargs: Any) -> None:
-        raise InputError(f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)")
+        raise InputError(
+            f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)", topic="canonizers-of-modules"
+        )
 
     def remove(self) -> None:
         """Do nothing: there is nothing to undo."""

@@ -28,6 +28,8 @@ __all__ = [
 class ColorMapError(LrpfxError, RuntimeError):
     """The source of a colour map is not well formed."""
 
+    topic = "colour-maps"
+
 
 class CMapToken(NamedTuple):
     """A token of a colour map's source.

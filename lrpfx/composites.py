@@ -137,11 +137,11 @@ def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
     checked: list[tuple[Any, Hook]] = []
     for entry in entries if isinstance(entries, Iterable) else [entries]:
         if not (isinstance(entry, (tuple, list)) and len(entry) == 2):
-            raise InputTypeError(f"an entry of {what} is a pair (key, rule), not {entry!r}")
+            raise InputTypeError(f"an entry of {what} is a pair (key, rule), not {entry!r}", topic="composites")
         key, rule = entry
         if not isinstance(rule, Hook):
             hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) else ""
-            raise InputTypeError(f"an entry of {what} maps {key!r} to {rule!r}, which is not a rule{hint}")
+            raise InputTypeError(f"an entry of {what} maps {key!r} to {rule!r}, which is not a rule{hint}", topic="composites")
         checked.append((key, rule))
     return checked
 
@@ -193,7 +193,7 @@ class Composite:
         if canonizers is not None and not (
             isinstance(canonizers, Iterable) and all(callable(getattr(one, "apply", None)) for one in canonizers)
         ):
-            raise InputTypeError(f"canonizers are a list of canonizers, not {canonizers!r}")
+            raise InputTypeError(f"canonizers are a list of canonizers, not {canonizers!r}", topic="composites")
         self.canonizers = [] if canonizers is None else list(canonizers)
         self.handles = RemovableHandleList()
         self.hook_refs: weakref.WeakSet[Hook] = weakref.WeakSet()
@@ -238,7 +238,7 @@ class Composite:
         try:
             return hook.register(module)
         except RuleError as error:
-            raise (RuleError(f"{name}: {error}") if name else error) from None
+            raise (RuleError(f"{name}: {error}", topic=error.topic) if name else error) from None
 
     def _modules_in_order(self, module: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[tuple[str, nn.Module]]]:
         """The modules to map, with their names, in the order of calls to `module_map`: those that run, and all others."""
@@ -303,7 +303,8 @@ class Composite:
         """The error for a second context of a composite that is registered."""
         return RuleError(
             f"{self} is registered on a model already: leave its context, or call its remove(), first. Nested contexts and "
-            "threads need a composite and a model each"
+            "threads need a composite and a model each",
+            topic="rules-already",
         )
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
@@ -774,7 +775,10 @@ class GammaByDepth(_BuiltInComposite):
         if low is not None and high is not None:
             first = [(Linear, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
         elif low is not None or high is not None:
-            raise InputError(f"low and high bound the input together: {'high' if high is None else 'low'} is missing")
+            raise InputError(
+                f"low and high bound the input together: {'high' if high is None else 'low'} is missing",
+                topic="range-of-the-input",
+            )
         defaults = _epsilon_with(self._any_depth, epsilon, stabilizer, zero_params)
         super().__init__(layer_map, defaults, canonizers, first_map, first)
 
@@ -808,7 +812,8 @@ class GammaByDepth(_BuiltInComposite):
             if not layers:
                 raise InputError(
                     f"{self} needs to know all layers of the model: give module_map a MappingContext(layers), or map the model "
-                    "by lrpfx.transform or composite.register"
+                    "by lrpfx.transform or composite.register",
+                    topic="composites",
                 )
             convolutions = [name for name, layer in layers if isinstance(layer, Convolution)]
             ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
@@ -981,7 +986,7 @@ class _AttentionComposite(_BuiltInComposite):
         canonizers: Sequence[Any] | None,
     ) -> None:
         if gates not in GATED_PRODUCTS:
-            raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}")
+            raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
         dense: Hook = Epsilon(epsilon, zero_params)
         if gamma is not None:
             dense = Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)
@@ -1210,7 +1215,7 @@ def composite_class(name: str) -> type[Composite]:
     if _folded(name) not in forms:
         known = ", ".join(sorted(COMPOSITES))
         suggested = nearest(name, COMPOSITES) or nearest(name, [composite.__name__ for composite in COMPOSITES.values()])
-        raise InputError(f"there is no composite named {name!r}; there are: {known}.{suggested}")
+        raise InputError(f"there is no composite named {name!r}; there are: {known}.{suggested}", topic="composites")
     return forms[_folded(name)]
 
 
@@ -1237,9 +1242,14 @@ def composite_named(name: str, **settings: Any) -> Composite:
     parameters = inspect.signature(composite).parameters
     missing = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
     if missing:
-        raise InputError(f"the composite {name} needs the settings {', '.join(missing)}; it has {', '.join(parameters)}")
+        raise InputError(
+            f"the composite {name} needs the settings {', '.join(missing)}; it has {', '.join(parameters)}", topic="composites"
+        )
     unknown = next((one for one in settings if one not in parameters), None)
     if unknown is not None:
         known = ", ".join(parameters)
-        raise InputError(f"the composite {name} has no setting {unknown!r}; it has {known}.{nearest(unknown, parameters)}")
+        raise InputError(
+            f"the composite {name} has no setting {unknown!r}; it has {known}.{nearest(unknown, parameters)}",
+            topic="composites",
+        )
     return composite(**settings)

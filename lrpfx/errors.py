@@ -6,23 +6,43 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lrpfx.troubleshooting import address, section_of
+from lrpfx.version import DOCUMENTATION
 
 
-class LrpfxError(Exception):
-    """Base of all errors that lrpfx raises deliberately. Names that it quotes are shown without control codes."""
+def address(topic: str) -> str:
+    """The address of the section of Troubleshooting about a topic."""
+    return f"{DOCUMENTATION}/troubleshooting/#{topic}"
+
+
+class _Explained(BaseException):
+    """Has a topic, which is a section of Troubleshooting. Names that a message quotes are shown without control codes."""
+
+    topic: str
+
+    def __init__(self, *args: object, topic: str | None = None) -> None:
+        super().__init__(*args)
+        if topic is not None:
+            self.topic = topic
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
     @property
     def help(self) -> str:
-        """The address of the section of Troubleshooting about this error: what it means, and what to do."""
-        return address(section_of(self))
+        """The address of the section of Troubleshooting about this: what it means, and what to do."""
+        return address(self.topic)
+
+
+class LrpfxError(_Explained, Exception):
+    """Base of all errors that lrpfx raises deliberately."""
+
+    topic = "defects"
 
 
 class InputError(LrpfxError, ValueError):
     """A value given to lrpfx has the wrong shape, range, dtype or name."""
+
+    topic = "arguments"
 
 
 class InputTypeError(InputError, TypeError):
@@ -32,13 +52,19 @@ class InputTypeError(InputError, TypeError):
 class CaptureError(LrpfxError):
     """A model could not be turned into an equivalent graph."""
 
+    topic = "untraceable-forward"
+
 
 class UnsupportedOperationError(LrpfxError):
     """Operations of the graph have no rule, are not neutral, and were not allowed to keep their gradient."""
 
+    topic = "operation-without-a-rule"
+
 
 class RuleError(LrpfxError, RuntimeError):
     """A rule does not fit its layer."""
+
+    topic = "rule-does-not-fit"
 
 
 class PassError(LrpfxError):
@@ -48,20 +74,25 @@ class PassError(LrpfxError):
 class LoweringError(LrpfxError):
     """The module cannot be turned into a plain inference program, or the program differs from it."""
 
+    topic = "lowering"
+
 
 class ArtefactError(LrpfxError):
     """A program file cannot be written, is damaged, or was not written by lrpfx."""
+
+    topic = "refused-files"
 
 
 class VerificationError(LrpfxError):
     """A captured or rewritten graph does not compute the same as the source model."""
 
+    topic = "graph-differs"
 
-class LrpfxWarning(UserWarning):
+
+class LrpfxWarning(_Explained, UserWarning):
     """Something is valid but probably unintended."""
 
-    def __str__(self) -> str:
-        return printable(super().__str__())
+    topic = "implausible-relevance"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -76,7 +107,7 @@ def os_errors(kind: type[LrpfxError], path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise kind(f"{path} cannot be {what}: {error.strerror or error}") from error
+        raise kind(f"{path} cannot be {what}: {error.strerror or error}", topic="files-and-folders") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

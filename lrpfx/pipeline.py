@@ -108,7 +108,7 @@ def transform(
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     later = [stage for stage in STAGES if stage != "normalize"]
 
-    def finish(program: Program, verification: Verification | None) -> tuple[Program, list[str]]:
+    def finish(program: Program, verification: Verification | None) -> tuple[Program, list[LrpfxWarning]]:
         verification = verification or guessed_verification(program, model)
         messages = run_passes(program, passes_of(settings, *later), verification)
         if verification is not None:
@@ -118,7 +118,7 @@ def transform(
 
     program, messages = from_normal_form(finish, model, example_inputs, settings, capture, dynamic_shapes)
     for message in messages:
-        warnings.warn(message, LrpfxWarning, stacklevel=4)
+        warnings.warn(message, stacklevel=4)
     return ExplainModule(
         program.root,
         program.graph,
@@ -142,7 +142,8 @@ def prepared(model: Model, composite: Composite) -> Model:
     if canonizers:
         if isinstance(model, ExportedProgram):
             raise InputError(
-                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself"
+                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself",
+                topic="canonizers-of-modules",
             )
         model = private_copy(model)
         for canonizer in canonizers:
@@ -193,14 +194,16 @@ def node_names(
     elif isinstance(model, (nn.Module, ExportedProgram)):
         graph = normal_form(model, example_inputs, capture=capture, dynamic_shapes=dynamic_shapes)[0].graph
     else:
-        raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}")
+        raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}", topic="explainable-module")
     return [name for name, _ in named_nodes(graph)]
 
 
 def check_arguments(model: Model, composite: Composite, unassigned: str, explain: str, caller: str) -> None:
     """Raise `InputError` for arguments of `transform`, or of another function that takes them, that do not go together."""
     if isinstance(model, ExplainModule):
-        raise InputTypeError("the model is an explainable module already; transform the source model instead")
+        raise InputTypeError(
+            "the model is an explainable module already; transform the source model instead", topic="explainable-module"
+        )
     if not isinstance(model, (nn.Module, ExportedProgram)):
         raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}")
     if isinstance(composite, type) and issubclass(composite, Composite):
@@ -224,7 +227,10 @@ def _check_module(model: Model) -> None:
         raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
     for path, module in model.named_modules():
         if isinstance(module, ExplainModule):
-            raise InputTypeError(f"the submodule {path!r} is an explainable module already; put the source model in its place")
+            raise InputTypeError(
+                f"the submodule {path!r} is an explainable module already; put the source model in its place",
+                topic="explainable-module",
+            )
         if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise InputError(
                 f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "
@@ -235,5 +241,6 @@ def _check_module(model: Model) -> None:
         raise InputError(
             f"{name} is on the meta device, where there are no values to explain: {', '.join(missing[:3])}"
             f"{' and others' if len(missing) > 3 else ''}. Load its weights first, as with "
-            "load_state_dict(..., assign=True)"
+            "load_state_dict(..., assign=True)",
+            topic="kinds-of-inputs",
         )

@@ -2,7 +2,7 @@
 
 from torch import fx
 
-from lrpfx.errors import InputTypeError
+from lrpfx.errors import InputTypeError, LrpfxWarning
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
 from lrpfx.layers.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -47,7 +47,7 @@ class Assign(GraphPass):
             if rule is None:
                 continue
             if not isinstance(rule, Hook):
-                raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule")
+                raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule", topic="composites")
             update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
             result.matches += 1
             result.details.append((layer.name, f"{rule}, by {node_info(node).chosen_by}"))
@@ -58,7 +58,7 @@ class Assign(GraphPass):
         return result
 
 
-def _products_and_exponentials(program: Program) -> list[str]:
+def _products_and_exponentials(program: Program) -> list[LrpfxWarning]:
     """A warning that names what is most often a part of a layer that is written out, and was not recognized as such."""
     found = []
     rules = {type(node_info(node).rule) for node in data_calls(program.graph) if node_info(node).kind in _LINEAR}
@@ -76,9 +76,12 @@ def _products_and_exponentials(program: Program) -> list[str]:
         return []
     more = f" and {len(found) - _MOST} others" if len(found) > _MOST else ""
     return [
-        f"{program.title}: {', '.join(found[:_MOST])}{more} carry relevance as functions of their own. If they are parts of a "
-        "softmax or of a dense layer, the map is not that of the layer: pass example_inputs, whose shapes tell, or write "
-        "torch.softmax or torch.nn.functional.linear. Otherwise give them rules by name, in a name map."
+        LrpfxWarning(
+            f"{program.title}: {', '.join(found[:_MOST])}{more} carry relevance as functions of their own. If they are parts "
+            "of a softmax or of a dense layer, the map is not that of the layer: pass example_inputs, whose shapes tell, or "
+            "write torch.softmax or torch.nn.functional.linear. Otherwise give them rules by name, in a name map.",
+            topic="parts-of-layers",
+        )
     ]
 
 
@@ -93,10 +96,11 @@ def _factors(node: fx.Node) -> list[fx.Node]:
     return summed.all_input_nodes if node_info(summed).kind is Product and node_info(summed).shape is None else []
 
 
-def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> str:
+def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> LrpfxWarning:
     merged = {name: node_info(node).name for node in data_calls(program.graph) for name in node_info(node).merged}
     hints = [f"{name} was merged into {into}" for name, into in merged.items() if any(name in entry for entry in unmatched)]
-    return (
+    return LrpfxWarning(
         f"entries of {type(composite).__name__}() that match no layer of {program.title}: {'; '.join(unmatched + hints)}. "
-        "lrpfx.node_names(model) lists the names."
+        "lrpfx.node_names(model) lists the names.",
+        topic="entries-that-match-nothing",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.errors import LrpfxError, PassError, VerificationError
+from lrpfx.errors import LrpfxError, LrpfxWarning, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, has_info, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
@@ -233,9 +233,9 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
     return result
 
 
-def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> list[str]:
+def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> list[LrpfxWarning]:
     """Run the passes that apply, in order. Return their warnings."""
-    warnings = []
+    warnings: list[LrpfxWarning] = []
     for step in steps:
         if step.applies(program):
             warnings += run_pass(program, step, verification).warnings

@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from lrpfx.errors import CaptureError, PassError
+from lrpfx.errors import CaptureError, LrpfxWarning, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, set_info
 from lrpfx.passes.properties import NAMED, Property
@@ -81,7 +81,7 @@ class PassResult:
     matches: int = 0
     details: list[tuple[str, str]] = field(default_factory=list)
     reasons: list[tuple[str, str]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[LrpfxWarning] = field(default_factory=list)
 
 
 class GraphPass(ABC):
@@ -135,7 +135,8 @@ def refuse_state(tensor: fx.Node, name: str) -> None:
     if _reaches_output(tensor):
         raise CaptureError(
             f"forward overwrites {name!r}, and its output depends on it, so each call would return a different result. "
-            "Change it outside of forward, or pass its value as an input."
+            "Change it outside of forward, or pass its value as an input.",
+            topic="overwritten-tensors",
         )
 
 
@@ -167,7 +168,8 @@ def random_error(name: str, source: str) -> CaptureError:
     """The error for a model whose output differs between calls with the same inputs."""
     return CaptureError(
         f"{name} ({source or 'source unknown'}) draws random numbers, so the model's output differs between calls. "
-        "Call model.eval(), or remove the random numbers from forward."
+        "Call model.eval(), or remove the random numbers from forward.",
+        topic="training-mode",
     )
 
 

@@ -31,11 +31,14 @@ class Compilations:
     def check(self, model: Any) -> None:
         """Raise `InputError` for what is not a model, or for one that has rules already and gets a composite."""
         if not isinstance(model, nn.Module):
-            raise InputTypeError(f"{self.caller} takes a torch.nn.Module, not {type(model).__name__}")
+            raise InputTypeError(
+                f"{self.caller} takes a torch.nn.Module, not {type(model).__name__}", topic="captum-and-quantus"
+            )
         if self.composite is not None and isinstance(inside(model), ExplainModule):
             raise InputError(
                 f"{self.caller} was given a composite and a model that has its rules already: pass the model that "
-                "lrpfx.transform was called with, or leave out the composite"
+                "lrpfx.transform was called with, or leave out the composite",
+                topic="captum-and-quantus",
             )
 
     def graph_for(self, model: nn.Module, arguments: tuple[Any, ...]) -> nn.Module:

@@ -46,7 +46,10 @@ def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
     def explain(model: nn.Module, inputs: Any, targets: Any, *, device: Any = None, **others: Any) -> Array:
         compilations.check(model)
         if others:
-            raise InputTypeError(f"there is no argument {next(iter(others))!r}: explain_func_kwargs may have device alone")
+            raise InputTypeError(
+                f"there is no argument {next(iter(others))!r}: explain_func_kwargs may have device alone",
+                topic="captum-and-quantus",
+            )
         images = _as_tensor(inputs, model, device)
         classes = _as_classes(targets, len(images))
         relevance = attribute(compilations.graph_for(model, (images,)), images, classes).relevance
@@ -59,15 +62,18 @@ def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
 def _as_tensor(inputs: Any, model: nn.Module, device: Any) -> torch.Tensor:
     """The inputs with the dtype of the model, where the model is."""
     if not isinstance(inputs, (np.ndarray, torch.Tensor)):
-        raise InputTypeError(f"inputs are an array, not {type(inputs).__name__}")
+        raise InputTypeError(f"inputs are an array, not {type(inputs).__name__}", topic="captum-and-quantus")
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind not in "buif":
-        raise InputTypeError(f"inputs are an array of numbers, not of dtype {inputs.dtype}")
+        raise InputTypeError(f"inputs are an array of numbers, not of dtype {inputs.dtype}", topic="captum-and-quantus")
     if not inputs.ndim:
-        raise InputError("inputs are an array with the samples in dimension 0, not one number")
+        raise InputError("inputs are an array with the samples in dimension 0, not one number", topic="captum-and-quantus")
     held = next((one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()), torch.empty(0))
     place = held.device if device is None else _device(device)
     if held.numel() and place != held.device:
-        raise InputError(f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})")
+        raise InputError(
+            f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})",
+            topic="captum-and-quantus",
+        )
     if isinstance(inputs, torch.Tensor):
         return inputs.detach().to(place, held.dtype)
     native = np.asarray(inputs, np.float64, order="C")  # torch takes no negative strides and foreign byte orders
@@ -79,7 +85,7 @@ def _device(device: Any) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch without CUDA
-        raise InputError(f"the device {device!r} cannot be used: {first_lines(error)}") from error
+        raise InputError(f"the device {device!r} cannot be used: {first_lines(error)}", topic="captum-and-quantus") from error
 
 
 def _as_classes(targets: Any, samples: int) -> torch.Tensor:
@@ -87,9 +93,11 @@ def _as_classes(targets: Any, samples: int) -> torch.Tensor:
     try:
         classes = torch.as_tensor(np.asarray(targets))
     except (TypeError, ValueError) as error:
-        raise InputTypeError(f"targets are ints, not {type(targets).__name__}") from error
+        raise InputTypeError(f"targets are ints, not {type(targets).__name__}", topic="captum-and-quantus") from error
     if classes.is_floating_point() or classes.is_complex() or classes.dtype is torch.bool:
-        raise InputTypeError(f"targets are ints, not {classes.dtype}")
+        raise InputTypeError(f"targets are ints, not {classes.dtype}", topic="captum-and-quantus")
     if classes.ndim and classes.shape != (samples,):
-        raise InputError(f"targets have shape {tuple(classes.shape)}, but there are {samples} samples")
+        raise InputError(
+            f"targets have shape {tuple(classes.shape)}, but there are {samples} samples", topic="captum-and-quantus"
+        )
     return classes.expand(samples)

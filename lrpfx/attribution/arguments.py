@@ -41,16 +41,20 @@ class Arguments:
         elif isinstance(inputs, (tuple, list)):
             named = dict(enumerate(inputs))
         else:
-            raise InputTypeError(f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}")
+            raise InputTypeError(
+                f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}",
+                topic="kinds-of-inputs",
+            )
         if not named:
-            raise InputError("there are no inputs")
+            raise InputError("there are no inputs", topic="kinds-of-inputs")
         single = len(named) == 1 and not isinstance(inputs, Mapping)
         self.values = {key: self._leaf(value, (key,), single) for key, value in named.items()}
         self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
             raise InputTypeError(
                 "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with "
-                "return_tensors='pt'"
+                "return_tensors='pt'",
+                topic="kinds-of-inputs",
             )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
@@ -65,13 +69,14 @@ class Arguments:
         if not isinstance(value, torch.Tensor):
             if value is None or isinstance(value, (bool, int, float, str)):
                 return value
-            raise InputTypeError(f"{what} is a {type(value).__name__}, not a tensor")
+            raise InputTypeError(f"{what} is a {type(value).__name__}, not a tensor", topic="kinds-of-inputs")
         problem = not_dense(value)
         if problem is not None:
-            raise InputTypeError(f"{what} is {problem}")
+            raise InputTypeError(f"{what} is {problem}", topic="kinds-of-inputs")
         if value.is_complex():
             raise InputTypeError(
-                f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts"
+                f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts",
+                topic="kinds-of-inputs",
             )
         if value.is_inference():
             value = value.clone()
@@ -80,7 +85,7 @@ class Arguments:
             return value
         if not torch.isfinite(value).all():
             if torch.isnan(value).any() or torch.isposinf(value).any():
-                raise InputError(f"{what} has values that are not finite")
+                raise InputError(f"{what} has values that are not finite", topic="values-not-finite")
             self.infinite.append(place)
         self.leaves.append(value.detach().requires_grad_())
         return self.leaves[-1]
@@ -98,7 +103,8 @@ class Arguments:
                 raise InputError(
                     f"input {'.'.join(repr(str(key)) for key in place)} has values that are not finite: only masks that are "
                     f"added to the scores of an attention may hold -inf, but this one {by}. Pass a boolean mask, or "
-                    "torch.finfo(dtype).min in place of -inf, if the model takes them"
+                    "torch.finfo(dtype).min in place of -inf, if the model takes them",
+                    topic="values-not-finite",
                 )
         for number, node in enumerate(module.graph.find_nodes(op="placeholder")):
             limits = node_info(node).value_range
@@ -106,7 +112,8 @@ class Arguments:
                 if limits is not None and tensor.numel() and not (limits[0] <= tensor.min() and tensor.max() <= limits[1]):
                     raise InputError(
                         f"the values of input {str(node.target)!r} go from {tensor.min():g} to {tensor.max():g}, but "
-                        f"input_range={limits} was given to lrpfx.transform"
+                        f"input_range={limits} was given to lrpfx.transform",
+                        topic="range-of-the-input",
                     )
 
     def call(self, module: Callable[..., Any], further: Mapping[str, Any] | None = None) -> Any:
@@ -159,7 +166,8 @@ def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any
         dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
         raise InputTypeError(
             f"the inputs have dtype {dtypes}, which carries no relevance, and no embedding reads them; convert them to a "
-            "floating-point dtype"
+            "floating-point dtype",
+            topic="kinds-of-inputs",
         )
     return found
 
@@ -213,22 +221,25 @@ def misfits(module: ExplainModule, arguments: Arguments) -> Iterator[None]:
             raise MemoryError(str(error)) from error
         problem = arguments.call(OutOfVocabulary(module)) if isinstance(error, IndexError) else None
         if problem is not None:
-            raise InputError(problem) from error
+            raise InputError(problem, topic="inputs-do-not-fit") from error
         tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]
         parameters = [tensor for tensor in [*module.parameters(), *module.buffers()] if tensor.is_floating_point()]
         if any(tensor.is_meta for tensor in parameters):
-            raise InputError(NO_VALUES.format(module.title)) from error
+            raise InputError(NO_VALUES.format(module.title), topic="kinds-of-inputs") from error
         dtypes = {str(tensor.dtype) for tensor in tensors if is_floating(tensor)}
         computed = {str(tensor.dtype) for tensor in parameters}
         if not dtypes - computed and re.search(r"dtype|scalar type", str(error)):
             raise InputError(
                 f"{module.title} cannot run on these inputs: tensors of different dtypes meet in forward, and the parameters "
-                f"are {' and '.join(sorted(computed))}; does the source model run in this dtype? ({first_lines(error)})"
+                f"are {' and '.join(sorted(computed))}; does the source model run in this dtype? ({first_lines(error)})",
+                topic="inputs-do-not-fit",
             ) from error
         shapes = ", ".join("×".join(map(str, tensor.shape)) or "()" for tensor in tensors)
         hints = [f"the inputs are {' and '.join(dtypes)}, the parameters {' and '.join(computed)}"] if dtypes - computed else []
         hints += [f"the inputs have the shape {shapes}{_first_layer(module, tensors)}"]
-        raise InputError(f"{module.title} cannot run on these inputs: {'; '.join(hints)} ({first_lines(error)})") from error
+        raise InputError(
+            f"{module.title} cannot run on these inputs: {'; '.join(hints)} ({first_lines(error)})", topic="inputs-do-not-fit"
+        ) from error
 
 
 NO_VALUES = "{} is on the meta device, where there are no values to explain"

@@ -76,12 +76,14 @@ class Question:
     def check(self) -> None:
         """Raise `InputError` for arguments that exclude each other."""
         if self.targets is not None and self.target is not None:
-            raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
+            raise InputError(
+                "target= is one target for each sample, targets= are several for each; pass one of them", topic="targets"
+            )
         if self.start is not None and self.output is not None:
-            raise InputError("start= explains a node and output= an output; pass one of them")
+            raise InputError("start= explains a node and output= an output; pass one of them", topic="start-of-relevance")
         size = self.chunk_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
-            raise InputError(f"chunk_size is a positive number of targets, not {size!r}")
+            raise InputError(f"chunk_size is a positive number of targets, not {size!r}", topic="targets")
 
 
 @dataclass
@@ -148,7 +150,7 @@ class Computation:
         masking = self._masks.compiled(0, given) if self._is_compiled else self._masks.holders()
         forward = self._run(runner, self._traced, given | masking)
         if forward.output.is_meta:
-            raise InputError(NO_VALUES.format(self.module.title))
+            raise InputError(NO_VALUES.format(self.module.title), topic="kinds-of-inputs")
         self.output = forward.output.detach()
         self.seeds = self._seeds_of(forward.explained)
         self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
@@ -163,7 +165,10 @@ class Computation:
         wanted = [*self.arguments.leaves, *recorded_at, *(recorded_at[place] for place in self._again.values())]
         if not forward.output.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             what = "the output" if self.question.start is None else self.question.start
-            raise InputError(f"{what} does not depend on the inputs through any operation that carries relevance")
+            raise InputError(
+                f"{what} does not depend on the inputs through any operation that carries relevance",
+                topic="no-path-to-the-input",
+            )
         self._name_all(forward, self._relevances(runner, forward, wanted, given))
 
     def _run(self, runner: Callable[..., Any], recorder: TreeGraphModule, further: Mapping[str, Any]) -> _Forward:
@@ -191,7 +196,10 @@ class Computation:
         explained = forward.output
         if info.relevant_where_positive and any(((explained <= 0) & (seed != 0)).any() for seed in self.seeds):
             if self._is_compiled:
-                raise InputError(f"relevance starts where {name} is not positive: pass the module that is not compiled")
+                raise InputError(
+                    f"relevance starts where {name} is not positive: pass the module that is not compiled",
+                    topic="start-of-relevance",
+                )
             runner = executed(self._traced, Execution(several=self._several, as_written=True))
             forward = self._run(runner, self._traced, further)
         if info.carries_multiplier:

@@ -50,11 +50,13 @@ def condition(explain_model: nn.Module, layers: Key | Sequence[Key]) -> ExplainM
     """
     module = explainable(explain_model, "condition")
     if module is not explain_model:
-        raise InputTypeError("condition takes the module that lrpfx.transform returns: compile what condition returns")
+        raise InputTypeError(
+            "condition takes the module that lrpfx.transform returns: compile what condition returns", topic="conditions"
+        )
     places = places_in(module.unfused_graph, layers)
     for place in places:
         if place in module.mask_names:
-            raise InputError(f"{shown(place)} has a mask already: {module.mask_names[place]}")
+            raise InputError(f"{shown(place)} has a mask already: {module.mask_names[place]}", topic="conditions")
     names = names_of_masks(places, module.argument_names)
     copied = copy.deepcopy(module)
     switch = next(copied.rule_switches(), None)
@@ -81,13 +83,15 @@ def places_in(graph: fx.Graph, layers: Key | Sequence[Key]) -> tuple[Key, ...]:
     """The places in `layers`, each once, with patterns replaced by what they match."""
     several = [layers] if isinstance(layers, str) or is_edge(layers) else layers
     if not isinstance(several, Sequence):
-        raise InputTypeError(f"a condition is at a node, an edge as a pair of names, or a list of these, not {layers!r}")
+        raise InputTypeError(
+            f"a condition is at a node, an edge as a pair of names, or a list of these, not {layers!r}", topic="conditions"
+        )
     found: dict[Key, None] = {}
     for one in several:
         named: Sequence[Key] = recorded_names(graph, one) if isinstance(one, str) else (one,)
         found |= dict.fromkeys(checked_place(graph, place) for place in named)
     if not found:
-        raise InputError("there is no place for a mask: name at least one node")
+        raise InputError("there is no place for a mask: name at least one node", topic="conditions")
     return tuple(found)
 
 

@@ -58,7 +58,7 @@ class Index:
     def __init__(self, *indices: int) -> None:
         self.indices = tuple(_checked_index(type(self).__name__, one) for one in indices)
         if not self.indices:
-            raise InputError(f"{type(self).__name__} takes at least one index")
+            raise InputError(f"{type(self).__name__} takes at least one index", topic="conditions")
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
         """Ones at the entries of a value that are kept, zeros elsewhere; it is broadcast to the shape.
@@ -77,7 +77,9 @@ class Index:
         """
         place = self.dimension % len(shape) if -len(shape) <= self.dimension < len(shape) else None
         if place is None:
-            raise InputError(f"{self!r}: the value of {name} has the shape {tuple(shape)}, without such a dimension")
+            raise InputError(
+                f"{self!r}: the value of {name} has the shape {tuple(shape)}, without such a dimension", topic="conditions"
+            )
         mask = torch.zeros([shape[place] if at == place else 1 for at in range(len(shape))])
         for index in self.indices:
             _check_range(self, index, shape[place], name, shape)
@@ -149,7 +151,10 @@ class Neuron(Index):
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
         if len(shape) != len(self.indices) + 1:
-            raise InputError(f"{self!r} has {len(self.indices)} indices, but the value of {name} has the shape {tuple(shape)}")
+            raise InputError(
+                f"{self!r} has {len(self.indices)} indices, but the value of {name} has the shape {tuple(shape)}",
+                topic="conditions",
+            )
         for index, size in zip(self.indices, shape[1:], strict=True):
             _check_range(self, index, size, name, shape)
         mask = torch.zeros((1, *shape[1:]))
@@ -169,7 +174,7 @@ class Expert(Index):
     """
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
-        raise InputError(f"{self!r} at {name}: experts are indices in conditions at the paths of mixtures")
+        raise InputError(f"{self!r} at {name}: experts are indices in conditions at the paths of mixtures", topic="conditions")
 
     def mask_of_rows(self, experts: torch.Tensor, count: int, shape: torch.Size, name: str) -> torch.Tensor:
         """Ones for the rows of these experts, zeros for the others.
@@ -192,7 +197,9 @@ class Expert(Index):
         """
         for index in self.indices:
             if not -count <= index < count:
-                raise InputError(f"{self!r}: index {index} is out of range, since the mixture {name} has {count} experts")
+                raise InputError(
+                    f"{self!r}: index {index} is out of range, since the mixture {name} has {count} experts", topic="conditions"
+                )
         wanted = torch.tensor([index % count for index in self.indices], device=experts.device)
         return torch.isin(experts, wanted).reshape(*experts.shape, *(1 for _ in shape[experts.ndim :])).cpu()
 
@@ -202,13 +209,16 @@ Condition = Mapping[Key, Any]
 
 def _checked_index(what: str, index: Any) -> int:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise InputTypeError(f"{what} takes indices, not {index!r}")
+        raise InputTypeError(f"{what} takes indices, not {index!r}", topic="conditions")
     return int(index)
 
 
 def _check_range(what: Index, index: int, size: int, name: str, shape: torch.Size) -> None:
     if not -size <= index < size:
-        raise InputError(f"{what!r}: index {index} is out of range, since the value of {name} has the shape {tuple(shape)}")
+        raise InputError(
+            f"{what!r}: index {index} is out of range, since the value of {name} has the shape {tuple(shape)}",
+            topic="conditions",
+        )
 
 
 class Mask:
@@ -254,11 +264,15 @@ def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor, name: str = "
 def places_of(graph: fx.Graph, conditions: Sequence[Condition]) -> tuple[Place, ...]:
     """The places of all conditions, each once. Raises an error for unknown names and what is no condition."""
     if not isinstance(conditions, (list, tuple)) or not conditions:
-        raise InputTypeError(f"conditions are a list of dicts from names of nodes to indices, not {conditions!r}")
+        raise InputTypeError(
+            f"conditions are a list of dicts from names of nodes to indices, not {conditions!r}", topic="conditions"
+        )
     found: dict[Place, None] = {}
     for condition in conditions:
         if not isinstance(condition, Mapping) or not condition:
-            raise InputTypeError(f"a condition is a dict from names of nodes, or edges, to indices, not {condition!r}")
+            raise InputTypeError(
+                f"a condition is a dict from names of nodes, or edges, to indices, not {condition!r}", topic="conditions"
+            )
         found |= dict.fromkeys(checked_place(graph, _place_of(key, wanted)) for key, wanted in condition.items())
     return tuple(found)
 
@@ -270,18 +284,22 @@ def _place_of(key: Any, wanted: Any) -> Any:
     if not experts or not isinstance(key, str):
         return key
     if len(experts) < len(several):
-        raise InputTypeError(f"the condition at {key} has experts and other indices, which are those of different values")
+        raise InputTypeError(
+            f"the condition at {key} has experts and other indices, which are those of different values", topic="conditions"
+        )
     return ExpertsOf(key)
 
 
 def checked_place(graph: fx.Graph, place: SomePlace) -> SomePlace:
     """The place. Raises an error unless it is a node or an edge of the graph that relevance flows through."""
     if not isinstance(place, (str, ExpertsOf)) and not is_edge(place):
-        raise InputTypeError(f"a condition is at a node, or at an edge as a pair of names, not at {place!r}")
+        raise InputTypeError(
+            f"a condition is at a node, or at an edge as a pair of names, not at {place!r}", topic="conditions"
+        )
     source, _ = ends_of(graph, place)
     dtype = node_info(source).dtype
     if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):
-        raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep")
+        raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep", topic="conditions")
     return place
 
 
@@ -309,7 +327,9 @@ def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
     source, reader = resolve_names(graph, place)
     if _read_by(source, reader) is None:
         readers = [name for name, node in named_nodes(graph) if not _is_masked(node) and _read_by(source, node) is not None]
-        raise InputError(f"{place[1]} does not read {place[0]}; its readers are {', '.join(readers) or 'none'}")
+        raise InputError(
+            f"{place[1]} does not read {place[0]}; its readers are {', '.join(readers) or 'none'}", topic="conditions"
+        )
     return source, reader
 
 
@@ -376,17 +396,24 @@ def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch
     """The mask that a condition gives for the value of a node: it is broadcast to the value."""
     if isinstance(wanted, np.ndarray) and wanted.ndim:
         if wanted.dtype.kind not in "biuf":
-            raise InputTypeError(f"the condition at {name} is an array of {wanted.dtype}: masks are boolean or floating point")
+            raise InputTypeError(
+                f"the condition at {name} is an array of {wanted.dtype}: masks are boolean or floating point",
+                topic="conditions",
+            )
         wanted = torch.as_tensor(wanted)
     is_mask = isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.bool or wanted.is_floating_point())
     if is_mask:
         return checked_mask(wanted, name, value).detach()
     if isinstance(wanted, torch.Tensor) and (wanted.ndim > 1 or wanted.is_complex()):
-        raise InputTypeError(f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point")
+        raise InputTypeError(
+            f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point", topic="conditions"
+        )
     several = wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted
     several = list(several) if isinstance(several, (list, tuple, range)) else [several]
     if isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.uint8 or len(set(several)) < len(several)):
-        raise InputTypeError(f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point")
+        raise InputTypeError(
+            f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point", topic="conditions"
+        )
     if not several:
         return value.new_zeros((1,) * value.ndim, device="cpu")
     indices = [one if isinstance(one, Index) else meaning_of(node, value.ndim)(_checked_index(name, one)) for one in several]
@@ -417,7 +444,8 @@ def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
     if issubclass(kind, Recurrent):
         raise InputError(
             f"{node_info(node).name} may have its samples or its steps first: say Feature(...), or Token(...) for the step of "
-            "values (batch, step, feature)"
+            "values (batch, step, feature)",
+            topic="conditions",
         )
     return Token
 
@@ -436,7 +464,8 @@ def channels_of(node: fx.Node, dimensions: int) -> type[Index]:
     if channels not in (1, dimensions - 1):
         raise InputError(
             f"the graph does not show which of the {dimensions} dimensions of {node_info(node).name} has its channels: say "
-            "Channel for dimension 1, or Feature for the last"
+            "Channel for dimension 1, or Feature for the last",
+            topic="conditions",
         )
     return Channel if channels == 1 else Feature
 
@@ -481,7 +510,8 @@ class Masks:
             if isinstance(mixture, ExpertsOf):
                 raise InputError(
                     f"which tokens an expert of {mixture.path} had is known only while the model runs: pass the module that is "
-                    "not compiled"
+                    "not compiled",
+                    topic="conditions",
                 )
         device = self.device or torch.device("cpu")
         found = {}
@@ -555,7 +585,7 @@ def _described(condition: Condition) -> str:
 def start_of(graph: fx.Graph, name: Any) -> fx.Node:
     """The node where relevance starts."""
     if not isinstance(name, str):
-        raise InputTypeError(f"start is the name of a node, not {name!r}")
+        raise InputTypeError(f"start is the name of a node, not {name!r}", topic="start-of-relevance")
     return resolve_names(graph, [name])[0]
 
 
@@ -572,9 +602,12 @@ def relevance_of_start(value: torch.Tensor, target: Any, node: fx.Node) -> torch
         relevance = value * mask_of(target, node, node_info(node).name, value).to(value)
     if not isinstance(relevance, torch.Tensor) or relevance.shape != value.shape:
         shape = tuple(relevance.shape) if isinstance(relevance, torch.Tensor) else type(relevance).__name__
-        raise InputError(f"relevance where it starts has shape {shape}, but {node_info(node).name} has {tuple(value.shape)}")
+        raise InputError(
+            f"relevance where it starts has shape {shape}, but {node_info(node).name} has {tuple(value.shape)}",
+            topic="start-of-relevance",
+        )
     if not torch.isfinite(relevance).all():
-        raise InputError("relevance where it starts has values that are not finite")
+        raise InputError("relevance where it starts has values that are not finite", topic="values-not-finite")
     return relevance.to(value)
 
 
@@ -584,6 +617,7 @@ def multiplier_of_start(value: torch.Tensor, relevance: torch.Tensor, name: str 
     if bool(((value == 0) & (relevance != 0)).any()):
         raise InputError(
             f"relevance starts where {name} is 0, which rules without division cannot carry: "
-            "lrpfx.transform(..., optimize=False)"
+            "lrpfx.transform(..., optimize=False)",
+            topic="start-of-relevance",
         )
     return multiplier_from(value, relevance)

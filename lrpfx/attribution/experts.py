@@ -42,7 +42,7 @@ def relevance_of_experts(
     module = explainable(explain_model, "relevance_of_experts")
     mixtures = mixtures_of(module.graph)
     if not mixtures:
-        raise InputError("the model has no mixture of experts with grouped or batched products")
+        raise InputError("the model has no mixture of experts with grouped or batched products", topic="conditions")
     names = {path: node_info(products[-1]).name for path, products in mixtures.items()}
     layers = attribute(module, inputs, target, record=list(names.values()), output=output).layers
     with torch.no_grad():

@@ -26,11 +26,16 @@ def product_of(graph: fx.Graph, name: str) -> fx.Node:
     if named:
         return named[0]
     if name not in mixtures:
-        raise InputError(f"{name!r} is not a mixture of experts with grouped or batched products.{nearest(name, mixtures)}")
+        raise InputError(
+            f"{name!r} is not a mixture of experts with grouped or batched products.{nearest(name, mixtures)}",
+            topic="conditions",
+        )
     *others, last = mixtures[name]
     if any(_passes_by(node, last) for node in others):
         names = ", ".join(node_info(node).name for node in mixtures[name])
-        raise InputError(f"the products of the mixture {name!r} do not all end in one; name one of them: {names}")
+        raise InputError(
+            f"the products of the mixture {name!r} do not all end in one; name one of them: {names}", topic="conditions"
+        )
     return last
 
 
@@ -82,7 +87,8 @@ def experts_of_rows(
     if not is_index or of_a_row != (2 if matrices else 1) or value.shape[: experts.ndim] != experts.shape:
         raise InputError(
             f"{product} does not tell which expert has which token: its value has the shape {tuple(value.shape)}, its matrices "
-            f"are looked up by {experts.dtype} of the shape {tuple(experts.shape)}"
+            f"are looked up by {experts.dtype} of the shape {tuple(experts.shape)}",
+            topic="conditions",
         )
     return experts, count
 

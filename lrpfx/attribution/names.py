@@ -18,7 +18,7 @@ def recorded_names(graph: fx.Graph, record: str | Sequence[str]) -> tuple[str, .
     That is nodes, and modules without a node of their own name or a matching node inside.
     """
     if not isinstance(record, (str, Iterable)) or not all(isinstance(name, str) for name in record):
-        raise InputTypeError(f"record is a name of a node, or several of them, not {record!r}")
+        raise InputTypeError(f"record is a name of a node, or several of them, not {record!r}", topic="names-of-nodes")
     if not record:
         return ()
     nodes = dict(named_nodes(graph))
@@ -51,11 +51,14 @@ def resolved_names(graph: fx.Graph, names: Iterable[str]) -> dict[str, fx.Node]:
 def _resolved(name: str, nodes: Mapping[str, fx.Node], graph: fx.Graph) -> fx.Node:
     node = nodes[name] if name in nodes else _returned_by(name, nodes)
     if node is None:
-        raise InputError(_unknown_name(name, graph, list(nodes)))
+        raise InputError(_unknown_name(name, graph, list(nodes)), topic="names-of-nodes")
     items = _items(node, nodes)
     if items is not None:
         instead = f"record its items instead: {', '.join(map(repr, items))}" if items else "it has no items that are read"
-        raise InputError(f"{node_info(node).name!r} returns several tensors, which have no common relevance; {instead}")
+        raise InputError(
+            f"{node_info(node).name!r} returns several tensors, which have no common relevance; {instead}",
+            topic="names-of-nodes",
+        )
     return node
 
 

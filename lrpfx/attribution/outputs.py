@@ -105,11 +105,13 @@ def computes(result: Any, selector: OutputSelector) -> bool:
     if found.dependence is Dependence.OTHER:
         raise InputError(
             f"output= computes {found.operation}{f' ({found.source})' if found.source else ''}, which is not linear in the "
-            f"model's outputs: no rule acts behind the model. {_remedy(found.operation)}"
+            f"model's outputs: no rule acts behind the model. {_remedy(found.operation)}",
+            topic="choice-of-output",
         )
     if operations.writes:
         raise InputError(
-            f"output= writes into the model's output ({operations.writes}); change a copy of it, such as logits.clone()"
+            f"output= writes into the model's output ({operations.writes}); change a copy of it, such as logits.clone()",
+            topic="choice-of-output",
         )
     return found.dependence is Dependence.LINEAR
 

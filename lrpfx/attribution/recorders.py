@@ -82,7 +82,10 @@ def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> 
     before = ancestors_of(start)
     for node in nodes:
         if node not in before:
-            raise InputError(f"{node_info(start).name}, where relevance starts, does not depend on {node_info(node).name}")
+            raise InputError(
+                f"{node_info(start).name}, where relevance starts, does not depend on {node_info(node).name}",
+                topic="no-path-to-the-input",
+            )
 
 
 def _remove_unread(graph: fx.Graph) -> None:

@@ -34,9 +34,11 @@ def listed(targets: Any) -> list[Any]:
     if isinstance(found, torch.Tensor) and found.ndim:
         found = list(found)
     if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
-        raise InputTypeError(f"targets are several, such as [0, 1], not {type(targets).__name__}; for one, pass target=")
+        raise InputTypeError(
+            f"targets are several, such as [0, 1], not {type(targets).__name__}; for one, pass target=", topic="targets"
+        )
     if not found:
-        raise InputError("the list of targets is empty")
+        raise InputError("the list of targets is empty", topic="targets")
     return list(found)
 
 
@@ -48,7 +50,9 @@ def without_arrays(target: Any) -> Any:
         try:
             return torch.as_tensor(target)
         except TypeError as error:
-            raise InputTypeError(f"a target is an array of dtype {target.dtype}, which torch does not have") from error
+            raise InputTypeError(
+                f"a target is an array of dtype {target.dtype}, which torch does not have", topic="targets"
+            ) from error
     if isinstance(target, (tuple, list)):
         items = [without_arrays(item) for item in target]
         return tuple(items) if isinstance(target, tuple) else items
@@ -62,20 +66,25 @@ def relevance_of_output(output: torch.Tensor, target: Target, chosen: str = "out
     output = output.detach()
     target = without_arrays(target)
     if isinstance(target, torch.Tensor) and not_dense(target) is not None:
-        raise InputTypeError(f"the target is {not_dense(target)}")
+        raise InputTypeError(f"the target is {not_dense(target)}", topic="targets")
     if callable(target) and not isinstance(target, torch.Tensor):
         target = without_arrays(target(output))
         if not isinstance(target, torch.Tensor) or target.shape != output.shape:
             shape = tuple(target.shape) if isinstance(target, torch.Tensor) else type(target).__name__
-            raise InputError(f"the target function returned {shape} for an output of shape {tuple(output.shape)}")
+            raise InputError(
+                f"the target function returned {shape} for an output of shape {tuple(output.shape)}", topic="targets"
+            )
     if isinstance(target, list):
         return _relevance_by_sample(output, target)
     if isinstance(target, torch.Tensor) and target.is_floating_point():
         if target.shape != output.shape:
             several = "; several targets are passed as targets=" if target.shape[1:] == output.shape else ""
-            raise InputError(f"the target has shape {tuple(target.shape)}, but the output has {tuple(output.shape)}{several}")
+            raise InputError(
+                f"the target has shape {tuple(target.shape)}, but the output has {tuple(output.shape)}{several}",
+                topic="targets",
+            )
         if not torch.isfinite(target).all():
-            raise InputError("the target has values that are not finite")
+            raise InputError("the target has values that are not finite", topic="values-not-finite")
         return target.to(output)
     if output.ndim == 3:
         return _relevance_at_position(output, target)
@@ -85,7 +94,8 @@ def relevance_of_output(output: torch.Tensor, target: Target, chosen: str = "out
         raise InputError(
             f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; "
             f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: a tensor of "
-            "its shape, or a function of it"
+            "its shape, or a function of it",
+            topic="targets",
         )
     if isinstance(target, Mapping):
         return _relevance_of_contrast(output, target)
@@ -139,7 +149,8 @@ def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tens
     if len(targets) != len(output):
         raise InputError(
             f"a list as the target has one entry for each sample, but it has {len(targets)} and the batch is {len(output)}; to "
-            "explain several targets of each sample, pass them as targets="
+            "explain several targets of each sample, pass them as targets=",
+            topic="targets",
         )
     if output.ndim == 3:
         for one in targets:
@@ -148,10 +159,11 @@ def _relevance_by_sample(output: torch.Tensor, targets: list[Any]) -> torch.Tens
     if strange:
         raise InputTypeError(
             f"the target of one sample is an index, a position and a token, a dict of weights or None, not "
-            f"{type(strange[0]).__name__}; tensors and functions are targets of the whole batch"
+            f"{type(strange[0]).__name__}; tensors and functions are targets of the whole batch",
+            topic="targets",
         )
     if not targets:
-        raise InputError("the list of targets is empty")
+        raise InputError("the list of targets is empty", topic="targets")
     if output.ndim == 2 and all(isinstance(one, int) and not isinstance(one, bool) for one in targets):
         return relevance_of_class(output, _class_indices(output, torch.tensor(targets)))
     return torch.cat([relevance_of_output(output[place : place + 1], one) for place, one in enumerate(targets)])
@@ -163,7 +175,8 @@ def _check_place(output: torch.Tensor, target: Any) -> None:
         raise InputError(
             f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, ...}}), "
             "a list with one of these for each sample, a tensor of the output's shape, or a function of the output; several "
-            "targets of each sample are passed as targets="
+            "targets of each sample are passed as targets=",
+            topic="targets",
         )
 
 
@@ -173,23 +186,23 @@ def _relevance_at_position(output: torch.Tensor, target: Any) -> torch.Tensor:
     position, token = target
     batch, length, _ = output.shape
     if isinstance(position, bool) or not isinstance(position, (int, torch.Tensor)):
-        raise InputTypeError(f"a position is an index or a tensor of indices, not {type(position).__name__}")
+        raise InputTypeError(f"a position is an index or a tensor of indices, not {type(position).__name__}", topic="targets")
     relevance = torch.zeros_like(output)
     if isinstance(position, int):
         if not -length <= position < length:
-            raise InputError(f"position {position} is out of range: the output has {length} positions")
+            raise InputError(f"position {position} is out of range: the output has {length} positions", topic="targets")
         relevance[:, position] = relevance_of_output(output[:, position], token)
         return relevance
     places = torch.as_tensor(position, device=output.device)
     if places.is_floating_point() or places.dtype == torch.bool:
-        raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}")
+        raise InputTypeError(f"positions are integers, not a tensor of {places.dtype}", topic="targets")
     places = places.long()  # small integers do not hold all positions, and some cannot be compared
     places = places.expand(batch) if places.ndim == 0 else places
     if places.shape != (batch,):
-        raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}")
+        raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}", topic="targets")
     outside = places[(places < -length) | (places >= length)]
     if outside.numel():
-        raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
+        raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions", topic="targets")
     samples = torch.arange(batch, device=output.device)
     relevance[samples, places % length] = relevance_of_output(output[samples, places % length], token)
     return relevance
@@ -201,7 +214,7 @@ def _relevance_of_contrast(output: torch.Tensor, weights: Contrast) -> torch.Ten
     total = torch.zeros_like(output)
     for index, weight in weights.items():
         if index is None:
-            raise InputTypeError("a contrast names its classes by index")
+            raise InputTypeError("a contrast names its classes by index", topic="targets")
         total += weight * relevance_of_class(output, _class_indices(output, index))
     return total
 
@@ -209,10 +222,10 @@ def _relevance_of_contrast(output: torch.Tensor, weights: Contrast) -> torch.Ten
 def check_contrast(weights: Contrast) -> None:
     """Raise `InputError` unless a contrast has classes, each with a finite number."""
     if not weights:
-        raise InputError("a contrast has at least one class: {class: weight, ...}")
+        raise InputError("a contrast has at least one class: {class: weight, ...}", topic="targets")
     for index, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}")
+            raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}", topic="targets")
 
 
 def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
@@ -223,21 +236,22 @@ def _class_indices(output: torch.Tensor, target: Any) -> torch.Tensor:
     if isinstance(target, bool) or not isinstance(target, (int, torch.Tensor)):
         raise InputTypeError(
             f"a target is an index, a list or tensor with one for each sample, a dict of weights, a function or None, not "
-            f"{type(target).__name__}; several targets of each sample are passed as targets="
+            f"{type(target).__name__}; several targets of each sample are passed as targets=",
+            topic="targets",
         )
     if isinstance(target, int) and not 0 <= target < classes:
-        raise InputError(f"target {target} is out of range: the output has {classes} classes")
+        raise InputError(f"target {target} is out of range: the output has {classes} classes", topic="targets")
     indices = torch.as_tensor(target, device=output.device)
     if indices.dtype == torch.bool:
-        raise InputTypeError("the target is a tensor of bool; class indices are integers")
+        raise InputTypeError("the target is a tensor of bool; class indices are integers", topic="targets")
     indices = indices.long()  # small integers do not hold all classes, and some cannot be compared
     if indices.ndim == 0:
         indices = indices.expand(batch)
     if indices.shape != (batch,):
-        raise InputError(f"target indices have shape {tuple(indices.shape)}, but the batch is {batch}")
+        raise InputError(f"target indices have shape {tuple(indices.shape)}, but the batch is {batch}", topic="targets")
     outside = indices[(indices < 0) | (indices >= classes)]
     if outside.numel():
-        raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+        raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")
     return indices
 
 
@@ -257,15 +271,18 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
             is_attribute = isinstance(selector, str) and not isinstance(result, Mapping)
             chosen = getattr(result, str(selector)) if is_attribute else result[selector]
         except (AttributeError, KeyError, IndexError, TypeError) as error:
-            raise InputError(f"the model's output has no {selector!r}; it is {_describe_output(result)}") from error
+            raise InputError(
+                f"the model's output has no {selector!r}; it is {_describe_output(result)}", topic="choice-of-output"
+            ) from error
     if isinstance(chosen, torch.Tensor):
         if chosen.is_complex():
             raise InputTypeError(
                 f"the output has dtype {chosen.dtype}, which carries no relevance; let the model return real numbers, such as "
-                "z.abs(), or torch.view_as_real(z) for both parts"
+                "z.abs(), or torch.view_as_real(z) for both parts",
+                topic="choice-of-output",
             )
         if not chosen.is_floating_point():
-            raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance")
+            raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance", topic="choice-of-output")
         return chosen
     tensors = floating_tensors(chosen)
     if selector is None:
@@ -275,7 +292,8 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
             return tensors[0]
     raise InputTypeError(
         f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
-        "index, its key or attribute, or a function"
+        "index, its key or attribute, or a function",
+        topic="choice-of-output",
     )
 
 

@@ -24,8 +24,7 @@ from lrpfx.command_line.report import report
 from lrpfx.command_line.run import run
 from lrpfx.command_line.serve import serve
 from lrpfx.command_line.terminal import in_options, messages, say
-from lrpfx.errors import LrpfxError, LrpfxWarning, first_lines, printable
-from lrpfx.troubleshooting import address
+from lrpfx.errors import LrpfxError, LrpfxWarning, address, first_lines, printable
 
 #: The environment variable that shows the traceback of an unexpected error.
 TRACEBACK = "LRPFX_TRACEBACK"

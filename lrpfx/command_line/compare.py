@@ -66,9 +66,12 @@ def compare(
     if other is not None and len(names) == 1:
         names *= 2
     if len(names) != 2:
-        raise InputError(f"--composite is given {len(names)} times: pass it twice, for the two that are compared")
+        raise InputError(
+            f"--composite is given {len(names)} times: pass it twice, for the two that are compared",
+            topic="options-of-commands",
+        )
     if other is None and other_weights is not None:
-        raise InputError("--other-weights are those of --other, which is missing")
+        raise InputError("--other-weights are those of --other, which is missing", topic="options-of-commands")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
@@ -79,7 +82,7 @@ def compare(
         try:
             image = opened(photograph).convert("RGB")
         except Exception as error:  # decoders raise errors of all kinds
-            raise InputError(f"{photograph}: {reason(error)}") from error
+            raise InputError(f"{photograph}: {reason(error)}", topic="image-files") from error
         known = given.names_of_classes(categories)
         found = []
         wanted: int | None = None

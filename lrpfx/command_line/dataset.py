@@ -116,13 +116,13 @@ def dataset(
         checked_table_path(table)
     recorded = dict(map(_recorded, record or []))
     if len(recorded) < len(record or []):
-        raise InputError(f"--record names a layer twice: {', '.join(record or [])}")
+        raise InputError(f"--record names a layer twice: {', '.join(record or [])}", topic="options-of-commands")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         module = given.module("dataset")
         preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
         if composite is None and setting:
-            raise InputError("--set is for the settings of a --composite")
+            raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
         explainer = Explainer(
             module,
             composite=None if composite is None else composite_of(composite, setting, preprocess),
@@ -167,4 +167,6 @@ def _show(found: Attributions) -> None:
     if errors:
         lines = [f"{keys[number]}: {reason}" for number, reason in list(errors.items())[:_SHOWN]]
         rest = [f"and {len(errors) - _SHOWN} others, in the array 'error'"] if len(errors) > _SHOWN else []
-        raise InputError("these photographs could not be explained:\n  " + "\n  ".join(lines + rest))
+        raise InputError(
+            "these photographs could not be explained:\n  " + "\n  ".join(lines + rest), topic="results-of-commands"
+        )

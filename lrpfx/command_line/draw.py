@@ -33,7 +33,7 @@ def draw(
     Rules do not depend on weights, so a library's model has random ones unless --weights names others.
     """
     if output.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{output}: a drawing is written as {', '.join(SUFFIXES)}")
+        raise InputError(f"{output}: a drawing is written as {', '.join(SUFFIXES)}", topic="options-of-commands")
     form = output.suffix.lower().removeprefix(".")
     RulePicture().pipe(format=form)  # an error if Graphviz is missing, before the work begins
     with stages(f"loading {model}") as shown:

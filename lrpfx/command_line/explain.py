@@ -83,7 +83,7 @@ def explain(
     images = images_in(photographs)
     chosen = None if composite is None else composite_of(composite, setting, preprocess)
     if composite is None and setting:
-        raise InputError("--set is for the settings of a --composite")
+        raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
     explainer = Explainer(
         given.model,
         composite=chosen,
@@ -93,7 +93,7 @@ def explain(
     )
     targets = [class_of(text, explainer.categories) for text in target or []]
     if len(set(targets)) < len(targets):
-        raise InputError(f"--target names a class twice: {', '.join(target or [])}")
+        raise InputError(f"--target names a class twice: {', '.join(target or [])}", topic="options-of-commands")
     several = len(targets) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
     place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))

@@ -91,7 +91,9 @@ def export(
     chosen = composite_of(composite or "epsilon_plus_flat", setting, preprocessing)
     example = example_of(shape, preprocessing)
     if example is None:
-        raise InputError("--shape is missing, such as 1,3,224,224: the size of the model's input is not known")
+        raise InputError(
+            "--shape is missing, such as 1,3,224,224: the size of the model's input is not known", topic="options-of-commands"
+        )
     if preprocessing is not None:
         preprocessing = preprocessing.for_inputs(tuple(example.shape[1:]))
     if input_range is not None:
@@ -101,7 +103,9 @@ def export(
             module(example)
     except (Exception, SystemExit) as error:
         wanted = ",".join(map(str, example.shape))
-        raise InputError(f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}") from error
+        raise InputError(
+            f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}", topic="options-of-commands"
+        ) from error
     with stages("tracing the model"):
         explain_model = transform(module, chosen, example_inputs=example, input_range=input_range)
         program = lower(

@@ -69,7 +69,9 @@ def images_in(paths: Iterable[Path]) -> list[ImageFile]:
     for given in paths:
         if _ADDRESS.match(str(given)):
             address = _ADDRESS.sub(lambda scheme: f"{scheme[1]}://", str(given), count=1)
-            raise InputError(f"{address} is an address: download the photograph, and give the path of the file")
+            raise InputError(
+                f"{address} is an address: download the photograph, and give the path of the file", topic="image-files"
+            )
         for path in _files(given) if given.is_dir() else [given]:
             image = ImageFile(path, str(path.relative_to(given)) if given.is_dir() else path.name)
             found.setdefault(image.source, image)
@@ -79,11 +81,13 @@ def images_in(paths: Iterable[Path]) -> list[ImageFile]:
 def _files(folder: Path) -> list[Path]:
     paths = image_files(folder)
     if not paths:
-        raise InputError(f"there are no images in {folder}; their suffixes are {', '.join(sorted(image_suffixes()))}")
+        raise InputError(
+            f"there are no images in {folder}; their suffixes are {', '.join(sorted(image_suffixes()))}", topic="image-files"
+        )
     endings = functools.cache(_endings_of_results)
     mine = [path for path in paths if not any(_is_result(path.name, endings(above)) for above in path.absolute().parents)]
     if not mine:
-        raise InputError(f"there are no images in {folder} but those that lrpfx made")
+        raise InputError(f"there are no images in {folder} but those that lrpfx made", topic="image-files")
     return mine
 
 
@@ -119,12 +123,14 @@ def opened(path: Path) -> Image.Image:
     Transparency is laid over white. Raises `InputError`, or what a decoder raises for a damaged file.
     """
     if not path.is_file():
-        raise InputError("it is not a file" if path.exists() else "there is no such file")
+        raise InputError("it is not a file" if path.exists() else "there is no such file", topic="image-files")
     with Image.open(path, formats=readable_formats()) as file:
         if file.width * file.height > MOST_PIXELS:
-            raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}")
+            raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}", topic="image-files")
         if file.mode in ("F", "I"):
-            raise InputError("its values have 32 bits, and their range is unknown: convert it to 8 or 16 bits")
+            raise InputError(
+                "its values have 32 bits, and their range is unknown: convert it to 8 or 16 bits", topic="image-files"
+            )
         upright = ImageOps.exif_transpose(file)
         if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
             return Image.fromarray((of_16_bits(np.asarray(upright)) * 255.0).astype(np.float32))

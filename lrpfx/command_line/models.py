@@ -52,7 +52,8 @@ class NamedModel:
         if isinstance(self.model, Runner):
             raise InputError(
                 f"{self.name} is a program, whose rules are fixed: lrpfx inspect {self.name} shows them; lrpfx {command} "
-                "takes a model"
+                "takes a model",
+                topic="models-by-name",
             )
         return self.model
 
@@ -67,8 +68,10 @@ class NamedModel:
         result = chosen.for_inputs(tuple(fixed)) if len(fixed) == 3 else chosen
         if isinstance(self.model, Runner) and known is not None and result != known:
             warnings.warn(
-                f"the options replace the preprocessing that {self.name} holds, {known}, by {result}",
-                LrpfxWarning,
+                LrpfxWarning(
+                    f"the options replace the preprocessing that {self.name} holds, {known}, by {result}",
+                    topic="models-by-name",
+                ),
                 stacklevel=2,
             )
         return result
@@ -80,7 +83,8 @@ class NamedModel:
             lacks = "the file holds no" if isinstance(self.model, Runner) else "there is no known"
             raise InputError(
                 f"{lacks} preprocessing for {self.name}, and without the right one its maps would be wrong: pass --mean and "
-                "--std (and --size, --resize, if it was trained with them), or --raw if the model takes pixels in [0, 1]"
+                "--std (and --size, --resize, if it was trained with them), or --raw if the model takes pixels in [0, 1]",
+                topic="models-by-name",
             )
         return found
 
@@ -106,12 +110,15 @@ def model_named(name: str, weights: str | None = None, metadata: str | None = No
     """
     kind, colon, rest = name.partition(":")
     if metadata is not None and kind != "torchvision":
-        raise InputError("--metadata is for models of torchvision; pass --mean, --std and --categories for others")
+        raise InputError(
+            "--metadata is for models of torchvision; pass --mean, --std and --categories for others",
+            topic="models-by-name",
+        )
     if colon and kind in _LIBRARIES and rest:
         found = _LIBRARIES[kind](rest, weights or (NONE if random else DEFAULT), metadata)
     elif Path(name).suffix in suffixes() and (Path(name).exists() or not colon):
         if weights is not None:
-            raise InputError(f"{name} has its weights: leave out --weights")
+            raise InputError(f"{name} has its weights: leave out --weights", topic="models-by-name")
         runner = load(name)
         with os_errors(InputError, Path(name), "read"):
             origin = hash_of_file(Path(name))
@@ -120,7 +127,8 @@ def model_named(name: str, weights: str | None = None, metadata: str | None = No
         if weights in (DEFAULT, NONE) and not Path(weights).exists():
             raise InputError(
                 f"--weights {weights} is for models of libraries: {name} has the weights that its module gives it, or those of "
-                "a file"
+                "a file",
+                topic="models-by-name",
             )
         model = _of_module(name)
         if weights is not None:
@@ -147,7 +155,9 @@ def _library(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a torchvision for another torch raises a RuntimeError
-        raise InputError(f"{package} is needed for this model and cannot be imported: {first_lines(error)}") from error
+        raise InputError(
+            f"{package} is needed for this model and cannot be imported: {first_lines(error)}", topic="missing-package"
+        ) from error
 
 
 # --- torchvision -------------------------------------------------------------------------------------------------------------
@@ -158,18 +168,23 @@ def _of_torchvision(name: str, weights: str, metadata: str | None) -> NamedModel
     try:
         known = models.get_model_weights(name)
     except ValueError as error:
-        raise InputError(f"torchvision has no model {name!r}.{nearest(name, models.list_models())}") from error
+        raise InputError(
+            f"torchvision has no model {name!r}.{nearest(name, models.list_models())}", topic="models-by-name"
+        ) from error
     entry = _entry(known, weights)
     path = None if entry is not None or weights == NONE else Path(weights)
     if path is not None and not path.exists():
         names = ", ".join([DEFAULT, *(one.name for one in known), NONE])
-        raise InputError(f"there are no weights {weights!r} for {name}: neither a file nor one of {names}")
+        raise InputError(
+            f"there are no weights {weights!r} for {name}: neither a file nor one of {names}", topic="models-by-name"
+        )
     described = entry
     if metadata is not None:
         described = _entry(known, metadata)
         if described is None:
             raise InputError(
-                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(one.name for one in known)}"
+                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(one.name for one in known)}",
+                topic="models-by-name",
             )
     elif weights == NONE:
         described = _entry(known, DEFAULT)
@@ -200,7 +215,7 @@ def _made_by_torchvision(models: Any, name: str, entry: Any) -> nn.Module:
         model: nn.Module = models.get_model(name, weights=entry)
     except Exception as error:
         if cached:
-            raise InputError(f"torchvision cannot make {name}: {first_lines(error)}") from error
+            raise InputError(f"torchvision cannot make {name}: {first_lines(error)}", topic="models-by-name") from error
         raise _no_download(f"{entry} from {entry.url}", error) from error
     return model
 
@@ -208,7 +223,8 @@ def _made_by_torchvision(models: Any, name: str, entry: Any) -> nn.Module:
 def _no_download(what: str, error: Exception) -> InputError:
     return InputError(
         f"the weights cannot be downloaded: {what} ({first_lines(error)}). Download the file on a machine with access, and "
-        f"pass it by --weights FILE; --weights {NONE} makes a model with random weights"
+        f"pass it by --weights FILE; --weights {NONE} makes a model with random weights",
+        topic="models-by-name",
     )
 
 
@@ -219,11 +235,12 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
     timm = _library("timm", "timm")
     architecture = name.partition(".")[0]
     if ":" not in name and not timm.is_model(architecture):
-        raise InputError(f"timm has no model {name!r}.{nearest(architecture, timm.list_models())}")
+        raise InputError(f"timm has no model {name!r}.{nearest(architecture, timm.list_models())}", topic="models-by-name")
     path = None if weights in (DEFAULT, NONE) else Path(weights)
     if path is not None and not path.exists():
         raise InputError(
-            f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG"
+            f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG",
+            topic="models-by-name",
         )
     if weights == DEFAULT:
         known = None if ":" in name else timm.get_pretrained_cfg(name)
@@ -236,7 +253,7 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
     except Exception as error:
         if weights == DEFAULT and not isinstance(error, RuntimeError):
             raise _no_download(f"those of timm:{name}", error) from error
-        raise InputError(f"timm cannot make {name}: {first_lines(error)}") from error
+        raise InputError(f"timm cannot make {name}: {first_lines(error)}", topic="models-by-name") from error
     if path is not None:
         load_weights(model, path)
     return NamedModel(f"timm:{name}", model, categories=_categories_of_timm(model))
@@ -263,7 +280,8 @@ def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel
     if weights not in (DEFAULT, NONE):
         raise InputError(
             f"a model of Hugging Face has its weights in its folder or repository: leave out --weights, or pass {NONE} for "
-            "random ones"
+            "random ones",
+            topic="models-by-name",
         )
     kind = transformers.AutoModelForImageClassification
     problem = None if Path(name).is_dir() else _problem_of_hub()
@@ -276,7 +294,8 @@ def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel
     except Exception as error:
         raise InputError(
             f"{name} is neither a folder with an image classifier of transformers nor one that can be downloaded: "
-            f"{first_lines(problem or error)}"
+            f"{first_lines(problem or error)}",
+            topic="models-by-name",
         ) from error
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name, **local)
@@ -319,7 +338,8 @@ def _of_module(name: str) -> nn.Module:
     if not (path and colon and attribute):
         raise InputError(
             f"a model is given as torchvision:NAME, timm:NAME, huggingface:NAME, module:callable or a file with the suffix "
-            f"{' or '.join(suffixes())}, not {name!r}"
+            f"{' or '.join(suffixes())}, not {name!r}",
+            topic="models-by-name",
         )
     folder = os.getcwd()
     before, sys.argv[1:] = sys.argv[1:], []  # they are not meant for the model
@@ -328,24 +348,29 @@ def _of_module(name: str) -> nn.Module:
         found: Any = importlib.import_module(path)
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise InputError(f"{name} cannot be imported: {path} has no {part!r}.{nearest(part, dir(found))}")
+                raise InputError(
+                    f"{name} cannot be imported: {path} has no {part!r}.{nearest(part, dir(found))}", topic="models-by-name"
+                )
             found = getattr(found, part)
         model = found if isinstance(found, nn.Module) or not callable(found) else found()
     except InputError:
         raise
     except ModuleNotFoundError as error:
-        raise InputError(f"{name} cannot be imported: {error}") from error
+        raise InputError(f"{name} cannot be imported: {error}", topic="models-by-name") from error
     except (Exception, SystemExit) as error:  # from the user's code
         raise InputError(
             f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
-            "and returns the model"
+            "and returns the model",
+            topic="models-by-name",
         ) from error
     finally:
         sys.argv[1:] = before
         with suppress(ValueError):
             sys.path.remove(folder)
     if not isinstance(model, nn.Module):
-        raise InputTypeError(f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module")
+        raise InputTypeError(
+            f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module", topic="models-by-name"
+        )
     return model
 
 
@@ -354,15 +379,19 @@ def load_weights(model: nn.Module, path: Path) -> None:
     state = _state_in(path)
     own = model.state_dict()
     if not isinstance(state, dict):
-        raise InputError(f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict")
+        raise InputError(
+            f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict", topic="models-by-name"
+        )
     for keys, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "has, but the model lacks,")):
         if keys:
             first = ", ".join(sorted(map(str, keys))[:3])
-            raise InputError(f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}")
+            raise InputError(
+                f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}", topic="models-by-name"
+            )
     try:
         model.load_state_dict(state)
     except Exception as error:
-        raise InputError(f"{path} holds no weights of this model: {first_lines(error)}") from error
+        raise InputError(f"{path} holds no weights of this model: {first_lines(error)}", topic="models-by-name") from error
 
 
 def _state_in(path: Path) -> Any:
@@ -376,5 +405,6 @@ def _state_in(path: Path) -> Any:
     except Exception as error:  # of many kinds; those of torch.load advise to run the code in the file
         raise InputError(
             f"{path} holds no weights that can be read without running code: a file of weights is written by "
-            "torch.save(model.state_dict(), path), or has the suffix .safetensors"
+            "torch.save(model.state_dict(), path), or has the suffix .safetensors",
+            topic="models-by-name",
         ) from error

@@ -111,12 +111,16 @@ class PhotographOptions:
     def preprocessing(self, known: StoredPreprocessing | None, channels: int) -> StoredPreprocessing:
         """The preprocessing: the options, and what they leave open as it is in `known`. `channels`: those of the input."""
         if self.raw and (self.mean or self.std):
-            raise InputError("--raw is for a model that takes pixels in [0, 1]: leave it out, or --mean and --std")
+            raise InputError(
+                "--raw is for a model that takes pixels in [0, 1]: leave it out, or --mean and --std",
+                topic="options-of-commands",
+            )
         mean, std = ("0", "1") if self.raw else (self.mean, self.std)
         if known is None and (mean is None or std is None):
             raise InputError(
                 f"{'--mean' if mean is None else '--std'} is missing: pass both of --mean and --std, or --raw if the model "
-                "takes pixels in [0, 1]"
+                "takes pixels in [0, 1]",
+                topic="options-of-commands",
             )
         size, resize = _size("--size", self.size), _size("--resize", self.resize)
         values: dict[str, Any] = {} if known is None else {name: getattr(known, name) for name in known.__dataclass_fields__}
@@ -130,7 +134,7 @@ class PhotographOptions:
             values["resize"] = resize
         if self.interpolation is not None:
             if values.get("size") is None and values.get("resize") is None:
-                raise InputError("--interpolation is for a resize: pass --size or --resize too")
+                raise InputError("--interpolation is for a resize: pass --size or --resize too", topic="options-of-commands")
             values["interpolation"] = self.interpolation.value
         return StoredPreprocessing(**values)
 
@@ -138,7 +142,9 @@ class PhotographOptions:
 def _by_channel(option: str, text: str, channels: int) -> tuple[float, ...]:
     values = tuple(numbers(text, float))
     if len(values) not in (1, channels):
-        raise InputError(f"{option} has one number, or one for each of {channels} channels, not {text}")
+        raise InputError(
+            f"{option} has one number, or one for each of {channels} channels, not {text}", topic="options-of-commands"
+        )
     return values if len(values) == channels else values * channels
 
 
@@ -147,7 +153,7 @@ def _size(option: str, text: str | None) -> int | tuple[int, int] | None:
         return None
     sizes = numbers(text, int)
     if len(sizes) > 2:
-        raise InputError(f"{option} is one size or HEIGHT,WIDTH, not {text}")
+        raise InputError(f"{option} is one size or HEIGHT,WIDTH, not {text}", topic="options-of-commands")
     return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
@@ -156,14 +162,14 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"{text!r} is not a comma-separated list of numbers") from error
+        raise InputError(f"{text!r} is not a comma-separated list of numbers", topic="options-of-commands") from error
 
 
 def shape_of(text: str) -> list[int]:
     """The sizes of a shape."""
     sizes = numbers(text, int)
     if min(sizes) < 1:
-        raise InputError(f"a shape has positive sizes, not {text}")
+        raise InputError(f"a shape has positive sizes, not {text}", topic="options-of-commands")
     return sizes
 
 
@@ -173,14 +179,15 @@ def categories_in(path: Path) -> tuple[str, ...]:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not a text in UTF-8: {error}") from error
+            raise InputError(f"{path} is not a text in UTF-8: {error}", topic="options-of-commands") from error
     names = tuple(line.strip() for line in text.strip().splitlines())
     empty = next((number for number, name in enumerate(names) if not name), None)
     if not names or empty is not None:
         raise InputError(
             f"{path} names no class {'' if empty is None else f'in line {empty + 1}'}: give one name per line".replace(
                 "  ", " "
-            )
+            ),
+            topic="classes-and-their-names",
         )
     return names
 
@@ -211,7 +218,7 @@ def composite_of(name: str, settings: list[str] | None, preprocess: Callable[...
     except LrpfxError:
         raise
     except Exception as error:
-        raise InputError(f"the settings do not fit {name}: {first_lines(error)}") from error
+        raise InputError(f"the settings do not fit {name}: {first_lines(error)}", topic="composites") from error
 
 
 def _values_of(settings: Sequence[str]) -> dict[str, Any]:
@@ -220,7 +227,7 @@ def _values_of(settings: Sequence[str]) -> dict[str, Any]:
     for text in settings:
         name, value = _setting(text)
         if name in found:
-            raise InputError(f"--set {name} is given twice")
+            raise InputError(f"--set {name} is given twice", topic="options-of-commands")
         found[name] = value
     return found
 
@@ -235,13 +242,15 @@ def range_of(preprocess: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"a setting is name=value, not {text!r}")
+        raise InputError(f"a setting is name=value, not {text!r}", topic="options-of-commands")
     if value.isidentifier() and value not in ("None", "True", "False"):  # as for gates=half
         return name, value
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError) as error:
-        raise InputError(f"the value of {name} is a number, a list or the like, not {value!r}") from error
+        raise InputError(
+            f"the value of {name} is a number, a list or the like, not {value!r}", topic="options-of-commands"
+        ) from error
 
 
 def composite_or_default(name: str | None, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:
@@ -249,7 +258,7 @@ def composite_or_default(name: str | None, settings: list[str] | None, preproces
     if name is not None:
         return composite_of(name, settings, preprocess)
     if settings:
-        raise InputError("--set is for the settings of a --composite")
+        raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
     return ByContent() if preprocess is None else ByContent(*range_of(preprocess))
 
 
@@ -273,7 +282,9 @@ def example_of(shape: str | None, preprocess: Callable[..., Any] | None) -> torc
     try:
         return torch.rand(sizes, device="cpu")
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise InputError(f"there cannot be an input of shape {shape}: {first_lines(error)}") from error
+        raise InputError(
+            f"there cannot be an input of shape {shape}: {first_lines(error)}", topic="options-of-commands"
+        ) from error
 
 
 def _shapes_of(preprocess: Callable[..., Any]) -> set[tuple[int, ...]]:

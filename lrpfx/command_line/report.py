@@ -63,12 +63,12 @@ def report(
     The page opens in a browser and needs no network. Each class of each photograph adds some 300 kB.
     """
     if output.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{output}: a report is written as .html")
+        raise InputError(f"{output}: a report is written as .html", topic="reports")
     names = composite or []
     if setting and len(names) != 1:
-        raise InputError("--set is for the settings of one --composite")
+        raise InputError("--set is for the settings of one --composite", topic="options-of-commands")
     if len(set(names)) < len(names):
-        raise InputError(f"--composite names one twice: {', '.join(names)}")
+        raise InputError(f"--composite names one twice: {', '.join(names)}", topic="options-of-commands")
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, metadata)
         preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
@@ -77,14 +77,14 @@ def report(
             try:
                 images.append((image.shown, opened(image.path).convert("RGB")))
             except Exception as error:  # decoders raise errors of all kinds
-                raise InputError(f"{image.path}: {reason(error)}") from error
+                raise InputError(f"{image.path}: {reason(error)}", topic="image-files") from error
         found = {}
         for name in names or [""]:
             shown.begin(f"explaining {name}".rstrip())
             explainer = _explainer(given, preprocess, name, setting, categories)
             targets = [class_of(text, explainer.categories) for text in target or []]
             if len(set(targets)) < len(targets):
-                raise InputError(f"--target names a class twice: {', '.join(target or [])}")
+                raise InputError(f"--target names a class twice: {', '.join(target or [])}", topic="options-of-commands")
             found[name] = explainer([photograph for _, photograph in images], targets=targets or None)
             _name(found[name], [text for text, _ in images])
         shown.begin("writing")

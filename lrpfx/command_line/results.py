@@ -104,7 +104,7 @@ class Results:
         if self.problems:
             shown = [f"{row[0]}: {row[-1]}" for row in self.problems]
             rest = [f"and {len(shown) - 10} others, in {self.place.table}"] if len(shown) > 10 else []
-            raise InputError(f"{what}:\n  " + "\n  ".join(shown[:10] + rest))
+            raise InputError(f"{what}:\n  " + "\n  ".join(shown[:10] + rest), topic="results-of-commands")
 
 
 @contextmanager
@@ -122,14 +122,18 @@ def results_in(
             place.folder.mkdir(parents=True, exist_ok=True)
             file = opened.enter_context(open(path, "a+b"))
             if locked(file.fileno()) is False:
-                raise InputError(f"another run writes to {place.folder}")
+                raise InputError(f"another run writes to {place.folder}", topic="files-and-folders")
             file.seek(0)
             before = file.read()
             if not before and table.exists():
-                raise InputError(f"{place.folder} has an {place.table} that is not from {command}: choose another folder")
+                raise InputError(
+                    f"{place.folder} has an {place.table} that is not from {command}: choose another folder",
+                    topic="results-of-commands",
+                )
             if before and before != text and one_program:
                 raise InputError(
-                    f"{place.folder} has the results of another program, or of other settings: choose another folder"
+                    f"{place.folder} has the results of another program, or of other settings: choose another folder",
+                    topic="results-of-commands",
                 )
             rows = {name: row for name, row in _rows(table, place).items() if not row[-1]}
             if before != text:
@@ -184,7 +188,9 @@ def _rows(table: Path, place: Place) -> dict[str, list[str]]:
         with open(table, newline="", encoding="utf-8") as file:
             rows = [list(map(_from_text, row)) for row in csv.reader(file) if len(row) == len(place.all_columns)]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{table} is damaged ({error}): choose another folder, or remove it to start over") from error
+        raise InputError(
+            f"{table} is damaged ({error}): choose another folder, or remove it to start over", topic="results-of-commands"
+        ) from error
     return {row[0]: row for row in rows[1:]}
 
 

@@ -58,28 +58,36 @@ def run(
     run resumes.
     """
     if categories is not None and target is None:
-        raise InputError("--categories is for a --target by name: outputs.csv has the classes by index")
+        raise InputError(
+            "--categories is for a --target by name: outputs.csv has the classes by index", topic="classes-and-their-names"
+        )
     with stages(f"loading {artefact}"):
         given = model_named(str(artefact))
     runner = given.model
     if not isinstance(runner, Runner):
-        raise InputError(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
+        raise InputError(
+            f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models", topic="options-of-commands"
+        )
     shape = _image_shape(runner)
     found = images_in([images])
     if not images.exists():
-        raise InputError(f"there is no folder {images}")
+        raise InputError(f"there is no folder {images}", topic="files-and-folders")
     preprocessing = stored_form(given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw)))
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
     except RefusedError as error:
-        raise InputError(f"these options do not fit {artefact}: {error}") from error
+        raise InputError(f"these options do not fit {artefact}: {error}", topic="options-of-commands") from error
     _check_cmap(cmap)
     if output.exists() and images.samefile(output):
-        raise InputError("the heatmaps would be images of the next run: choose another folder for them")
+        raise InputError(
+            "the heatmaps would be images of the next run: choose another folder for them", topic="options-of-commands"
+        )
     classes = runner.manifest["results"]["output"]["shape"][1]
     names = given.names_of_classes(categories)
     if names is not None and len(names) != classes:
-        raise InputError(f"there are {len(names)} names of classes, but the output has {classes} classes")
+        raise InputError(
+            f"there are {len(names)} names of classes, but the output has {classes} classes", topic="classes-and-their-names"
+        )
     chosen = None if target is None else class_of(target, names, classes)
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     if fixed is None and preprocessing.size is None and None in shape:
@@ -133,11 +141,17 @@ def _image_shape(runner: Runner) -> list[int | None]:
     shape = image_shape(runner.manifest)
     if shape is None or shape[0] not in (1, 3):
         shapes = [one["shape"][1:] for one in inputs_of(runner.manifest).values()]
-        raise InputError(f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}")
+        raise InputError(
+            f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}",
+            topic="options-of-commands",
+        )
     if runner.manifest["target"] == "weights":
-        raise InputError("the program takes relevance of the output as its target; export it with --target index or max")
+        raise InputError(
+            "the program takes relevance of the output as its target; export it with --target index or max",
+            topic="options-of-commands",
+        )
     if len(runner.manifest["results"]["output"]["shape"]) != 2:
-        raise InputError("the program's output is not of shape (batch, classes)")
+        raise InputError("the program's output is not of shape (batch, classes)", topic="options-of-commands")
     return shape
 
 
@@ -145,7 +159,9 @@ def _check_cmap(cmap: str) -> None:
     try:
         get_cmap(cmap)
     except Exception as error:
-        raise InputError(f"{cmap!r} is not a colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}") from error
+        raise InputError(
+            f"{cmap!r} is not a colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}", topic="colour-maps"
+        ) from error
 
 
 def _explained(
@@ -171,7 +187,10 @@ def _run_for(runner: Runner, arguments: dict[str, Array], target: int | None) ->
     """The results for a class; if none is given, for the largest output of each sample."""
     if runner.manifest["target"] == "max":
         if target is not None:
-            raise InputError("the program explains its largest output; export it with --target index to choose a class")
+            raise InputError(
+                "the program explains its largest output; export it with --target index to choose a class",
+                topic="options-of-commands",
+            )
         return runner(**arguments)
     count = len(next(iter(arguments.values())))
     results = runner(**arguments, target=np.full(count, target or 0))

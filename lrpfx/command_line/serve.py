@@ -79,7 +79,7 @@ def serve(
 
 def _bytes(megabytes: float) -> int:
     if not 0 < megabytes <= 2**20:
-        raise InputError(f"megabytes are a number from 0 to {2**20}, not {megabytes}")
+        raise InputError(f"megabytes are a number from 0 to {2**20}, not {megabytes}", topic="serving-programs")
     return max(1, int(megabytes * 2**20))
 
 
@@ -97,6 +97,6 @@ def _loaded(programs: Sequence[str], allow_native: bool, signed_by: Path | None)
         if not separator:
             name, path = Path(one).stem, one
         if name in runners:
-            raise InputError(f"two programs have the name {name}: give them others, as NAME=FILE")
+            raise InputError(f"two programs have the name {name}: give them others, as NAME=FILE", topic="serving-programs")
         runners[name] = load(path, allow_native=allow_native, signed_by=signed_by)
     return runners

@@ -135,7 +135,9 @@ def attribution_graph(
         question = Question(target, conditions=conditions, record=() if name is None else name, output=output)
         found = Computation(explain_model, inputs, question)
         if len(found.output) != 1:
-            raise InputError(f"an attribution graph is that of one sample, but the batch is {len(found.output)}")
+            raise InputError(
+                f"an attribution graph is that of one sample, but the batch is {len(found.output)}", topic="attribution-graphs"
+            )
         of_inputs = found.of_inputs if conditions else pytree.tree_map(lambda one: one[None], found.of_inputs)
         if place == 0:
             graph.add_node(TARGET, relevance=float(relevance_of_output(found.output, target).sum()), share=1.0)
@@ -159,14 +161,17 @@ def _downwards(graph: fx.Graph, names: Sequence[str]) -> list[str]:
     nodes = sorted(zip(resolve_names(graph, names), names, strict=True), key=lambda one: -order[one[0]])
     for (upper, above), (lower, below) in itertools.pairwise(nodes):
         if lower not in ancestors_of(upper):
-            raise InputError(f"{above} does not depend on {below}: the layers of an attribution graph lie on one way")
+            raise InputError(
+                f"{above} does not depend on {below}: the layers of an attribution graph lie on one way",
+                topic="attribution-graphs",
+            )
     return [name for _, name in nodes]
 
 
 def _widths(width: int | Sequence[int], names: Sequence[str]) -> list[int]:
     given = list(width) if isinstance(width, Sequence) else [width] * len(names)
     if len(given) != len(names):
-        raise InputError(f"there are {len(given)} widths for {len(names)} layers")
+        raise InputError(f"there are {len(given)} widths for {len(names)} layers", topic="attribution-graphs")
     return [checked_whole(one, "width is a number of concepts", 1) for one in given]
 
 
@@ -176,16 +181,16 @@ def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name
         order = totals.abs().argsort(descending=True, stable=True)[:width].tolist()
         kept = [channel for channel in order if totals[channel] != 0]
         if not kept:
-            raise InputError(f"no relevance flows through {name}")
+            raise InputError(f"no relevance flows through {name}", topic="attribution-graphs")
         return kept
     if not isinstance(channels, Sequence):
-        raise InputTypeError(f"channels are one or more indices, not {channels!r}")
+        raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
     wrong = [one for one in channels if isinstance(one, bool) or not isinstance(one, (int, np.integer))]
     if wrong or not len(channels):
-        raise InputTypeError(f"channels are one or more indices, not {channels!r}")
+        raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
     outside = [one for one in channels if not -len(totals) <= one < len(totals)]
     if outside:
-        raise InputError(f"channel {outside[0]} is out of range: {name} has {len(totals)}")
+        raise InputError(f"channel {outside[0]} is out of range: {name} has {len(totals)}", topic="attribution-graphs")
     found = dict.fromkeys(int(one) % len(totals) for one in channels)
     return sorted(found, key=lambda one: -abs(float(totals[one])))
 
@@ -229,7 +234,10 @@ class _Drawing:
         room = (width - self.left) // max(map(len, self.rows))
         self.side = min(_LARGEST, room - self.line)
         if self.side < _SMALLEST:
-            raise InputError(f"{max(map(len, self.rows))} concepts in a row do not fit into a picture {width} pixels wide")
+            raise InputError(
+                f"{max(map(len, self.rows))} concepts in a row do not fit into a picture {width} pixels wide",
+                topic="attribution-graphs",
+            )
         self.step = self.side + self.line + max(60, self.side // 2)
         colors = colors_of(cmap)
         (self.negative, self.positive) = (tuple((colors(np.array(one)) * 255).astype(int).tolist()) for one in (-0.8, 0.8))

@@ -167,7 +167,7 @@ def _collected(
             if path is not None and found is not before:
                 found.save(path)
     if found is None or not found.count:
-        raise InputError("there are no samples")
+        raise InputError("there are no samples", topic="samples")
     return found
 
 
@@ -199,7 +199,7 @@ def _collected_in_shards(
         if path is not None and found is not None and found is not before:
             found.save(path)
     if found is None:
-        raise InputError("there are no samples")
+        raise InputError("there are no samples", topic="samples")
     return found
 
 
@@ -233,22 +233,30 @@ class _Job:
         bounds = {"top": (self.top, 1), "top_by_class": (self.top_by_class, 0), "batch_size": (batch_size, 1)}
         for name, (value, low) in {**bounds, "workers": (workers, 0)}.items():
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= _MOST:
-                raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}")
+                raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}", topic="collections")
         if isinstance(save_every, bool) or not isinstance(save_every, (int, float)) or not save_every >= 0:
-            raise InputError(f"save_every is a number of seconds, not {save_every!r}")
+            raise InputError(f"save_every is a number of seconds, not {save_every!r}", topic="collections")
         given = [self.normalized] if isinstance(self.normalized, str) else self.normalized
         wrong = given if not isinstance(given, Sequence) else [one for one in given if one not in QUANTITIES]
         if wrong or not isinstance(given, Sequence) or isinstance(self.normalized, str):
             raise InputError(
-                f"normalize is a list of {' and '.join(map(repr, QUANTITIES))}, or of one or none, not {self.normalized!r}"
+                f"normalize is a list of {' and '.join(map(repr, QUANTITIES))}, or of one or none, not {self.normalized!r}",
+                topic="collections",
             )
         is_index = isinstance(self.target, (int, np.integer)) and not isinstance(self.target, bool)
         if not (is_index or self.target in TARGETS if isinstance(self.target, str) else is_index or callable(self.target)):
-            raise InputError(f'target is "predicted", "true", a class index or a function of the output, not {self.target!r}')
+            raise InputError(
+                f'target is "predicted", "true", a class index or a function of the output, not {self.target!r}',
+                topic="collections",
+            )
         if isinstance(self.dataset, DataLoader):
-            raise InputTypeError("collect loads its own batches: pass loader.dataset, batch_size= and workers=")
+            raise InputTypeError(
+                "collect loads its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
+            )
         if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
-            raise InputTypeError(f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}")
+            raise InputTypeError(
+                f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}", topic="collections"
+            )
         if workers:
             self.check_numbered("workers= need")
 
@@ -256,7 +264,8 @@ class _Job:
         """Raise `InputTypeError` unless samples are found by their numbers. `what`: needs it."""
         if not is_indexed(self.dataset):
             raise InputTypeError(
-                f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} does not have"
+                f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} does not have",
+                topic="collections",
             )
 
     def check_continued(self, found: Collection, path: Any) -> None:
@@ -269,7 +278,9 @@ class _Job:
         if difference is None and any(kind is not None and kinds[name] != kind.__name__ for name, kind in self.layers.items()):
             difference = f"what counts the channels ({', '.join(kinds.values())})"
         if difference is not None:
-            raise InputError(f"{path} is a collection that differs in {difference}; give another path, or remove it")
+            raise InputError(
+                f"{path} is a collection that differs in {difference}; give another path, or remove it", topic="collections"
+            )
         if is_indexed(self.dataset):
             for number in found.probes:
                 check_probe(number, self.dataset[number] if number < len(self.dataset) else None, found.probes)
@@ -286,7 +297,7 @@ class _Job:
     def computed(self, batch: Batch) -> Computation:
         """Values and relevance of the layers for a batch."""
         if self.target == "true" and batch.labels is None:
-            raise InputError('target="true" needs labels: samples are pairs of an input and a label')
+            raise InputError('target="true" needs labels: samples are pairs of an input and a label', topic="collections")
         target = {"predicted": None, "true": batch.labels}[self.target] if isinstance(self.target, str) else self.target
         inputs = on_device_of(self.module, batch.inputs)
         return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
@@ -299,7 +310,8 @@ class _Job:
             if len(value) != len(batch.numbers):
                 raise InputError(
                     f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the "
-                    f"{len(batch.numbers)} samples of the batch in front"
+                    f"{len(batch.numbers)} samples of the batch in front",
+                    topic="collections",
                 )
             found = kind_of(self.module, name, tuple(value.shape), kind)
             layers[name] = Layer(found.__name__, value.shape[found.dimension], value.ndim - 2)
@@ -309,7 +321,7 @@ class _Job:
     def scored(self, facts: Facts, computed: Computation, batch: Batch) -> "_Scored":
         """The scores of a batch."""
         if facts.labels != (batch.labels is not None):
-            raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none")
+            raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none", topic="samples")
         classes = {"all": np.full(len(batch.numbers), ALL)}
         if self.top_by_class and computed.output.ndim == 2:
             classes["predicted"] = computed.output.argmax(1).cpu().numpy()
@@ -364,12 +376,13 @@ def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, 
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(
             f"the values of {name} have the shape {tuple(values.shape)} for sample {batch.numbers[0]}, but {layer.channels} "
-            "channels for the samples before"
+            "channels for the samples before",
+            topic="collections",
         )
     finite = torch.isfinite(values.flatten(1)).all(1)
     if not finite.all():
         number = batch.numbers[int((~finite).nonzero()[0])]
-        raise InputError(f"the {quantity} of {name} is not finite for sample {number}")
+        raise InputError(f"the {quantity} of {name} is not finite for sample {number}", topic="values-not-finite")
 
 
 def scores_of(layer: Layer, values: torch.Tensor, normalized: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int32]]:

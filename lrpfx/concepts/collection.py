@@ -166,19 +166,19 @@ class Collection:
         kind = self.checked(layer, channel)
         for one in (predicted, true):
             if one is not None and (isinstance(one, bool) or not isinstance(one, (int, np.integer))):
-                raise InputTypeError(f"a class is an index, not {one!r}")
+                raise InputTypeError(f"a class is an index, not {one!r}", topic="collections")
         if predicted is not None and true is not None:
-            raise InputError("samples are ranked by predicted or by true class, not by both")
+            raise InputError("samples are ranked by predicted or by true class, not by both", topic="collections")
         grouping = "predicted" if predicted is not None else "true" if true is not None else "all"
         group = predicted if predicted is not None else true if true is not None else ALL
         for value, known, name in ((by, QUANTITIES, "by"), (reduction, REDUCTIONS, "reduction")):
             if value not in known:
-                raise InputError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}")
+                raise InputError(f"{name} is {' or '.join(map(repr, known))}, not {value!r}", topic="collections")
         groups = self.rankings.get((layer, by, reduction, grouping), {})
         if grouping != "all" and group not in groups:
-            raise InputError(self._without_class(grouping, group))
+            raise InputError(self._without_class(grouping, group), topic="collections")
         if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1):
-            raise InputError(f"count is a positive number of samples, not {count!r}")
+            raise InputError(f"count is a positive number of samples, not {count!r}", topic="collections")
         ranking = groups[int(group)]
         place = int(channel) % kind.channels
         found = [
@@ -208,12 +208,15 @@ class Collection:
             An argument has the wrong type.
         """
         if not isinstance(layer, str) or layer not in self.facts.layers:
-            raise InputError(f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}")
+            raise InputError(
+                f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}",
+                topic="collections",
+            )
         found = self.facts.layers[layer]
         if isinstance(channel, bool) or not isinstance(channel, (int, np.integer)):
-            raise InputTypeError(f"a channel is an index, not {channel!r}")
+            raise InputTypeError(f"a channel is an index, not {channel!r}", topic="collections")
         if not -found.channels <= channel < found.channels:
-            raise InputError(f"channel {channel} is out of range: {layer} has {found.channels}")
+            raise InputError(f"channel {channel} is out of range: {layer} has {found.channels}", topic="collections")
         return found
 
     def _without_class(self, grouping: str, group: Any) -> str:
@@ -332,24 +335,24 @@ def merge(parts: Iterable[Collection]) -> Collection:
         A part is not a collection.
     """
     if not isinstance(parts, Iterable):
-        raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}")
+        raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}", topic="collections")
     found: Collection | None = None
     for part in parts:
         if not isinstance(part, Collection):
-            raise InputTypeError(f"merge takes collections, not {type(part).__name__}")
+            raise InputTypeError(f"merge takes collections, not {type(part).__name__}", topic="collections")
         found = part if found is None else _merged(found, part)
     if found is None:
-        raise InputError("there are no collections to merge")
+        raise InputError("there are no collections to merge", topic="collections")
     return found
 
 
 def _merged(one: Collection, other: Collection) -> Collection:
     difference = other.facts.difference(one.facts)
     if difference is not None:
-        raise InputError(f"the collections differ in {difference}")
+        raise InputError(f"the collections differ in {difference}", topic="collections")
     both = sum(max(0, min(last, end) - max(first, start)) for first, last in one.samples for start, end in other.samples)
     if both:
-        raise InputError(f"the collections have {both} samples in common, which would count twice")
+        raise InputError(f"the collections have {both} samples in common, which would count twice", topic="collections")
     rankings: dict[Key, dict[int, Ranking]] = {}
     for key in dict.fromkeys([*one.rankings, *other.rankings]):
         groups = dict(one.rankings.get(key, {}))

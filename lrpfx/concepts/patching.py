@@ -40,7 +40,7 @@ def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[st
     module = explainable(explain_model, "values_of")
     wanted = recorded_names(module.unfused_graph, names)
     if not wanted:
-        raise InputError("no node is named")
+        raise InputError("no node is named", topic="attribution-graphs")
     arguments = Arguments(inputs, module)
     arguments.admit(module)
     with torch.no_grad():
@@ -93,6 +93,9 @@ def patching_effects(
     for name, multiplier in found.items():
         if before[name].shape != after[name].shape:
             shapes = f"{tuple(before[name].shape)} and {tuple(after[name].shape)}"
-            raise InputError(f"{name} has the shapes {shapes} for the two inputs, which cannot take each other's place")
+            raise InputError(
+                f"{name} has the shapes {shapes} for the two inputs, which cannot take each other's place",
+                topic="attribution-graphs",
+            )
         effects[name] = (after[name] - before[name]) * multiplier
     return effects

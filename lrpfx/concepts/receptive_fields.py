@@ -81,19 +81,21 @@ class ReceptiveFields:
         given = tuple(position) if isinstance(position, (tuple, list)) else (position,)
         for one in given:
             if isinstance(one, bool) or not isinstance(one, (int, np.integer, slice)):
-                raise InputTypeError(f"a position consists of whole numbers and slices, not {one!r}")
+                raise InputTypeError(f"a position consists of whole numbers and slices, not {one!r}", topic="collections")
         if len(given) == len(self.shape) - 1 and len(self.shape) in (3, 4):
             given = (slice(None), *given)
         if len(given) != len(self.shape):
             channel = "; the first, that of the channel, may be left out" if len(self.shape) in (3, 4) else ""
             raise InputError(
                 f"{position!r} has {len(given)} coordinates, but the value of {self.layer} has the shape {self.shape} after "
-                f"the batch{channel}. A slice takes all: fields[3, :]"
+                f"the batch{channel}. A slice takes all: fields[3, :]",
+                topic="collections",
             )
         for one, size in zip(given, self.shape, strict=True):
             if not isinstance(one, slice) and not -size <= one < size:
                 raise InputError(
-                    f"{position!r} is out of range: the value of {self.layer} has the shape {self.shape} after the batch"
+                    f"{position!r} is out of range: the value of {self.layer} has the shape {self.shape} after the batch",
+                    topic="collections",
                 )
         return given
 
@@ -121,7 +123,7 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, ga
     module = explainable(explain_model, "receptive_fields")
     names = recorded_names(module.unfused_graph, layer)
     if len(names) != 1:
-        raise InputError(f"receptive fields are those of one layer, not of {', '.join(names) or 'none'}")
+        raise InputError(f"receptive fields are those of one layer, not of {', '.join(names) or 'none'}", topic="collections")
     (node,) = resolve_names(module.unfused_graph, names)
     name = node_info(node).name
     arguments = Arguments(inputs, module)
@@ -136,7 +138,7 @@ def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, ga
         fields = ReceptiveFields(name, value, structure)
         if any(one.stop for one in pytree.tree_leaves(fields[(slice(None),) * len(fields.shape)]) if one is not None):
             return fields
-    raise InputError(f"{name} does not depend on positions of the input: dimensions after the batch")
+    raise InputError(f"{name} does not depend on positions of the input: dimensions after the batch", topic="collections")
 
 
 def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, position: Position, *, gates: bool = True) -> Any:

@@ -94,7 +94,9 @@ class Reference:
 
     def _image(self) -> Image.Image:
         if self.picture is None:
-            raise InputError("the samples are not images, which are tensors of shape (1 or 3 channels, height, width)")
+            raise InputError(
+                "the samples are not images, which are tensors of shape (1 or 3 channels, height, width)", topic="collections"
+            )
         return self.picture
 
     def _seen(self, picture: Image.Image) -> Image.Image:
@@ -268,13 +270,13 @@ def gallery(
     """
     sources = _Sources(explain_model, dataset, collection, target, output, gates)
     if not isinstance(channels, Sequence):
-        raise InputTypeError(f"a gallery has a row for each of several channels, not {channels!r}")
+        raise InputTypeError(f"a gallery has a row for each of several channels, not {channels!r}", topic="collections")
     rows = []
     for channel in channels:
         found = sources.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
         rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
     if not any(rows):
-        raise InputError("there are no references to draw")
+        raise InputError("there are no references to draw", topic="collections")
     empty = [str(channel) for channel, row in zip(channels, rows, strict=True) if not row]
     note = f"without any {by}: {', '.join(empty)}" if empty else None
     named = {"title": f"{layer}: largest {by} ({reduction})", "caption": note}
@@ -303,20 +305,28 @@ class _Sources:
         gates: bool,
     ) -> None:
         if not isinstance(collection, Collection):
-            raise InputTypeError(f"references are those of a collection, not of a {type(collection).__name__}")
+            raise InputTypeError(
+                f"references are those of a collection, not of a {type(collection).__name__}", topic="collections"
+            )
         self.module = explainable(explain_model, "reference")  # not compiled, since relevance may start anywhere there
         self.collection = collection
         self.output = output
         self.gates = gates
         self._fields: dict[tuple[Any, ...], ReceptiveFields] = {}
         if not is_indexed(dataset):
-            raise InputTypeError(f"references need a dataset with indices, which {type(dataset).__name__} does not have")
+            raise InputTypeError(
+                f"references need a dataset with indices, which {type(dataset).__name__} does not have", topic="collections"
+            )
         self.dataset = dataset
         if fingerprint_of_module(self.module) != collection.facts.model:
-            raise InputError("the collection was made of another model, of other weights or of other rules")
+            raise InputError(
+                "the collection was made of another model, of other weights or of other rules", topic="collections"
+            )
         self.target = collection.facts.target_of_samples if target is None else target
         if self.target is None:
-            raise InputError(f"the relevance is that of a function, {collection.facts.target}: pass it as target=")
+            raise InputError(
+                f"the relevance is that of a function, {collection.facts.target}: pass it as target=", topic="collections"
+            )
 
     def references(self, layer: str, channel: int, **settings: Any) -> References:
         described = self.collection.checked(layer, channel)
@@ -327,7 +337,10 @@ class _Sources:
 
     def _reference(self, name: str, layer: Layer, channel: int, ranked: Ranked, by: str, reduction: str) -> Reference:
         if ranked.sample >= len(self.dataset):
-            raise InputError(f"the dataset has {len(self.dataset)} samples, but the collection has sample {ranked.sample}")
+            raise InputError(
+                f"the dataset has {len(self.dataset)} samples, but the collection has sample {ranked.sample}",
+                topic="collections",
+            )
         sample, label = parts_of(self.dataset[ranked.sample])
         inputs = default_collate([sample])
         target = {"predicted": None, "true": label}[self.target] if isinstance(self.target, str) else self.target
@@ -373,7 +386,8 @@ class _Sources:
         if not abs(scores[channel] - ranked.score) <= _SAME * abs(ranked.score) + _ROUNDING * np.abs(scores).max():
             raise InputError(
                 f"sample {ranked.sample} has {scores[channel]:.4g} for {name}, channel {channel}, but was ranked by "
-                f"{ranked.score:.4g}: it is of another dataset, of another target, or its preprocessing is random"
+                f"{ranked.score:.4g}: it is of another dataset, of another target, or its preprocessing is random",
+                topic="collections",
             )
 
 

@@ -128,29 +128,40 @@ def relevances(
     if of is Expert:
         return _of_experts(attribution, layer, sample)
     if not isinstance(attribution, Attribution):
-        raise InputTypeError(f"relevances takes what lrpfx.attribute returns, not {type(attribution).__name__}")
+        raise InputTypeError(
+            f"relevances takes what lrpfx.attribute returns, not {type(attribution).__name__}", topic="attribution-graphs"
+        )
     if attribution.targets is not None or attribution.conditions is not None:
-        raise InputError("the attribution has several targets or conditions; the table is that of one target")
+        raise InputError(
+            "the attribution has several targets or conditions; the table is that of one target", topic="attribution-graphs"
+        )
     if layer not in attribution.layers:
-        raise InputError(f"{layer!r} was not recorded: pass record={layer!r}.{nearest(layer, attribution.layers)}")
+        raise InputError(
+            f"{layer!r} was not recorded: pass record={layer!r}.{nearest(layer, attribution.layers)}",
+            topic="attribution-graphs",
+        )
     values = attribution.layers[layer].detach().double()
     if of is None:
         of = attribution.meanings.get(layer)
         if of is None or of is Token:
             shape = tuple(values.shape)
             raise InputError(
-                f"the value of {layer} has the shape {shape}: say what is meant, of=Channel, of=Token or of=Feature"
+                f"the value of {layer} has the shape {shape}: say what is meant, of=Channel, of=Token or of=Feature",
+                topic="attribution-graphs",
             )
     if of not in (Channel, Feature, Token, Head):
         name = "Channel, since neurons are not summed over positions" if of is Neuron else "Channel, Feature, Token or Head"
-        raise InputTypeError(f"of= is {name}")
+        raise InputTypeError(f"of= is {name}", topic="attribution-graphs")
     if not -values.ndim <= of.dimension < values.ndim or of.dimension % values.ndim == 0:
-        raise InputError(f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s")
+        raise InputError(
+            f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s",
+            topic="attribution-graphs",
+        )
     if sample is not None:
         if isinstance(sample, bool) or not isinstance(sample, (int, np.integer)):
-            raise InputTypeError(f"sample is the place of one of the batch, not {sample!r}")
+            raise InputTypeError(f"sample is the place of one of the batch, not {sample!r}", topic="attribution-graphs")
         if not -len(values) <= sample < len(values):
-            raise InputError(f"sample {sample} is out of range: the batch is {len(values)}")
+            raise InputError(f"sample {sample} is out of range: the batch is {len(values)}", topic="attribution-graphs")
         values = values[sample : sample + 1] if sample != -1 else values[-1:]
     return _shares(layer, of, values.movedim(of.dimension, 0).flatten(1).sum(1))
 
@@ -159,14 +170,20 @@ def _of_experts(found: Any, path: str, sample: int | None) -> Shares:
     if not isinstance(found, Mapping):
         raise InputTypeError(
             "of=Expert takes what lrpfx.attribution.relevance_of_experts returns: an attribution does not tell which expert "
-            "had which token"
+            "had which token",
+            topic="attribution-graphs",
         )
     if sample is not None:
-        raise InputError("what relevance_of_experts returns has the tokens of all samples: pass it one sample alone")
+        raise InputError(
+            "what relevance_of_experts returns has the tokens of all samples: pass it one sample alone",
+            topic="attribution-graphs",
+        )
     if path not in found:
-        raise InputError(f"{path!r} is not the path of a mixture.{nearest(path, found)}")
+        raise InputError(f"{path!r} is not the path of a mixture.{nearest(path, found)}", topic="attribution-graphs")
     if found[path].ndim != 2:
-        raise InputError(f"relevance of experts has the shape (tokens, experts), not {tuple(found[path].shape)}")
+        raise InputError(
+            f"relevance of experts has the shape (tokens, experts), not {tuple(found[path].shape)}", topic="attribution-graphs"
+        )
     return _shares(path, Expert, found[path].detach().double().sum(0))
 
 

@@ -14,7 +14,9 @@ from lrpfx.support.numbered_names import numbered
 def checked_view(value: Any, what: str) -> Attributions:
     """The value, if it is a view of a store."""
     if not isinstance(value, Attributions):
-        raise InputTypeError(f"{what} is what lrpfx.datasets.attribute and lrpfx.datasets.open return, not {value!r}")
+        raise InputTypeError(
+            f"{what} is what lrpfx.datasets.attribute and lrpfx.datasets.open return, not {value!r}", topic="reading-stores"
+        )
     return value
 
 
@@ -35,7 +37,7 @@ def _names(view: Attributions, setting: str, dimension: str) -> list[str]:
         return []
     several = view.manifest["settings"].get(setting)
     if not isinstance(several, list) or len(several) != length:
-        raise ArtefactError(f"{view.path} has {length} {setting}, and its manifest does not say which")
+        raise ArtefactError(f"{view.path} has {length} {setting}, and its manifest does not say which", topic="reading-stores")
     return numbered([text_of(one) for one in several])
 
 
@@ -47,7 +49,8 @@ def sole_target(view: Attributions, purpose: str) -> Any:
         if isinstance(several, list):
             names = ", ".join(map(text_of, several))
             raise InputError(
-                f"{purpose} takes relevance of one target, but the store has {name} ({names}): explain with target= alone"
+                f"{purpose} takes relevance of one target, but the store has {name} ({names}): explain with target= alone",
+                topic="reading-stores",
             )
     return settings.get("targets")
 
@@ -60,7 +63,8 @@ def column_of_relevance(source: Any, what: str) -> Column:
             place = ", ".join([":"] * list(names).index(one))
             raise InputError(
                 f"{what} has a dimension for {one}s, and is to be that of one: pass a part of it, such as [{place}, 0]"
-                + (f", or explain with {one}= alone" if one == TARGET else "")
+                + (f", or explain with {one}= alone" if one == TARGET else ""),
+                topic="reading-stores",
             )
     return column(source, what)
 
@@ -75,5 +79,6 @@ def classes_of_relevance(view: Attributions, purpose: str) -> Array:
         return found
     raise InputError(
         f"{purpose} groups samples by class, and the store does not say which one relevance of {text_of(target)!r} is of: pass "
-        "labels=, such as view.labels or view['prediction'][:]"
+        "labels=, such as view.labels or view['prediction'][:]",
+        topic="reading-stores",
     )

@@ -101,7 +101,8 @@ class LabelAnalysis:
         number = self.best if clusters is None else clusters
         if number not in self.clusterings:
             raise InputError(
-                f"there is no clustering with {number!r} clusters, only with {', '.join(map(str, self.clusterings))}"
+                f"there is no clustering with {number!r} clusters, only with {', '.join(map(str, self.clusterings))}",
+                topic="statistics",
             )
         return self.clusterings[number]
 
@@ -139,7 +140,7 @@ class Spray:
         """
         if label not in self.analyses:
             reason = f": {self.skipped[label]}" if label in self.skipped else f"; the classes are {list(self.analyses)}"
-            raise InputError(f"class {label!r} was not analyzed{reason}")
+            raise InputError(f"class {label!r} was not analyzed{reason}", topic="statistics")
         return self.analyses[label]
 
     def __iter__(self) -> Iterator[LabelAnalysis]:
@@ -209,7 +210,7 @@ class Spray:
         maps = column_of_relevance(relevance, "relevance")
         found = analysis.clustering(clusters).clusters
         if found[0].mean.ndim != 2:
-            raise InputError("relevance of vectors has no picture: it was analyzed without positions")
+            raise InputError("relevance of vectors has no picture: it was analyzed without positions", topic="statistics")
         rows = []
         for one in found:
             row = [(f"cluster {one.number}: {one.size} samples, {one.share:.0%}", heatmap(one.mean))]
@@ -253,5 +254,5 @@ class Spray:
 def checked_spray(value: Any, what: str) -> Spray:
     """The value, if it is a `Spray`."""
     if not isinstance(value, Spray):
-        raise InputTypeError(f"{what} is what lrpfx.datasets.spray returns, not a {type(value).__name__}")
+        raise InputTypeError(f"{what} is what lrpfx.datasets.spray returns, not a {type(value).__name__}", topic="statistics")
     return value

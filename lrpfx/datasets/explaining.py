@@ -98,7 +98,9 @@ class Explaining:
         except LrpfxError:
             raise
         except Exception as error:
-            raise InputError(f"samples {numbers[0]} to {numbers[-1]} cannot be explained: {first_lines(error)}") from error
+            raise InputError(
+                f"samples {numbers[0]} to {numbers[-1]} cannot be explained: {first_lines(error)}", topic="samples"
+            ) from error
         kept = [at for at in range(len(numbers)) if at not in problems]
         rows = rows if not problems else {name: values[kept] for name, values in rows.items()}
         yield Explained([group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()})
@@ -124,7 +126,9 @@ class Explaining:
         if target != TRUE:
             return _reported(target, "target")
         if None in labels or NO_LABEL in labels:
-            raise InputError('the sample has no label, which target="true" needs: pairs of an input and a label have one')
+            raise InputError(
+                'the sample has no label, which target="true" needs: pairs of an input and a label have one', topic="samples"
+            )
         return torch.tensor(labels)
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:

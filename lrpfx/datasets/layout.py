@@ -74,14 +74,18 @@ class Layout:
             shape, dtype = tuple(data["shape"]), data["dtype"]
             found = cls(name, shape, dtype, tuple(data["dimensions"]), data["scaled"])
         except (TypeError, KeyError) as error:
-            raise ArtefactError(f"the store says nothing about the array {name!r} that could be read") from error
+            raise ArtefactError(
+                f"the store says nothing about the array {name!r} that could be read", topic="damaged-stores"
+            ) from error
         sizes = all(type(size) is int and size >= 0 for size in shape) and math.prod(shape) <= _MOST_ENTRIES
         names = all(isinstance(one, str) for one in found.dimensions) and len(found.dimensions) == len(shape) + 1
         first = found.dimensions[0] if names else None
         if not (sizes and names and dtype in _FILLS and type(found.is_scaled) is bool and first in (SAMPLE, BLOCK)):
-            raise ArtefactError(f"the store describes its array {name!r} in a way that lrpfx does not: {data!r}")
+            raise ArtefactError(
+                f"the store describes its array {name!r} in a way that lrpfx does not: {data!r}", topic="damaged-stores"
+            )
         if not name or name.startswith(".") or set(name) & set("/\\\0"):
-            raise ArtefactError(f"{name!r} is not the name of an array")
+            raise ArtefactError(f"{name!r} is not the name of an array", topic="damaged-stores")
         return found
 
 

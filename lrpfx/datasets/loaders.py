@@ -58,7 +58,8 @@ class Workers:
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise InputError(
                 f"the data set goes to the processes that load samples, and cannot be pickled for that: {first_lines(error)}; "
-                "define its functions in a module instead of by lambda, or load in this process with workers=0"
+                "define its functions in a module instead of by lambda, or load in this process with workers=0",
+                topic="samples",
             ) from error
 
 
@@ -85,7 +86,8 @@ def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
         if loader.num_workers and loader.worker_init_fn is not None:
             raise InputError(
                 "the DataLoader has a worker_init_fn=, which is not called where samples are loaded without worker processes: "
-                "leave out workers=0, or pass a dataset that needs none"
+                "leave out workers=0, or pass a dataset that needs none",
+                topic="samples",
             )
         return Workers()
     settings = {
@@ -104,12 +106,14 @@ def check_loader(loader: DataLoader[Any]) -> None:
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise InputError(
             f"a {type(loader).__name__} makes its batches in a way of its own, which cannot be made anew: pass its dataset, or "
-            "a DataLoader of torch"
+            "a DataLoader of torch",
+            topic="samples",
         )
     if loader.batch_size is None and loader.batch_sampler is not None:
         raise InputError(
             "the DataLoader has a batch_sampler=, which chooses samples and their order: pass batch_size= instead, and a list "
-            "of indices as sampler=, or a torch.utils.data.Subset, for a part of the dataset"
+            "of indices as sampler=, or a torch.utils.data.Subset, for a part of the dataset",
+            topic="samples",
         )
 
 
@@ -140,7 +144,7 @@ def samples_of(loader: DataLoader[Any]) -> Any:
     """
     dataset, sampler = loader.dataset, loader.sampler
     if not hasattr(dataset, "__getitem__"):
-        raise InputTypeError(f"the dataset of the DataLoader, {type(dataset).__name__}, has no indices")
+        raise InputTypeError(f"the dataset of the DataLoader, {type(dataset).__name__}, has no indices", topic="samples")
     indices = _indices_of(sampler)
     is_whole = isinstance(indices, range) and hasattr(dataset, "__len__") and indices == range(len(dataset))
     return dataset if is_whole and not isinstance(dataset, Mapping) else Ordered(dataset, indices)
@@ -151,7 +155,8 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     name = type(sampler).__name__
     if isinstance(sampler, _RANDOM):
         raise InputError(
-            f"the DataLoader takes samples in the order of a {name}, which another run would not repeat: {_A_LIST}"
+            f"the DataLoader takes samples in the order of a {name}, which another run would not repeat: {_A_LIST}",
+            topic="samples",
         )
     try:
         if type(sampler) is SequentialSampler:
@@ -160,7 +165,7 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     except TypeError as error:
         what = sampler.data_source if type(sampler) is SequentialSampler else sampler
         raise InputTypeError(
-            f"the {type(what).__name__} of the DataLoader has no length, and so no known order: {_A_LIST}"
+            f"the {type(what).__name__} of the DataLoader has no length, and so no known order: {_A_LIST}", topic="samples"
         ) from error
     if isinstance(sampler, range):
         return sampler
@@ -168,10 +173,11 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
         found, again = (list(islice(iter(sampler), length + 1)) for _ in range(2))
     found, again = ([_plain(index) for index in one] for one in (found, again))
     if found != again:
-        raise InputError(f"the {name} of the DataLoader gives another order each time: {_A_LIST}")
+        raise InputError(f"the {name} of the DataLoader gives another order each time: {_A_LIST}", topic="samples")
     if len(found) != length:
         raise InputError(
-            f"the {name} of the DataLoader has a length of {length}, and gives other indices than so many: {_A_LIST}"
+            f"the {name} of the DataLoader has a length of {length}, and gives other indices than so many: {_A_LIST}",
+            topic="samples",
         )
     if all(type(index) is int and abs(index) < 1 << 62 for index in found):
         return range(length) if found == list(range(length)) else array("q", found)

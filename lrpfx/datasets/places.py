@@ -67,7 +67,7 @@ class Folder(Place):
         file = self.path / name
         with os_errors(ArtefactError, file, "read"):
             if file.stat().st_size > most:
-                raise ArtefactError(f"{file} is too large")
+                raise ArtefactError(f"{file} is too large", topic="places-of-stores")
             return file.read_bytes()
 
     def sizes(self, folder: str = "") -> dict[str, int]:
@@ -77,7 +77,7 @@ class Folder(Place):
             except FileNotFoundError:
                 return {}
             except NotADirectoryError as error:
-                raise ArtefactError(f"{self.path / folder} is a file, not a folder") from error
+                raise ArtefactError(f"{self.path / folder} is a file, not a folder", topic="places-of-stores") from error
             with entries:
                 return {one.name: _size(one) for one in entries if not _PARTIAL.search(one.name)}
 
@@ -120,9 +120,11 @@ class Remote(Place):
         try:
             system, root = fsspec.core.url_to_fs(self.path, **self.options)
         except (ImportError, ValueError, TypeError, OSError) as error:
-            raise InputError(f"{self.path} is not a path that fsspec opens here: {first_lines(error)}") from error
+            raise InputError(
+                f"{self.path} is not a path that fsspec opens here: {first_lines(error)}", topic="places-of-stores"
+            ) from error
         if not str(root).strip("/"):
-            raise InputError(f"{self.path} is a whole file system: give the path of a store in it")
+            raise InputError(f"{self.path} is a whole file system: give the path of a store in it", topic="places-of-stores")
         return system, str(root).rstrip("/")
 
     def zarr_store(self, read_only: bool = False) -> Any:
@@ -139,7 +141,7 @@ class Remote(Place):
         with self.errors("read"):
             found: bytes = system.cat_file(f"{root}/{name}", start=0, end=most + 1)
         if len(found) > most:
-            raise ArtefactError(f"{self.path}/{name} is too large")
+            raise ArtefactError(f"{self.path}/{name} is too large", topic="places-of-stores")
         return found
 
     def sizes(self, folder: str = "") -> dict[str, int]:
@@ -157,7 +159,7 @@ class Remote(Place):
             if name.strip("/") != place.strip("/"):
                 sizes[name.rstrip("/").rpartition("/")[2]] = one["size"] or 0
             elif one.get("type") == "file" and not name.endswith("/"):
-                raise ArtefactError(f"{place} is a file, not a folder")
+                raise ArtefactError(f"{place} is a file, not a folder", topic="places-of-stores")
         return sizes
 
     def sizes_of_all(self, folder: str) -> dict[str, int]:
@@ -180,10 +182,10 @@ class Remote(Place):
             yield
         except (LrpfxError, MemoryError, FileNotFoundError) as error:
             if isinstance(error, FileNotFoundError):
-                raise ArtefactError(f"{self.path} cannot be {what}: there is no {error}") from error
+                raise ArtefactError(f"{self.path} cannot be {what}: there is no {error}", topic="files-and-folders") from error
             raise
         except Exception as error:  # file systems of fsspec have errors of their own
-            raise ArtefactError(f"{self.path} cannot be {what}: {first_lines(error)}") from error
+            raise ArtefactError(f"{self.path} cannot be {what}: {first_lines(error)}", topic="files-and-folders") from error
 
 
 def _size(entry: "os.DirEntry[str] | Path") -> int:
@@ -200,20 +202,25 @@ def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
     `options`: for the file system of fsspec. Errors: `InputError`.
     """
     if options is not None and not isinstance(options, Mapping):
-        raise InputTypeError(f"storage_options are a dict for the file system of fsspec, not {type(options).__name__}")
+        raise InputTypeError(
+            f"storage_options are a dict for the file system of fsspec, not {type(options).__name__}", topic="places-of-stores"
+        )
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if isinstance(text, str) and text.startswith(_LOCAL):
         text = path = text.partition("://")[2]
     if isinstance(text, str) and ("://" in text or "::" in text):
         return Remote(text if text.endswith("://") else text.rstrip("/"), options or {})
     if options:
-        raise InputError(f"storage_options are for paths such as s3://bucket/store, and {path} is one of this machine")
+        raise InputError(
+            f"storage_options are for paths such as s3://bucket/store, and {path} is one of this machine",
+            topic="places-of-stores",
+        )
     try:
         return Folder(as_path(path).expanduser().absolute())
     except FileNotFoundError as error:
-        raise InputError(f"{path} is in the current folder, which is not there any more") from error
+        raise InputError(f"{path} is in the current folder, which is not there any more", topic="places-of-stores") from error
     except RuntimeError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}", topic="places-of-stores") from error
 
 
 def zarr_package() -> Any:

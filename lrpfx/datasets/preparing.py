@@ -107,11 +107,13 @@ def _photograph(inputs: Any) -> Image.Image:
         found = [value for value in inputs.values() if _may_be_photograph(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
-            raise InputError(f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}")
+            raise InputError(
+                f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
+            )
         inputs = found[0]
     opened = list(islice(photographs(inputs), 2))
     if len(opened) != 1:
-        raise InputError("a sample is one photograph, not several")
+        raise InputError("a sample is one photograph, not several", topic="samples")
     return opened[0].image
 
 
@@ -121,14 +123,16 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         second = f"of shape {tuple(inputs[1].shape)}" if hasattr(inputs[1], "shape") else f"a {type(inputs[1]).__name__}"
         raise InputError(
             f"the sample is a pair, but the model takes one argument, {arguments[0]!r}, and the second entry, {second}, is not "
-            "a label: that is one integer. A sample has no dimension for batches"
+            "a label: that is one integer. A sample has no dimension for batches",
+            topic="samples",
         )
     if isinstance(inputs, (torch.Tensor, tuple)):
         return inputs
     if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):
         raise InputTypeError(
             f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for photographs, pass "
-            "lrpfx.Explainer(model, preprocess=...)"
+            "lrpfx.Explainer(model, preprocess=...)",
+            topic="samples",
         )
     if not isinstance(inputs, Mapping):
         return inputs
@@ -140,7 +144,8 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         return _arguments_in(as_tensor(inputs[others[0]]), arguments)
     raise InputError(
         f"the sample has the entries {', '.join(map(repr, inputs))}, and the arguments of the model are "
-        f"{', '.join(map(repr, arguments))}: let the dataset give these alone, beside a label and a key"
+        f"{', '.join(map(repr, arguments))}: let the dataset give these alone, beside a label and a key",
+        topic="samples",
     )
 
 

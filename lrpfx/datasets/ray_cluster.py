@@ -114,7 +114,7 @@ def _start(ray: Any, wanted: Wanted) -> None:
     try:
         ray.init(**settings)
     except Exception as error:
-        raise InputError(f"Ray cannot be started or joined: {first_lines(error)}") from error
+        raise InputError(f"Ray cannot be started or joined: {first_lines(error)}", topic="ray") from error
     finally:
         for name in changed:
             del os.environ[name]
@@ -166,7 +166,8 @@ def _planned(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]
         raise InputError(
             f"the cluster has {cpus} CPUs and {gpus:g} GPUs, of which {free_cpus} and {free_gpus:g} are free: "
             f"{pool.explainers} explainers of {pool.cpus} CPUs and {pool.gpus:g} GPUs, and one CPU for loading, would wait for "
-            "ever; ask for fewer by RayEngine(explainers=, cpus=, gpus=), or wait for others to end"
+            "ever; ask for fewer by RayEngine(explainers=, cpus=, gpus=), or wait for others to end",
+            topic="ray",
         )
     return pool
 
@@ -205,7 +206,9 @@ def rows_in(dataset: Any) -> Generator[Row]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "ray" and not isinstance(error, ray.exceptions.RayError):
             raise
-        raise InputError(f"Ray gave up: {first_lines(error)}; what was done is kept, and another run goes on") from error
+        raise InputError(
+            f"Ray gave up: {first_lines(error)}; what was done is kept, and another run goes on", topic="ray"
+        ) from error
 
 
 def mapped(wanted: Wanted, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
@@ -263,7 +266,8 @@ def packed(value: Any) -> bytes:
         torch.save(value, content, pickle_module=ray.cloudpickle)
     except Exception as error:
         raise InputError(
-            f"the model and the data set go to other processes, and cannot be pickled for that: {first_lines(error)}"
+            f"the model and the data set go to other processes, and cannot be pickled for that: {first_lines(error)}",
+            topic="ray",
         ) from error
     return content.getvalue()
 
@@ -307,11 +311,12 @@ def received(desk: Any, place: int, threads: int) -> Any:
     except (ImportError, AttributeError) as error:
         raise InputError(
             f"a process of Ray cannot load the model or the data set: {first_lines(error)}; install on all machines what they "
-            "import, or send it with ray.init(runtime_env=...)"
+            "import, or send it with ray.init(runtime_env=...)",
+            topic="ray",
         ) from error
     different = [f"{name} {_VERSIONS[name]}, not {versions[name]}" for name in _VERSIONS if _VERSIONS[name] != versions[name]]
     if different:
-        raise InputError(f"a machine of Ray has {' and '.join(different)}")
+        raise InputError(f"a machine of Ray has {' and '.join(different)}", topic="ray")
     return found
 
 
@@ -322,7 +327,8 @@ def count_attempt(desk: Any, what: str, number: int) -> None:
     if attempts > RETRIES + 1:
         raise InputError(
             f"{attempts - 1} processes of Ray that were to {what} {number} ended: perhaps a sample of it crashes them, or "
-            "their machines do not have enough memory; a smaller batch_size= or block_size= needs less"
+            "their machines do not have enough memory; a smaller batch_size= or block_size= needs less",
+            topic="ray",
         )
 
 

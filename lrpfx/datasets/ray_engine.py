@@ -71,10 +71,10 @@ class RayEngine(Engine):
         """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(f"{name} of a RayEngine is a positive number, not {value!r}")
+                raise InputError(f"{name} of a RayEngine is a positive number, not {value!r}", topic="ray")
         gpus = self.gpus
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):
-            raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}")
+            raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}", topic="ray")
         packages()
         return Wanted(self.explainers, self.cpus, gpus)
 
@@ -95,12 +95,15 @@ class RayEngine(Engine):
         _ = self.wanted
         if isinstance(source, Streamed) and source.is_read_once:
             raise InputError(
-                "an iterator can be read only once, and only here: for Ray pass what it was made of, such as an IterableDataset"
+                "an iterator can be read only once, and only here: for Ray pass what it was made of, such as an "
+                "IterableDataset",
+                topic="ray",
             )
         if isinstance(source, Indexed) and source.loaded_by.are_prepared:
             raise InputError(
                 "the processes of Ray do not call the worker_init_fn= of a DataLoader: have the dataset do it where it first "
-                "loads a sample"
+                "loads a sample",
+                topic="ray",
             )
 
     def steps(self, work: Work) -> Generator[Step]:
@@ -145,7 +148,7 @@ def engine_named(engine: Any) -> Engine:
     if isinstance(engine, Engine):
         return engine
     if not isinstance(engine, str) or engine not in named:
-        raise InputError(f'engine is "embedded", "ray" or an lrpfx.datasets.RayEngine, not {engine!r}')
+        raise InputError(f'engine is "embedded", "ray" or an lrpfx.datasets.RayEngine, not {engine!r}', topic="ray")
     return named[engine]()
 
 
@@ -166,10 +169,13 @@ class _ForLoaders:
         sample = next(islice(self.source.first(number + 1), number, None), None)
         if sample is None or sample.problem is not None:
             problem = "there is no such sample" if sample is None else sample.problem
-            raise InputError(f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}")
+            raise InputError(
+                f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}", topic="ray"
+            )
         if batched(0, [sample]).digest != digest:
             raise InputError(
-                f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random"
+                f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random",
+                topic="ray",
             )
 
 
@@ -199,10 +205,13 @@ class _Store:
         except ArtefactError as error:
             raise ArtefactError(
                 f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as "
-                "s3://"
+                "s3://",
+                topic="ray",
             ) from error
         if manifest.facts != self.manifest.facts:
-            raise ArtefactError(f"a process of Ray sees another store at {self.place}; give a folder that all machines share")
+            raise ArtefactError(
+                f"a process of Ray sees another store at {self.place}; give a folder that all machines share", topic="ray"
+            )
         return BlockWriter(self.place, self.manifest)
 
 

@@ -18,7 +18,7 @@ def checked_size(size: Any) -> Size:
     if not isinstance(size, (tuple, list)):
         return checked_whole(size, meaning, 1)
     if len(size) != 2:
-        raise InputError(f"{meaning}, not {size!r}")
+        raise InputError(f"{meaning}, not {size!r}", topic="statistics")
     height, width = (checked_whole(side, meaning, 1) for side in size)
     return height, width
 
@@ -29,7 +29,8 @@ def without_channels(values: Floats, what: str) -> Floats:
         values = values.sum(axis=1)
     if values.ndim not in (2, 3) or values[0].size == 0:
         raise InputTypeError(
-            f"{what} of a sample is (channels, height, width), (height, width) or a vector, not of shape {values.shape[1:]}"
+            f"{what} of a sample is (channels, height, width), (height, width) or a vector, not of shape {values.shape[1:]}",
+            topic="statistics",
         )
     return values
 

@@ -81,12 +81,15 @@ class Column:
 
     def _finite(self, block: Block) -> Floats:
         if not np.issubdtype(block.values.dtype, np.floating):
-            raise InputTypeError(f"{self.what} has floating-point numbers, not {block.values.dtype}")
+            raise InputTypeError(f"{self.what} has floating-point numbers, not {block.values.dtype}", topic="statistics")
         values = block.values.astype(np.float64)
         wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
         if wrong.any():
             number = int(block.numbers[wrong][0])
-            raise InputError(f"{self.what} of sample {number} is not finite everywhere: leave the sample out, with samples=")
+            raise InputError(
+                f"{self.what} of sample {number} is not finite everywhere: leave the sample out, with samples=",
+                topic="values-not-finite",
+            )
         return values
 
     def item(self, number: int) -> Any:
@@ -101,7 +104,10 @@ class Column:
         with os_errors(InputError, Path(f"{self.what} of the samples {first} to {end - 1}"), "read"):
             part = array_of(self.source[first:end], self.what)
         if part.shape != (end - first, *self.shape):
-            raise InputError(f"{self.what} has the shape {(len(self), *self.shape)}, but [{first}:{end}] of it {part.shape}")
+            raise InputError(
+                f"{self.what} has the shape {(len(self), *self.shape)}, but [{first}:{end}] of it {part.shape}",
+                topic="statistics",
+            )
         return part[numbers - first]
 
     def _rows_per_block(self) -> tuple[int, int]:
@@ -119,19 +125,20 @@ def column(source: Any, what: str, count: int | None = None) -> Column:
     is_sized = hasattr(source, "shape") or hasattr(source, "__len__")
     if isinstance(source, (str, bytes)) or not hasattr(source, "__getitem__") or not is_sized:
         raise InputTypeError(
-            f"{what} is an array with a row for each sample, or a sequence of arrays, not {type(source).__name__}"
+            f"{what} is an array with a row for each sample, or a sequence of arrays, not {type(source).__name__}",
+            topic="statistics",
         )
     if hasattr(source, "shape"):
         if not len(source.shape):
-            raise InputTypeError(f"{what} is an array with a row for each sample, not a single number")
+            raise InputTypeError(f"{what} is an array with a row for each sample, not a single number", topic="statistics")
         shape: tuple[int, ...] | None = tuple(map(int, source.shape[1:]))
     elif not isinstance(source, Sequence) and hasattr(source, "keys"):
-        raise InputTypeError(f"{what} is an array or a sequence, not a mapping ({type(source).__name__})")
+        raise InputTypeError(f"{what} is an array or a sequence, not a mapping ({type(source).__name__})", topic="statistics")
     else:
         shape = None
     found = Column(what, source, shape)
     if count is not None and len(found) != count:
-        raise InputError(f"{what} has {len(found)} samples, the other arrays have {count}")
+        raise InputError(f"{what} has {len(found)} samples, the other arrays have {count}", topic="statistics")
     return found
 
 
@@ -147,14 +154,16 @@ def chosen(samples: Any, count: int) -> Numbers:
     else:
         given = array_of(samples if hasattr(samples, "__len__") else list(samples), "samples")
         if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
-            raise InputTypeError("samples are the numbers of samples, from 0")
+            raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
         found = np.sort(given.astype(np.int64))
     if not len(found):
-        raise InputError("there are no samples")
+        raise InputError("there are no samples", topic="samples")
     if found[0] < 0 or found[-1] >= count:
-        raise InputError(f"sample {found[0] if found[0] < 0 else found[-1]} is out of range: there are {count}")
+        raise InputError(
+            f"sample {found[0] if found[0] < 0 else found[-1]} is out of range: there are {count}", topic="reading-stores"
+        )
     if (np.diff(found) == 0).any():
-        raise InputError("the number of a sample is given twice")
+        raise InputError("the number of a sample is given twice", topic="statistics")
     return found
 
 
@@ -163,13 +172,14 @@ def labels_of(labels: Any, count: int) -> Column:
     source = np.asarray(labels) if isinstance(labels, (list, tuple)) else labels
     found = column(source, "labels", count)
     if found.shape is None:
-        raise InputTypeError("labels are an array")
+        raise InputTypeError("labels are an array", topic="statistics")
     dtype = array_of(source[:1], "labels").dtype
     single = found.shape == () and np.issubdtype(dtype, np.integer)
     if not single and not (len(found.shape) == 1 and np.issubdtype(dtype, np.bool_)):
         raise InputTypeError(
             "labels are integers of shape (samples,), or booleans of shape (samples, classes) where a sample may have several, "
-            f"not {dtype} of shape {(count, *found.shape)}"
+            f"not {dtype} of shape {(count, *found.shape)}",
+            topic="statistics",
         )
     return found
 

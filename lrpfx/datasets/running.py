@@ -279,7 +279,9 @@ class _Run:
         if self.block_size is not None and self.block_size != manifest.block:
             found.append(f"block_size (it was {manifest.block}, and is {self.block_size} now)")
         if found:
-            raise InputError(f"{self.place} was begun with other {'; '.join(found)}: give another output, or remove it")
+            raise InputError(
+                f"{self.place} was begun with other {'; '.join(found)}: give another output, or remove it", topic="changed-data"
+            )
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
@@ -305,15 +307,16 @@ class _Run:
                 if not problems:
                     leaves = pytree.tree_leaves(group.inputs)
                     return rows, sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-                error = error or InputError(f"sample {sample.number}: {problems[0]}")
+                error = error or InputError(f"sample {sample.number}: {problems[0]}", topic="values-not-finite")
         raise error or self._none_could_be_explained()
 
     def _none_could_be_explained(self) -> InputError:
         samples = [batched(0, [one]).samples[0] for one in self.source.first(_PATIENCE)]
         if not samples:
-            return InputError("the data set is empty")
+            return InputError("the data set is empty", topic="samples")
         return InputError(
-            f"none of the first {len(samples)} samples can be loaded; sample {samples[0].number}: {samples[0].problem}"
+            f"none of the first {len(samples)} samples can be loaded; sample {samples[0].number}: {samples[0].problem}",
+            topic="samples",
         )
 
     # --- the work ------------------------------------------------------------------------------------------------------------
@@ -345,7 +348,9 @@ class _Run:
         self.place.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
         counts = done_of(self.place, writer.manifest, BlockWriter(self.place, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
-            raise ArtefactError(f"{self.place} does not have all blocks that were explained: run again to go on")
+            raise ArtefactError(
+                f"{self.place} does not have all blocks that were explained: run again to go on", topic="damaged-stores"
+            )
         if writer.manifest.samples is None:
             writer.finish(done)
 

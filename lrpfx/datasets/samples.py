@@ -44,14 +44,16 @@ def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
     if samples is None:
         return range(len(dataset)) if is_indexed(dataset) else itertools.count()
     if not isinstance(samples, Iterable):
-        raise InputTypeError(f"samples are the numbers of several samples, such as range(100), not {samples!r}")
+        raise InputTypeError(
+            f"samples are the numbers of several samples, such as range(100), not {samples!r}", topic="samples"
+        )
     found = list(samples)
     if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in found):
-        raise InputTypeError("samples are the numbers of samples, from 0")
+        raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
     if is_indexed(dataset) and found and max(found) >= len(dataset):
-        raise InputError(f"sample {max(found)} is out of range: the dataset has {len(dataset)}")
+        raise InputError(f"sample {max(found)} is out of range: the dataset has {len(dataset)}", topic="samples")
     if len(set(found)) < len(found):
-        raise InputError("a sample would count twice: its number is given twice")
+        raise InputError("a sample would count twice: its number is given twice", topic="samples")
     return sorted(map(int, found))
 
 
@@ -79,7 +81,7 @@ def batches(
         if whole:
             yield _batch_of(whole)
         if failed is not None:
-            raise InputError(f"sample {failed.number} cannot be loaded: {failed.reason}")
+            raise InputError(f"sample {failed.number} cannot be loaded: {failed.reason}", topic="samples")
 
 
 def is_indexed(dataset: Any) -> bool:
@@ -117,7 +119,7 @@ def _iterated(dataset: Iterable[Any], numbers: Iterator[int], is_all: bool, prob
             yield number, *parts_of(item)
             wanted = next(numbers, None)
     if wanted is not None and not is_all:
-        raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}")
+        raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}", topic="samples")
 
 
 def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
@@ -130,7 +132,8 @@ def check_probe(number: int, item: Any, probes: Mapping[int, str]) -> None:
     if item is None or hash_of_sample(parts_of(item)[0]) != probes[number]:
         raise InputError(
             f"sample {number} of the dataset is not what it was when the file was begun: has the dataset changed, or is its "
-            "preprocessing random?"
+            "preprocessing random?",
+            topic="changed-data",
         )
 
 
@@ -179,23 +182,27 @@ def _label_of(value: Any) -> int:
     plain = value.item() if _is_single(value) or isinstance(value, np.generic) else value
     if isinstance(plain, bool) or not isinstance(plain, int):
         raise InputTypeError(
-            f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples"
+            f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples",
+            topic="samples",
         )
     if abs(plain) >= _LABELS:
-        raise InputTypeError(f"labels are class indices, which {plain} is too large for: leave it out of the samples")
+        raise InputTypeError(
+            f"labels are class indices, which {plain} is too large for: leave it out of the samples", topic="samples"
+        )
     return plain
 
 
 def _batch_of(items: Sequence[tuple[int, Any, int | None]]) -> Batch:
     numbers, inputs, labels = zip(*items, strict=True)
     if any(label is None for label in labels) and any(label is not None for label in labels):
-        raise InputError(f"sample {numbers[0]}: some samples have labels and others have none")
+        raise InputError(f"sample {numbers[0]}: some samples have labels and others have none", topic="samples")
     try:
         together = default_collate(list(inputs))
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise InputError(
             f"the samples {numbers[0]} to {numbers[-1]} do not make a batch, perhaps because their shapes differ: "
-            f"{first_lines(error)}; batch_size=1 takes each by itself"
+            f"{first_lines(error)}; batch_size=1 takes each by itself",
+            topic="samples",
         ) from error
     return Batch(list(numbers), together, None if labels[0] is None else list(labels), hash_of_sample(inputs[0]))
 

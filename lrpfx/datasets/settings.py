@@ -33,10 +33,12 @@ class Settings:
     def of_samples(self, categories: Sequence[str] | None) -> tuple[TargetOfSamples, ...]:
         """The targets of each sample, names of classes replaced by indices."""
         if self.target is not None and self.targets is not None:
-            raise InputError("target= is one target for each sample, targets= are several for each; pass one of them")
+            raise InputError(
+                "target= is one target for each sample, targets= are several for each; pass one of them", topic="targets"
+            )
         several = self.targets
         if several is not None and (not isinstance(several, Sequence) or isinstance(several, str) or not several):
-            raise InputTypeError(f"targets are several, such as ['predicted', 'true'], not {several!r}")
+            raise InputTypeError(f"targets are several, such as ['predicted', 'true'], not {several!r}", topic="targets")
         found = [PREDICTED if self.target is None else self.target] if several is None else list(several)
         return tuple(_checked_target(one, categories) for one in found)
 
@@ -63,7 +65,8 @@ def _checked_target(target: Any, categories: Sequence[str] | None) -> TargetOfSa
         if categories is None:
             raise InputError(
                 f'target is "{PREDICTED}", "{TRUE}", the index of a class or a function of the output, not {target!r}; names '
-                "of classes need an lrpfx.Explainer with categories="
+                "of classes need an lrpfx.Explainer with categories=",
+                topic="targets",
             )
         return index_of(target, categories, len(categories))
     if callable(target) and not isinstance(target, torch.Tensor):
@@ -72,6 +75,7 @@ def _checked_target(target: Any, categories: Sequence[str] | None) -> TargetOfSa
     if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
         raise InputTypeError(
             f'the target of samples is "{PREDICTED}", "{TRUE}", the index of a class or a function from the output to its '
-            f"relevance, not {type(target).__name__}"
+            f"relevance, not {type(target).__name__}",
+            topic="targets",
         )
     return int(target)

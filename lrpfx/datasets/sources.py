@@ -74,7 +74,8 @@ def changed(number: int) -> InputError:
     """The error for a sample that is not what it was."""
     return InputError(
         f"the data set has changed: sample {number} is not what it was when the store was begun, or its preprocessing is "
-        "random; give another output, or the same data in the same order"
+        "random; give another output, or the same data in the same order",
+        topic="changed-data",
     )
 
 
@@ -194,7 +195,9 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
     try:
         yield from batches
     except RuntimeError as error:
-        raise InputError(f"a process that loads samples ended: {first_lines(error)}; run again to go on") from error
+        raise InputError(
+            f"a process that loads samples ended: {first_lines(error)}; run again to go on", topic="samples"
+        ) from error
 
 
 class Folder(Sequence[dict[str, Any]]):
@@ -204,7 +207,7 @@ class Folder(Sequence[dict[str, Any]]):
         self.folder = folder
         self.files = image_files(folder)
         if not self.files:
-            raise InputError(f"there is no image in the folder {folder}")
+            raise InputError(f"there is no image in the folder {folder}", topic="image-files")
         total = hashlib.sha256()
         for file in self.files:
             size = file.stat().st_size if file.exists() else 0
@@ -262,7 +265,8 @@ class Streamed(Source):
             raise
         except Exception as error:
             raise InputError(
-                f"the data set ended with an error: {first_lines(error)}; what was explained before is in the store"
+                f"the data set ended with an error: {first_lines(error)}; what was explained before is in the store",
+                topic="samples",
             ) from error
 
     def _sample(self, number: int, item: Any) -> Sample:
@@ -287,7 +291,9 @@ class Streamed(Source):
         block = count = 0
         while (first := next(rest, None)) is not None:
             if not plan.size_of(block):
-                raise InputError(f"the data set has changed: it had {plan.samples} samples, and has more now")
+                raise InputError(
+                    f"the data set has changed: it had {plan.samples} samples, and has more now", topic="changed-data"
+                )
             of_block = chain([first], islice(rest, plan.size_of(block) - 1))
             if block < len(done) and done[block]:
                 count += self._skip(of_block, plan, block)
@@ -301,7 +307,7 @@ class Streamed(Source):
                 break
         if any(done[block:]) or count < (plan.samples or 0):
             before = "more" if plan.samples is None else plan.samples
-            raise InputError(f"the data set has changed: it had {before} samples, and has {count} now")
+            raise InputError(f"the data set has changed: it had {before} samples, and has {count} now", topic="changed-data")
 
     def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> int:
         """Pass the samples of a block that is done, if they are those that were explained, and return their number."""
@@ -317,7 +323,10 @@ class Streamed(Source):
                 raise changed(found.samples[0].number)
         if count != expected:
             first = block * plan.block
-            raise InputError(f"the data set has changed: it has {count} samples from number {first} on, and had {expected}")
+            raise InputError(
+                f"the data set has changed: it has {count} samples from number {first} on, and had {expected}",
+                topic="changed-data",
+            )
         return count
 
 
@@ -357,17 +366,19 @@ def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
         return _of_path(data, preparing, Workers(workers or 0))
     if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
         if not len(data):
-            raise InputError("the data set is empty")
+            raise InputError("the data set is empty", topic="samples")
         return Indexed(data, preparing, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise InputTypeError(
             f"data is a folder, a dataset or a DataLoader of torch, a sequence or an iterable of samples, not "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}",
+            topic="samples",
         )
     if workers:
         raise InputTypeError(
             f"workers= need a dataset with a length and indices, which {type(data).__name__} does not have; a DataLoader of it "
-            "has workers of its own"
+            "has workers of its own",
+            topic="samples",
         )
     return Streamed(data, preparing, {"workers": 0})
 
@@ -376,15 +387,16 @@ def _of_path(path: Any, preparing: Preparing, workers: Workers) -> Source:
     try:
         place = Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}", topic="samples") from error
     if preparing.preprocess is None:
         raise InputError(
-            "a folder of photographs needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors"
+            "a folder of photographs needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
+            topic="samples",
         )
     if place.is_dir():
         return Indexed(Folder(place), preparing, workers, "folder")
     if not place.exists():
-        raise InputError(f"there is no folder {path}")
+        raise InputError(f"there is no folder {path}", topic="files-and-folders")
     return Indexed([place], preparing, workers)
 
 
@@ -397,7 +409,7 @@ def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: Workers) 
     if not isinstance(loader.dataset, IterableDataset):
         samples = samples_of(loader)
         if not len(samples):
-            raise InputError("the data set is empty")
+            raise InputError("the data set is empty", topic="samples")
         return Indexed(samples, preparing, workers)
     if not workers.count:
         return Streamed(loader.dataset, preparing, {"workers": 0})

@@ -91,19 +91,23 @@ def spray(
         samples = relevance.explained if samples is None else samples
         relevance = relevance.relevance
     if labels is None:
-        raise InputTypeError("labels are the class of each sample, such as the predicted one")
+        raise InputTypeError("labels are the class of each sample, such as the predicted one", topic="statistics")
     maps = column_of_relevance(relevance, "relevance")
     wanted = chosen(samples, len(maps))
     if not isinstance(clusters, Iterable):
-        raise InputTypeError(f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}")
+        raise InputTypeError(
+            f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}", topic="statistics"
+        )
     numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})
     if not numbers:
-        raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]")
+        raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]", topic="statistics")
     if not isinstance(embeddings, Iterable):
-        raise InputTypeError(f"embeddings are some of {' and '.join(map(repr, EMBEDDINGS))}, or none: (), not {embeddings!r}")
+        raise InputTypeError(
+            f"embeddings are some of {' and '.join(map(repr, EMBEDDINGS))}, or none: (), not {embeddings!r}", topic="statistics"
+        )
     drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
     if not all(one in EMBEDDINGS for one in drawn):
-        raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}")
+        raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}", topic="statistics")
     settings = Settings(
         size=checked_size(size),
         normalize=bool(normalize),
@@ -124,18 +128,18 @@ def spray(
             analyses[label] = _analysis(label, maps, groups[label], settings)
         except _NothingToClusterError as error:
             if asked is not None:
-                raise InputError(f"class {label} cannot be clustered: {error}") from error
+                raise InputError(f"class {label} cannot be clustered: {error}", topic="statistics") from error
             skipped[label] = str(error)
     if not analyses:
         reasons = "; ".join(f"class {label}: {reason}" for label, reason in list(skipped.items())[:3])
-        raise InputError(f"no class can be clustered: {reasons or 'no sample has a label'}")
+        raise InputError(f"no class can be clustered: {reasons or 'no sample has a label'}", topic="statistics")
     return Spray(settings, analyses, skipped)
 
 
 def _checked_seed(seed: Any) -> int:
     found = checked_whole(seed, "seed is a whole number", 0)
     if found >= _SEEDS:
-        raise InputError(f"seed is less than 2³², not {seed!r}")
+        raise InputError(f"seed is less than 2³², not {seed!r}", topic="statistics")
     return found
 
 
@@ -148,7 +152,7 @@ def _asked(classes: Iterable[int], groups: dict[int, Numbers]) -> list[int]:
     found = sorted({checked_whole(one, "classes are the indices of classes, such as [0, 3]", 0) for one in several})
     missing = [label for label in found if label not in groups]
     if missing:
-        raise InputError(f"no sample has the class {missing[0]}; the classes are {list(groups)}")
+        raise InputError(f"no sample has the class {missing[0]}; the classes are {list(groups)}", topic="statistics")
     return found
 
 
@@ -184,7 +188,8 @@ def _reduced(maps: Column, samples: Numbers, settings: Settings) -> Floats:
         if reduced.shape[1:] != found.shape[1:]:
             raise InputTypeError(
                 f"the relevance of sample {block.numbers[0]} has another shape than that of sample {samples[0]}: pass "
-                "size=(height, width), to which all maps are pooled"
+                "size=(height, width), to which all maps are pooled",
+                topic="statistics",
             )
         found[block.places] = of_equal_weight(reduced) if settings.normalize else reduced
     assert found is not None  # there are samples

@@ -149,7 +149,7 @@ class Summary:
         self._check(array, None)
         maps = {label: one for label, one in self.maps[array].items() if label is not None} or self.maps[array]
         if any(one.ndim != 2 for one in maps.values()):
-            raise InputError(f"{array} has vectors, of which there is no picture")
+            raise InputError(f"{array} has vectors, of which there is no picture", topic="statistics")
         scale = settings.pop("scale", None) or scale_of(list(maps.values()))
         drawn = [(self._title(array, label, names), heatmap(one, scale=scale)) for label, one in maps.items()]
         rows = [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
@@ -192,10 +192,13 @@ class Summary:
 
     def _check(self, array: str, label: int | None) -> None:
         if array not in self.maps:
-            raise InputError(f"there is no array {array!r}.{nearest(str(array), self.maps)} There are {list(self.maps)}")
+            raise InputError(
+                f"there is no array {array!r}.{nearest(str(array), self.maps)} There are {list(self.maps)}", topic="statistics"
+            )
         if label not in self.maps[array]:
             raise InputError(
-                f"no sample has the class {label!r}; the classes are {[one for one in self.maps[array] if one is not None]}"
+                f"no sample has the class {label!r}; the classes are {[one for one in self.maps[array] if one is not None]}",
+                topic="statistics",
             )
 
 
@@ -238,16 +241,19 @@ def summarize(
         An argument has the wrong type.
     """
     if not isinstance(relevance, Mapping) or not relevance:
-        raise InputTypeError("relevance is a mapping from names to arrays, with at least one")
+        raise InputTypeError("relevance is a mapping from names to arrays, with at least one", topic="statistics")
     arrays = {str(name): column_of_relevance(source, str(name)) for name, source in relevance.items()}
     count = len(next(iter(arrays.values())))
     for name, one in arrays.items():
         if len(one) != count:
-            raise InputError(f"{name} has {len(one)} samples, the other arrays have {count}")
+            raise InputError(f"{name} has {len(one)} samples, the other arrays have {count}", topic="statistics")
     truth = None if labels is None else labels_of(labels, count)
     starts = None if seeds is None else column(seeds, "seeds", count)
     if starts is not None and starts.shape != ():
-        raise InputError("seeds are one number for each sample, of shape (samples,): the relevance that its output was given")
+        raise InputError(
+            "seeds are one number for each sample, of shape (samples,): the relevance that its output was given",
+            topic="statistics",
+        )
     wanted = chosen(samples, count)
     rows, maps = [], {}
     for name, one in arrays.items():
@@ -268,7 +274,9 @@ def _sums(
         maps = without_channels(block.values, array.what)
         shape = maps.shape[1:] if shape is None else shape
         if maps.shape[1:] != shape:
-            raise InputError(f"{array.what} of sample {block.numbers[0]} has another shape, so there is no mean map")
+            raise InputError(
+                f"{array.what} of sample {block.numbers[0]} has another shape, so there is no mean map", topic="statistics"
+            )
         maps = of_equal_weight(maps) if normalize else maps
         seeds = None if starts is None else np.concatenate([one.values for one in starts.floats(block.numbers)])
         labels = None if truth is None else truth.values(block.numbers)

@@ -46,19 +46,22 @@ class Manifest:
         """The manifest, checked. Errors: `ArtefactError`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             version = data.get("format") if isinstance(data, dict) else None
-            raise ArtefactError(f"the store is not of lrpfx, or of another release of it (format {version!r}, not {FORMAT})")
+            raise ArtefactError(
+                f"the store is not of lrpfx, or of another release of it (format {version!r}, not {FORMAT})",
+                topic="damaged-stores",
+            )
         facts = {name: value for name, value in data.items() if name not in ("format", "block", "samples", "arrays")}
         block, samples, arrays = data.get("block"), data.get("samples"), data.get("arrays")
         dicts = all(isinstance(facts.get(name), dict) for name in ("versions", "settings", "data"))
         texts = all(isinstance(facts.get(name), str) for name in ("model", "composite"))
         if not (_is_count(block, 1) and (samples is None or _is_count(samples, 0)) and dicts and texts):
-            raise ArtefactError("the store's manifest is damaged")
+            raise ArtefactError("the store's manifest is damaged", topic="damaged-stores")
         if not isinstance(arrays, dict):
-            raise ArtefactError("the store's manifest names no arrays")
+            raise ArtefactError("the store's manifest names no arrays", topic="damaged-stores")
         layouts = [Layout.from_json(name, one) for name, one in arrays.items()]
         names = {one.name for one in layouts}
         if missing := {STATUS, LABEL, KEY, ERROR, DONE} - names:
-            raise ArtefactError(f"the store has no array {sorted(missing)[0]!r}")
+            raise ArtefactError(f"the store has no array {sorted(missing)[0]!r}", topic="damaged-stores")
         return cls(facts, layouts, block, samples)
 
     @property
@@ -92,14 +95,17 @@ def read_manifest(place: Place) -> Manifest:
     """The manifest of a store. Errors: `ArtefactError`."""
     if _GROUP not in (names := place.sizes()):
         there = f"it has {', '.join(sorted(names)[:3])}" if names else "it is empty"
-        raise ArtefactError(f"{place} is not a store of lrpfx.datasets.attribute: {there}, and no {_GROUP}")
+        raise ArtefactError(
+            f"{place} is not a store of lrpfx.datasets.attribute: {there}, and no {_GROUP}", topic="damaged-stores"
+        )
     attributes = _attributes(place)
     if MANIFEST not in attributes:
-        raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote")
+        raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote", topic="damaged-stores")
     if attributes[MANIFEST] == _BEGINNING:
         raise ArtefactError(
             f"{place} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "
-            "begins anew there if nothing else is in it"
+            "begins anew there if nothing else is in it",
+            topic="damaged-stores",
         )
     return Manifest.from_json(attributes[MANIFEST])
 
@@ -107,7 +113,7 @@ def read_manifest(place: Place) -> Manifest:
 def _attributes(place: Place) -> dict[str, Any]:
     data = _json_in(place, _GROUP)
     if data.get("zarr_format") != 3 or data.get("node_type") != "group" or not isinstance(data.get("attributes"), dict):
-        raise ArtefactError(f"{place} is not a Zarr 3 group")
+        raise ArtefactError(f"{place} is not a Zarr 3 group", topic="damaged-stores")
     found: dict[str, Any] = data["attributes"]
     return found
 
@@ -117,9 +123,9 @@ def _json_in(place: Place, name: str) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ArtefactError(f"{place}/{name} is damaged: {first_lines(error)}") from error
+        raise ArtefactError(f"{place}/{name} is damaged: {first_lines(error)}", topic="damaged-stores") from error
     if not isinstance(found, dict):
-        raise ArtefactError(f"{place}/{name} is damaged")
+        raise ArtefactError(f"{place}/{name} is damaged", topic="damaged-stores")
     return found
 
 
@@ -150,9 +156,11 @@ def rows_of(place: Place, manifest: Manifest, layout: Layout) -> int:
             and not data.get("storage_transformers")
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtefactError(f"the array {layout.name!r} of {place} is damaged: {first_lines(error)}") from error
+        raise ArtefactError(
+            f"the array {layout.name!r} of {place} is damaged: {first_lines(error)}", topic="damaged-stores"
+        ) from error
     if not fits:
-        raise ArtefactError(f"the array {layout.name!r} of {place} is not as the store's manifest says")
+        raise ArtefactError(f"the array {layout.name!r} of {place} is not as the store's manifest says", topic="damaged-stores")
     return int(rows)
 
 
@@ -241,7 +249,9 @@ def create(place: Place, manifest: Manifest) -> BlockWriter:
     """
     names = place.sizes()
     if names and not _is_beginning(place):
-        raise ArtefactError(f"{place} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}")
+        raise ArtefactError(
+            f"{place} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}", topic="damaged-stores"
+        )
     with place.errors("written"):
         store = place.zarr_store()
         group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
@@ -360,7 +370,8 @@ def damaged(place: Place, chunk: str, reason: BaseException | str) -> ArtefactEr
         reason = str(cause) if isinstance(cause, LrpfxError) else first_lines(cause)
     return ArtefactError(
         f"{place}/{chunk} cannot be read: {reason.rstrip('.')}. Remove what is left of this file, and call "
-        "lrpfx.datasets.attribute with the same arguments: it explains the samples of this block anew"
+        "lrpfx.datasets.attribute with the same arguments: it explains the samples of this block anew",
+        topic="damaged-stores",
     )
 
 
@@ -369,17 +380,23 @@ def read(place: Place, array: Any, key: Any) -> Array:
     try:
         return np.asarray(array.oindex[key] if isinstance(key, np.ndarray) else array[key])
     except (IndexError, zarr_package().errors.BoundsCheckError) as error:
-        raise InputError(f"{array.name.strip('/')} has the shape {tuple(array.shape)}: {first_lines(error)}") from error
+        raise InputError(
+            f"{array.name.strip('/')} has the shape {tuple(array.shape)}: {first_lines(error)}", topic="reading-stores"
+        ) from error
     except (MemoryError, LrpfxError):
         raise
     except Exception as error:  # of the codecs, in many kinds
-        raise ArtefactError(f"the array {array.name.strip('/')!r} of {place} cannot be read: {first_lines(error)}") from error
+        raise ArtefactError(
+            f"the array {array.name.strip('/')!r} of {place} cannot be read: {first_lines(error)}", topic="damaged-stores"
+        ) from error
 
 
 def check_is_there(place: Place) -> None:
     """Raise `ArtefactError` if a store that was opened is gone: what is not there would read as not yet written."""
     if _GROUP not in place.sizes():
-        raise ArtefactError(f"the store {place} is not there any more: it was moved or removed since it was opened")
+        raise ArtefactError(
+            f"the store {place} is not there any more: it was moved or removed since it was opened", topic="damaged-stores"
+        )
 
 
 def with_missed_chunks(store: Any) -> Any:
@@ -395,9 +412,9 @@ def with_missed_chunks(store: Any) -> Any:
             if array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
                 found = await super().get(key, prototype, byte_range)  # it may have been written in between
                 if found is None:
-                    raise ArtefactError("it is lost")
+                    raise ArtefactError("it is lost", topic="damaged-stores")
             elif not await super().exists(_GROUP):
-                raise ArtefactError("the store is gone")
+                raise ArtefactError("the store is gone", topic="damaged-stores")
             return found
 
         def __reduce__(self) -> tuple[Any, ...]:

@@ -127,7 +127,8 @@ class _Table:
         if wrong or math.prod(leading) != self.of_sample:
             name = wrong[0] if wrong else REACHED
             raise ArtefactError(
-                f"the array {name!r} of {self.view.path} does not have the dimensions of targets and conditions"
+                f"the array {name!r} of {self.view.path} does not have the dimensions of targets and conditions",
+                topic="damaged-stores",
             )
 
     def _schema(self) -> Any:
@@ -201,7 +202,9 @@ class _Table:
     def _outputs(self) -> Column:
         name = OUTPUT if OUTPUT in self.view else TOP_SCORES
         if self.view[name].ndim != 2:
-            raise ArtefactError(f"the array {name!r} of {self.view.path} does not have the dimensions of outputs")
+            raise ArtefactError(
+                f"the array {name!r} of {self.view.path} does not have the dimensions of outputs", topic="damaged-stores"
+            )
         return column(self.view[name], name)
 
     def _classes_of_outputs(self, block: Block) -> NDArray[Any]:

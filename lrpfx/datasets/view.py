@@ -115,7 +115,7 @@ class StoredArray:
         try:
             return values[(own, *rest)] if rest or isinstance(first, int) else values
         except IndexError as error:
-            raise InputError(f"{self.name} has the shape {self.shape}: {first_lines(error)}") from error
+            raise InputError(f"{self.name} has the shape {self.shape}: {first_lines(error)}", topic="reading-stores") from error
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype=dtype)
@@ -133,7 +133,7 @@ class StoredArray:
         """The samples that an index of the first dimension means, as a slice or an array of numbers."""
         if isinstance(first, int):
             if not -self._length <= first < self._length:
-                raise InputError(f"sample {first} is out of range: there are {self._length}")
+                raise InputError(f"sample {first} is out of range: there are {self._length}", topic="reading-stores")
             place = first % self._length
             return slice(place, place + 1)
         if isinstance(first, slice):
@@ -143,10 +143,11 @@ class StoredArray:
             return first.nonzero()[0]
         if first is None or first is Ellipsis or first.ndim != 1 or _is_mask(first):
             raise InputTypeError(
-                f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}"
+                f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}",
+                topic="reading-stores",
             )
         if first.size and not (-self._length <= first.min() and first.max() < self._length):
-            raise InputError(f"a sample is out of range: there are {self._length}")
+            raise InputError(f"a sample is out of range: there are {self._length}", topic="reading-stores")
         return first % max(1, self._length)
 
     def _values(self, chosen: Any) -> Any:
@@ -193,16 +194,18 @@ def _part_of_index(one: Any) -> Any:
         try:
             one.indices(1)
         except (TypeError, ValueError) as error:
-            raise InputTypeError(f"{one!r} is not a slice of samples or entries: {error}") from error
+            raise InputTypeError(f"{one!r} is not a slice of samples or entries: {error}", topic="reading-stores") from error
         return one
     try:
         found = np.asarray(one)
     except Exception as error:  # of lists of several lengths, and of arrays of other libraries
-        raise InputTypeError(f"{type(one).__name__} is not an index: {first_lines(error)}") from error
+        raise InputTypeError(f"{type(one).__name__} is not an index: {first_lines(error)}", topic="reading-stores") from error
     if found.ndim and not found.size and found.dtype.kind == "f":
         found = found.astype(np.int64)  # an empty list
     if found.dtype.kind not in "iub" or (found.dtype.kind == "b" and not found.ndim):
-        raise InputTypeError(f"an index has slices, and indices or arrays of indices or truth values, not {one!r}")
+        raise InputTypeError(
+            f"an index has slices, and indices or arrays of indices or truth values, not {one!r}", topic="reading-stores"
+        )
     if not found.ndim:
         return int(found)
     return found if found.dtype.kind == "b" else found.astype(np.int64)
@@ -247,14 +250,14 @@ class Attributions:
             )
             self._arrays = {name: group[name] for name in self._layouts}
         except Exception as error:  # of a damaged description, in many kinds
-            raise ArtefactError(f"{place} is damaged: {first_lines(error)}") from error
+            raise ArtefactError(f"{place} is damaged: {first_lines(error)}", topic="damaged-stores") from error
         for name, one in self._layouts.items():
             if one.is_scaled and SCALE + name not in self._layouts:
-                raise ArtefactError(f"{place} has no scales of its array {name!r}")
+                raise ArtefactError(f"{place} has no scales of its array {name!r}", topic="damaged-stores")
         held = rows[DONE] * self._manifest.block
         of_samples = [rows[name] for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE]
         if min(of_samples) < min(held, self._manifest.samples or held):
-            raise ArtefactError(f"{place} is damaged: its arrays have different lengths")
+            raise ArtefactError(f"{place} is damaged: its arrays have different lengths", topic="damaged-stores")
         self._length = self._manifest.samples
         if self._length is None:  # of a stream whose end is not reached
             self._length = self._end()
@@ -288,7 +291,10 @@ class Attributions:
 
     def __getitem__(self, name: str) -> StoredArray:
         if name not in self.names:
-            raise InputError(f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}")
+            raise InputError(
+                f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}",
+                topic="reading-stores",
+            )
         return StoredArray(self._place, self._manifest, self._layouts[name], self._arrays, len(self))
 
     @property
@@ -379,5 +385,5 @@ def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, An
     zarr_package()
     place = place_of(path, storage_options)
     if not place.sizes():
-        raise ArtefactError(f"there is no store {path}")
+        raise ArtefactError(f"there is no store {path}", topic="reading-stores")
     return Attributions(place)

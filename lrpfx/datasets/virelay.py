@@ -145,16 +145,16 @@ def write_project(
     pictures = Pictures(column(images, "images", count), channels, value_range)
     predictions, truth = column(outputs, "outputs", count), labels_of(labels, count)
     if predictions.shape is None or len(predictions.shape) != 1:
-        raise InputTypeError("outputs are an array of shape (samples, classes)")
+        raise InputTypeError("outputs are an array of shape (samples, classes)", topic="virelay")
     width = predictions.shape[0]
     wanted = chosen(samples, count)
     described = label_map(classes if classes is not None else width, keys)
     if width > len(described):
-        raise InputError(f"outputs have {width} classes, but there are names for {len(described)}")
+        raise InputError(f"outputs have {width} classes, but there are names for {len(described)}", topic="virelay")
     if strategy not in ("true_label", "predicted_label"):
-        raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}")
+        raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}", topic="virelay")
     if isinstance(compression, bool) or not isinstance(compression, int) or not 0 <= compression <= 9:
-        raise InputError(f"compression is a level from 0 to 9, not {compression!r}")
+        raise InputError(f"compression is a level from 0 to 9, not {compression!r}", topic="virelay")
     packed = {"compression": "gzip", "compression_opts": compression, "shuffle": True} if compression else {}
     shown = {} if analyses is None else {"SpRAy": analyses} if isinstance(analyses, Spray) else dict(analyses)
     for title, analysis in shown.items():
@@ -271,24 +271,30 @@ def export(
     target = sole_target(view, "ViRelAy")
     if not view.is_complete:
         raise InputError(
-            f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first"
+            f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first",
+            topic="virelay",
         )
     if OUTPUT not in view or view[OUTPUT].ndim != 2:
         remedy = ": explain without scores=" if OUTPUT not in view else ""
-        raise InputError(f"ViRelAy shows outputs (samples, classes), which are not in the store{remedy}")
+        raise InputError(f"ViRelAy shows outputs (samples, classes), which are not in the store{remedy}", topic="virelay")
     if view[array].ndim not in (3, 4):
         raise InputError(
-            f"ViRelAy shows maps, but {array} has the shape {view[array].shape}: explain without reducing positions"
+            f"ViRelAy shows maps, but {array} has the shape {view[array].shape}: explain without reducing positions",
+            topic="virelay",
         )
     samples = view.explained
     if labels is None:
         labels = view.labels
         if (labels[samples] < 0).any():
             number = samples[labels[samples] < 0][0]
-            raise InputError(f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]")
+            raise InputError(
+                f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]", topic="virelay"
+            )
     bounds = range_before(mean, std)
     if bounds is not None and (value_range is not None or preprocess is not None):
-        raise InputError("mean= and std=, value_range= and preprocess= each say which values are black and white: pass one")
+        raise InputError(
+            "mean= and std=, value_range= and preprocess= each say which values are black and white: pass one", topic="virelay"
+        )
     shown = images_of(view, data, preprocess, bounds or value_range, channels)
     return write_project(
         folder,
@@ -319,10 +325,13 @@ def _strategy(target: Any, asked: Strategy | None) -> Strategy:
     if found is None and asked is None:
         raise InputError(
             f"ViRelAy shows relevance of the true or of the predicted class, and the store has that of {text_of(target)!r}: "
-            "pass strategy='true_label' or 'predicted_label', whichever comes nearer"
+            "pass strategy='true_label' or 'predicted_label', whichever comes nearer",
+            topic="virelay",
         )
     if found is not None and asked not in (None, found):
-        raise InputError(f"strategy is {found!r}, since the store has relevance of the {target} class, not {asked!r}")
+        raise InputError(
+            f"strategy is {found!r}, since the store has relevance of the {target} class, not {asked!r}", topic="virelay"
+        )
     return found or asked or "predicted_label"
 
 
@@ -396,15 +405,17 @@ def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -
     """
     names = [str(number) for number in range(classes)] if isinstance(classes, int) else list(classes)
     if isinstance(classes, str) or not names or not all(isinstance(one, str) for one in names):
-        raise InputTypeError("classes are the names of the classes, a list of str")
+        raise InputTypeError("classes are the names of the classes, a list of str", topic="virelay")
     digits = max(2, len(str(len(names) - 1)))
     found = [f"{number:0{digits}d}" for number in range(len(names))] if keys is None else list(keys)
     if len(found) != len(names) or not all(isinstance(one, str) for one in found):
-        raise InputError(f"keys are a str for each of the {len(names)} classes")
+        raise InputError(f"keys are a str for each of the {len(names)} classes", topic="virelay")
     counts = Counter(found)
     wrong = [one for one in found if not one.isprintable() or not one.strip(".") or "/" in one or counts[one] > 1]
     if wrong:
-        raise InputError(f"{wrong[0]!r} cannot be the key of a class: keys are unique printable names without a slash")
+        raise InputError(
+            f"{wrong[0]!r} cannot be the key of a class: keys are unique printable names without a slash", topic="virelay"
+        )
     return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
 
 
@@ -434,14 +445,14 @@ def _project(facts: Mapping[str, str], analyses: Mapping[str, str], files: str) 
 def _text(text: str) -> str:
     """A string in YAML."""
     if not isinstance(text, str):
-        raise InputTypeError(f"a name is a str, not a {type(text).__name__}")
+        raise InputTypeError(f"a name is a str, not a {type(text).__name__}", topic="virelay")
     plain = [one if one.isprintable() and one not in '"\\' else f"\\U{ord(one):08X}" for one in text]
     return f'"{"".join(plain)}"'
 
 
 def _uint32(numbers: Numbers) -> NDArray[np.uint32]:
     if numbers[-1] > np.iinfo(np.uint32).max:
-        raise InputError(f"sample {numbers[-1]} is out of range: ViRelAy numbers samples with 32 bits")
+        raise InputError(f"sample {numbers[-1]} is out of range: ViRelAy numbers samples with 32 bits", topic="virelay")
     return numbers.astype(np.uint32)
 
 
@@ -450,7 +461,7 @@ def _check_analysis(spray: Spray, samples: Numbers | None, labels: Sequence[Labe
     known = {one.index for one in labels}
     for analysis in spray:
         if analysis.label not in known:
-            raise InputError(f"class {analysis.label} was analyzed, but there are {len(labels)} classes")
+            raise InputError(f"class {analysis.label} was analyzed, but there are {len(labels)} classes", topic="virelay")
         missing = [] if samples is None else np.setdiff1d(analysis.samples, samples).tolist()
         if missing:
-            raise InputError(f"sample {missing[0]} was analyzed, but its relevance is not in the project")
+            raise InputError(f"sample {missing[0]} was analyzed, but its relevance is not in the project", topic="virelay")

@@ -34,7 +34,9 @@ def files_of_project(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, Pat
     target = as_path(folder).expanduser()
     for one in (target, *target.absolute().parents):
         if (one / "zarr.json").exists():
-            raise InputError(f"{one} is a Zarr store, which would be damaged: give another folder for the project")
+            raise InputError(
+                f"{one} is a Zarr store, which would be damaged: give another folder for the project", topic="virelay"
+            )
     with os_errors(ArtefactError, target, "written"):
         target.mkdir(parents=True, exist_ok=True)
     with sole_writer(target / PROJECT):

@@ -182,7 +182,7 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
         try:
             load(temporary).verify()
         except ArtefactError as error:
-            raise ArtefactError(str(error).replace(str(temporary), str(path))) from error
+            raise ArtefactError(str(error).replace(str(temporary), str(path)), topic=error.topic) from error
 
 
 @undisturbed()
@@ -274,8 +274,11 @@ def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, 
     now = version(backend.runtime)
     if was is not None and (_release(now) < _release(was) or (backend.is_native and _release(now) != _release(was))):
         warnings.warn(
-            f"{path} was written with {backend.runtime} {was}, but this is {now}: verify() tells whether results are the same",
-            LrpfxWarning,
+            LrpfxWarning(
+                f"{path} was written with {backend.runtime} {was}, but this is {now}: verify() tells whether "
+                "results are the same",
+                topic="running-programs",
+            ),
             stacklevel=4,
         )
 
@@ -299,7 +302,7 @@ def _checked(path: Path, allow_native: bool = True, signed_by: Key | None = None
     """The backend, the content and the self-test of a file, which have passed all checks that need no loading."""
     with os_errors(ArtefactError, path, "read"):
         if path.exists() and not path.is_file():
-            raise ArtefactError(f"{path} is not a file")
+            raise ArtefactError(f"{path} is not a file", topic="files-and-folders")
         content = path.read_bytes()
         if signed_by is not None:
             check_signature(path, content, signed_by)

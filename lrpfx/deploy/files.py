@@ -15,25 +15,28 @@ def checked_path(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> tup
     """The given path, and the file to write, with links resolved. The suffix must be one of `suffixes`."""
     path = as_path(path)
     if path.suffix not in suffixes:
-        raise ArtefactError(f"the file's suffix must be {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})")
+        raise ArtefactError(
+            f"the file's suffix must be {' or '.join(suffixes)}, not {path.suffix or 'none'!r} ({path})",
+            topic="files-and-folders",
+        )
     with os_errors(ArtefactError, path, "written"):
         target = behind_links(path)
         if target.exists() and not target.is_file():
-            raise ArtefactError(f"{path} exists and is not a file, so it cannot be overwritten")
+            raise ArtefactError(f"{path} exists and is not a file, so it cannot be overwritten", topic="files-and-folders")
         if not target.parent.is_dir():
-            raise ArtefactError(f"there is no folder {target.parent}")
+            raise ArtefactError(f"there is no folder {target.parent}", topic="files-and-folders")
     return path, target
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-        raise InputTypeError(f"a path is a str or a Path, not a {type(path).__name__}")
+        raise InputTypeError(f"a path is a str or a Path, not a {type(path).__name__}", topic="files-and-folders")
     if not os.fspath(path):
-        raise InputError("the path is empty")
+        raise InputError("the path is empty", topic="files-and-folders")
     if "\0" in os.fspath(path):
-        raise ArtefactError(f"{os.fspath(path)!r} is not the name of a file")
+        raise ArtefactError(f"{os.fspath(path)!r} is not the name of a file", topic="files-and-folders")
     if "://" in os.fspath(path):
-        raise InputError(f"{path} is not a path of this machine, which this needs")
+        raise InputError(f"{path} is not a path of this machine, which this needs", topic="files-and-folders")
     return Path(path)
 
 
@@ -42,7 +45,7 @@ def behind_links(path: Path) -> Path:
     try:
         return path.resolve() if path.is_symlink() else path
     except RuntimeError as error:
-        raise ArtefactError(f"{path} is a link to itself") from error
+        raise ArtefactError(f"{path} is a link to itself", topic="files-and-folders") from error
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def written(path: str | os.PathLike[str], content: bytes) -> Path:
     try:
         target = as_path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path} cannot be written: {error}") from error
+        raise InputError(f"{path} cannot be written: {error}", topic="files-and-folders") from error
     with os_errors(InputError, target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(target, target.suffix) as temporary:
@@ -121,7 +124,9 @@ def sole_writer(path: Path) -> Iterator[None]:
     with os_errors(ArtefactError, path, "written"):
         file = _locked_file(name)
     if file is None:
-        raise InputError(f"another run writes to {path}: wait until it has ended, or give another path")
+        raise InputError(
+            f"another run writes to {path}: wait until it has ended, or give another path", topic="files-and-folders"
+        )
     try:
         yield
     finally:

@@ -203,19 +203,23 @@ def _lowered(
 ) -> ExportedProgram:
     if module.mask_names:
         raise InputError(
-            f"{module.title} has masks of conditions: lower the module that lrpfx.transform returned, with conditions= of lower"
+            f"{module.title} has masks of conditions: lower the module that lrpfx.transform returned, with "
+            "conditions= of lower",
+            topic="lowering",
         )
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        raise InputError(f"{module.title} is on the meta device, which holds no values to explain")
+        raise InputError(f"{module.title} is on the meta device, which holds no values to explain", topic="kinds-of-inputs")
     if target not in TARGETS:
-        raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
+        raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}", topic="lowering")
     if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
-        raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}")
+        raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}", topic="lowering")
     record = recorded_names(module.unfused_graph, record)
     resolve_names(module.unfused_graph, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
-        raise InputError(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
+        raise InputError(
+            f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name", topic="lowering"
+        )
     without = isinstance(conditions, (list, tuple)) and not conditions
     places = () if without else places_in(module.unfused_graph, conditions)
     masks = dict(zip(places, names_of_masks(places, module.argument_names), strict=True))
@@ -228,7 +232,7 @@ def _lowered(
     row = None if final is None else node_info(final).operator
     of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "max")
     if final is not None and of_classes and saturates(final):
-        warnings.warn(advice(final), LrpfxWarning, stacklevel=5)
+        warnings.warn(LrpfxWarning(advice(final), topic="softmax-at-the-end"), stacklevel=5)
     opened = _open_sizes(module, inputs) if dynamic_batch else []
     try:
         return _program(job, inputs, opened, dynamic_batch)
@@ -237,8 +241,10 @@ def _lowered(
             raise LoweringError(str(error)) from error.__cause__
     fixed = [f"dimension {number} of {name} ({inputs[name].shape[number]})" for one in opened[1:] for name, number in one.of]
     warnings.warn(
-        f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(fixed)}",
-        LrpfxWarning,
+        LrpfxWarning(
+            f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(fixed)}",
+            topic="lowering",
+        ),
         stacklevel=5,
     )
     try:
@@ -264,7 +270,7 @@ def _program(
     except LrpfxError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}") from error
+        raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}", topic="lowering") from error
     dimensions = _dimensions(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
     dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
     graphs = [_trace(job, example, dimensions) for example in examples[:2]]
@@ -294,28 +300,36 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
     if isinstance(inputs, Mapping):
         unknown = [name for name in inputs if name not in names]
         if unknown:
-            raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}")
+            raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}", topic="inputs-do-not-fit")
         named = {name: inputs[name] for name in names if name in inputs}
     elif not isinstance(inputs, Sequence):
-        raise InputTypeError(f"example inputs must be a tensor, several, or a dict of tensors, not {type(inputs).__name__}")
+        raise InputTypeError(
+            f"example inputs must be a tensor, several, or a dict of tensors, not {type(inputs).__name__}", topic="lowering"
+        )
     else:
         if len(inputs) > len(names):
-            raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}")
+            raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}", topic="lowering")
         named = dict(zip(names, inputs, strict=False))
     constants = {name: value for name, value in named.items() if is_constant(value)}
     named = {name: value for name, value in named.items() if name not in constants}
     if constants and not named:
-        raise InputTypeError(f"a program takes tensors, but the examples are {', '.join(map(repr, constants.values()))}")
+        raise InputTypeError(
+            f"a program takes tensors, but the examples are {', '.join(map(repr, constants.values()))}", topic="lowering"
+        )
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
-            raise InputTypeError(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
+            raise InputTypeError(
+                f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}", topic="lowering"
+            )
         problem = not_dense(value)
         if problem is not None:
-            raise InputTypeError(f"the example of {name!r} is {problem}")
+            raise InputTypeError(f"the example of {name!r} is {problem}", topic="lowering")
         if value.ndim == 0 or not len(value):
-            raise InputError(f"the example of {name!r} has no {'samples' if value.ndim else 'batch dimension'}")
+            raise InputError(
+                f"the example of {name!r} has no {'samples' if value.ndim else 'batch dimension'}", topic="lowering"
+            )
     if not named:
-        raise InputError("there are no example inputs")
+        raise InputError("there are no example inputs", topic="lowering")
     return named, constants
 
 
@@ -343,7 +357,10 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
     The sizes of the variants are greater than 1 and differ from all other sizes: tracing would treat equal sizes as the same.
     """
     if len({len(tensor) for tensor in inputs.values()}) > 1:
-        raise InputError(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}")
+        raise InputError(
+            f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}",
+            topic="lowering",
+        )
     opened = [_OpenSize(tuple((name, 0) for name in inputs), ())]
     for guard in module.guards:
         if isinstance(guard, SharedSize) and all(number for _, number in guard.of):
@@ -434,7 +451,8 @@ def _dimensions_of_masks(
                     raise InputError(
                         f"the value of {shown(place)}, of shape {tuple(masks[name].shape)}, has a size in dimension {number} "
                         "that is computed from those of the inputs, so no program takes a mask for it; lower with "
-                        "dynamic_batch=False"
+                        "dynamic_batch=False",
+                        topic="lowering",
                     )
                 if before != after:
                     found[name][number] = one
@@ -444,7 +462,8 @@ def _dimensions_of_masks(
         if found[name].get(0) is not batch or shape[:1] != arguments[0].shape[:1]:
             raise InputError(
                 f"the first dimension of the value of {shown(place)}, of shape {tuple(shape)}, is not the batch, so no program "
-                "takes a mask for it"
+                "takes a mask for it",
+                topic="lowering",
             )
     return found
 
@@ -519,19 +538,24 @@ class _Job:
         """A target for an output; None if the program takes none."""
         if self.target == "max":
             if result.ndim != 2:
-                raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}')
+                raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}', topic="lowering")
             return None
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])
         if self.target == "token":
             if result.ndim != 3:
-                raise InputError(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
+                raise InputError(
+                    f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}', topic="lowering"
+                )
             samples = torch.arange(len(result), device=result.device)
             return torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)
         if result.ndim != 2:
             other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
-            raise InputError(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
+            raise InputError(
+                f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}",
+                topic="lowering",
+            )
         return torch.arange(len(result), device=result.device) % result.shape[1]
 
     def values(self, arguments: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -36,10 +36,12 @@ UNDETERMINED = 0.01
 
 def checked_facts(program: ExportedProgram) -> dict[str, Any]:
     if not isinstance(program, ExportedProgram):
-        raise InputTypeError(f"a program is what lrpfx.lower returns, not a {type(program).__name__}")
+        raise InputTypeError(f"a program is what lrpfx.lower returns, not a {type(program).__name__}", topic="lowering")
     facts = facts_of(program)
     if facts is None:
-        raise ArtefactError("the program was not made by lrpfx.lower, so its arguments and results are unknown")
+        raise ArtefactError(
+            "the program was not made by lrpfx.lower, so its arguments and results are unknown", topic="lowering"
+        )
     return facts
 
 
@@ -85,7 +87,7 @@ def describe(
     try:
         check_photographs(manifest)
     except RefusedError as error:
-        raise InputError(f"the file would not be loaded: {error}") from error
+        raise InputError(f"the file would not be loaded: {error}", topic="preprocessing") from error
     return manifest, test.to_bytes()
 
 

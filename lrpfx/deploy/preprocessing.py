@@ -43,7 +43,7 @@ class StoredPreprocessing:
     def __post_init__(self) -> None:
         problem = self._problem()
         if problem is not None:
-            raise InputError(problem)
+            raise InputError(problem, topic="preprocessing")
 
     def _problem(self) -> str | None:
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -87,7 +87,9 @@ class StoredPreprocessing:
             return image if self.size is None else _covering(image, *self.size, filter)
         height, width = self._resized(image)
         if height * width > MOST_PIXELS:
-            raise InputError(f"resized to {width}×{height} pixels, the photograph would have more than {MOST_PIXELS}")
+            raise InputError(
+                f"resized to {width}×{height} pixels, the photograph would have more than {MOST_PIXELS}", topic="preprocessing"
+            )
         resized = image if (width, height) == image.size else image.resize((width, height), filter)
         return resized if self.size is None else _middle(resized, *self.size)
 
@@ -118,11 +120,15 @@ class StoredPreprocessing:
         """
         wanted = "×".join(map(str, shape))
         if len(shape) != 3 or shape[0] != len(self.mean):
-            raise InputError(f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)} channels: {self}")
+            raise InputError(
+                f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)} channels: {self}",
+                topic="preprocessing",
+            )
         size = self.output_size
         if size is not None and size != shape[1:]:
             raise InputError(
-                f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)}×{size[0]}×{size[1]}: {self}"
+                f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)}×{size[0]}×{size[1]}: {self}",
+                topic="preprocessing",
             )
         return self if size is not None else replace(self, size=(shape[1], shape[2]))
 
@@ -236,7 +242,9 @@ def photographs_part(preprocess: Any, categories: Any) -> dict[str, Any]:
         part["preprocessing"] = stored_form(preprocess).to_dict()
     if categories is not None:
         if isinstance(categories, str) or not isinstance(categories, Sequence):
-            raise InputTypeError(f"categories are a list of names, not {type(categories).__name__}")
+            raise InputTypeError(
+                f"categories are a list of names, not {type(categories).__name__}", topic="classes-and-their-names"
+            )
         part["categories"] = [str(name) for name in categories]
     return part
 
@@ -256,7 +264,9 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
     if isinstance(preprocess, StoredPreprocessing):
         return preprocess
     if not callable(preprocess) or isinstance(preprocess, type):
-        raise InputTypeError(f"preprocess is a function from a photograph to a tensor, not {type(preprocess).__name__}")
+        raise InputTypeError(
+            f"preprocess is a function from a photograph to a tensor, not {type(preprocess).__name__}", topic="preprocessing"
+        )
     remedy = (
         "a file holds a resize, a crop of the middle, a mean and a deviation: pass these as lrpfx.deploy.preprocessing."
         "StoredPreprocessing(mean, std, size, resize)"
@@ -265,12 +275,13 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
         found = _read(preprocess)
         differences = [_difference(preprocess, found, size) for size in _probes(found)]
     except Exception as error:
-        raise InputError(f"the preprocessing cannot be stored: {error}; {remedy}") from error
+        raise InputError(f"the preprocessing cannot be stored: {error}; {remedy}", topic="preprocessing") from error
     if not all(mean <= _LEVELS[0] and largest <= _LEVELS[1] for mean, largest in differences):
         largest = max(largest for _, largest in differences)
         raise InputError(
             f"the preprocessing cannot be stored: it does more than {found}, from which it differs by up to {largest:.0f} of "
-            f"255 levels; {remedy}"
+            f"255 levels; {remedy}",
+            topic="preprocessing",
         )
     return found
 
@@ -309,11 +320,13 @@ def _difference(function: Callable[..., Any], stored: StoredPreprocessing, size:
     noise = Image.fromarray((np.asarray(coarse, dtype=np.int64) + fine).clip(0, 255).astype(np.uint8))
     expected, *others = (torch.as_tensor(applied(function, noise)).detach().cpu().double().numpy() for _ in range(4))
     if not all(np.array_equal(expected, other) for other in others):
-        raise InputError("it does something else each time")
+        raise InputError("it does something else each time", topic="preprocessing")
     expected = expected[0] if expected.ndim == 4 else expected
     found = stored.array(noise)
     if expected.shape != found.shape:
-        raise InputError(f"it returns inputs of shape {expected.shape}, but {stored} gives {found.shape}")
+        raise InputError(
+            f"it returns inputs of shape {expected.shape}, but {stored} gives {found.shape}", topic="preprocessing"
+        )
     levels = np.abs((expected - found) * np.reshape(stored.std, (-1, 1, 1))) * 255
     return float(levels.mean()), float(levels.max())
 
@@ -329,7 +342,7 @@ def _read(function: Any) -> StoredPreprocessing:
         )
     steps = getattr(function, "transforms", None)
     if steps is None:
-        raise InputError(f"the settings of {type(function).__name__} are not known")
+        raise InputError(f"the settings of {type(function).__name__} are not known", topic="preprocessing")
     return _of_steps(list(steps))
 
 

@@ -29,7 +29,7 @@ class LoweredProgram(ExportedProgram):
             given = {name: value for name, value in tensors.items() if name in wanted and isinstance(value, torch.Tensor)}
             problem = problem_of_sizes(given, wanted, shared)
             if problem is not None:
-                raise InputError(problem)
+                raise InputError(problem, topic="running-programs")
 
         module.register_forward_pre_hook(check, prepend=True, with_kwargs=True)
         return module

@@ -28,7 +28,7 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
     """A plain tensor whose memory holds the values of `value`, as compiled code needs it."""
     problem = not_dense(value)
     if problem is not None:
-        raise InputTypeError(f"{name} is {problem}, but the program takes dense tensors with values")
+        raise InputTypeError(f"{name} is {problem}, but the program takes dense tensors with values", topic="running-programs")
     with DisableTorchFunction():  # a subclass may change what its methods do
         return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
 
@@ -60,7 +60,7 @@ class Runner:
         return Runner(copy.deepcopy(self.function, memo), self.manifest, self.self_test)
 
     def __reduce__(self) -> NoReturn:
-        raise InputTypeError("a runner cannot be pickled: load the file in the process that runs it")
+        raise InputTypeError("a runner cannot be pickled: load the file in the process that runs it", topic="running-programs")
 
     def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
         """The results by name.
@@ -111,7 +111,7 @@ class Runner:
         """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
-            raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments")
+            raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments", topic="running-programs")
         given = {**dict(zip(names, args, strict=False)), **keywords}
         conditions = self.manifest["conditions"]
         missing = [name for name in names if name not in given and name not in conditions]
@@ -120,14 +120,15 @@ class Runner:
         if missing or unknown or twice:
             raise InputError(
                 f"the program takes {', '.join(names)}; missing: {', '.join(missing) or 'none'}, "
-                f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}"
+                f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}",
+                topic="running-programs",
             )
         try:
             tensors = {name: self._checked(name, given[name]) for name in names if name not in conditions}
             sizes = {name: described["shape"] for name, described in self.manifest["arguments"].items()}
             problem = problem_of_sizes(tensors, sizes, self.manifest["sizes"])
             if problem is not None:
-                raise InputError(problem)
+                raise InputError(problem, topic="running-programs")
             tensors |= {name: self._mask(name, given.get(name), tensors) for name in conditions}
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -153,12 +154,15 @@ class Runner:
                 raise MemoryError(str(error)) from error
             if any(tensors[name].dtype == torch.int64 for name in inputs_of(self.manifest)):
                 raise InputError(  # the checks leave no other fault of the inputs
-                    f"the program cannot run on these inputs, perhaps because an index is out of range: {error}"
+                    f"the program cannot run on these inputs, perhaps because an index is out of range: {error}",
+                    topic="running-programs",
                 ) from error
-            raise ArtefactError(f"the program fails: {type(error).__name__}: {error}") from error
+            raise ArtefactError(f"the program fails: {type(error).__name__}: {error}", topic="running-programs") from error
         if results.keys() != self.manifest["results"].keys():
             named = ", ".join(self.manifest["results"])
-            raise ArtefactError(f"the program gives {', '.join(results)}, but its manifest says {named}")
+            raise ArtefactError(
+                f"the program gives {', '.join(results)}, but its manifest says {named}", topic="running-programs"
+            )
         return results
 
     def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -182,7 +186,8 @@ class Runner:
             full = mask.broadcast_to(sizes)
         except RuntimeError as error:
             raise InputError(
-                f"{name} has the shape {tuple(mask.shape)}, but the value that it masks has {tuple(sizes)}"
+                f"{name} has the shape {tuple(mask.shape)}, but the value that it masks has {tuple(sizes)}",
+                topic="running-programs",
             ) from error
         return full.contiguous()
 
@@ -190,22 +195,27 @@ class Runner:
         """The argument as a contiguous tensor, after all checks."""
         wanted = self.manifest["arguments"][name]
         if not isinstance(value, (torch.Tensor, np.ndarray)):
-            raise InputTypeError(f"{name} is a {type(value).__name__}, not a tensor or an array")
+            raise InputTypeError(f"{name} is a {type(value).__name__}, not a tensor or an array", topic="running-programs")
         if isinstance(value, np.ndarray):
             if value.dtype.name not in DTYPES:
-                raise InputTypeError(f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}")
+                raise InputTypeError(
+                    f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}", topic="running-programs"
+                )
             if isinstance(value, np.ma.MaskedArray):
-                raise InputTypeError(f"{name} is a masked array, but the program does not support masks; fill it with values")
+                raise InputTypeError(
+                    f"{name} is a masked array, but the program does not support masks; fill it with values",
+                    topic="running-programs",
+                )
             tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
         else:
             tensor = _plain(name, value)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != wanted["dtype"]:
-            raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")
+            raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}", topic="running-programs")
         if tensor.is_floating_point():
             allowed = tensor != -torch.inf if name in self.manifest["masks"] else torch.ones_like(tensor, dtype=torch.bool)
             if not torch.isfinite(tensor[allowed]).all():
-                raise InputError(f"{name} has values that are not finite")
+                raise InputError(f"{name} has values that are not finite", topic="values-not-finite")
         return tensor.contiguous()
 
     def _check_classes(self, target: torch.Tensor) -> None:
@@ -213,13 +223,13 @@ class Runner:
         target = target[:, 1] if target.ndim == 2 else target
         outside = target[(target < 0) | (target >= classes)]
         if outside.numel():
-            raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes")
+            raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")
 
     @staticmethod
     def _check_positions(positions: torch.Tensor, length: int) -> None:
         outside = positions[(positions < -length) | (positions >= length)]
         if outside.numel():
-            raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions")
+            raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions", topic="targets")
 
     def verify(self, *, tolerance: float | None = None) -> float:
         """Run the self-test, with two batch sizes if the program takes any.
@@ -243,7 +253,7 @@ class Runner:
         """
         allowed = self.manifest["tolerance"] if tolerance is None else tolerance
         if not isinstance(allowed, (int, float)) or not 0 <= allowed < math.inf:
-            raise InputError(f"tolerance is a number from 0, not {tolerance!r}")
+            raise InputError(f"tolerance is a number from 0, not {tolerance!r}", topic="running-programs")
         largest = 0.0
         for size in self.self_test.sizes:
             arguments = {
@@ -253,13 +263,16 @@ class Runner:
             for name, value in self(**arguments).items():
                 expected = self.self_test.expected(name, size).shape
                 if tuple(value.shape) != expected:
-                    raise ArtefactError(f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved")
+                    raise ArtefactError(
+                        f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved", topic="running-programs"
+                    )
                 difference = self.self_test.difference(name, size, as_array(value))
                 largest = max(largest, difference)
                 if not difference <= allowed:
                     raise ArtefactError(
                         f"{name} differs from the program's result when it was saved, by {difference:.1e} of its norm in a "
-                        f"batch of {size}, which is more than {allowed:.0e}"
+                        f"batch of {size}, which is more than {allowed:.0e}",
+                        topic="running-programs",
                     )
         return largest
 
@@ -279,7 +292,10 @@ class Runner:
             The file is of an older version, which does not hold a fingerprint of the weights.
         """
         if self.manifest["weights"] is None:
-            raise ArtefactError("the file does not hold a fingerprint of the weights: save it again with this version of lrpfx")
+            raise ArtefactError(
+                "the file does not hold a fingerprint of the weights: save it again with this version of lrpfx",
+                topic="running-programs",
+            )
         if preprocess is not None and stored_form(preprocess) != preprocessing_in(self.manifest):
             return False
         return bool(fingerprint_of_tensors(model.state_dict()) == self.manifest["weights"])

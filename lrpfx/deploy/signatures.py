@@ -41,9 +41,9 @@ def _key(key: Key, loader: str, kind: str, **settings: Any) -> Any:
     try:
         loaded = getattr(serialization, loader)(key, **settings)
     except (ValueError, TypeError) as error:
-        raise InputError(f"this is not a {kind} in PEM format without a password: {error}") from error
+        raise InputError(f"this is not a {kind} in PEM format without a password: {error}", topic="refused-files") from error
     if not isinstance(loaded, getattr(kinds, kind)):
-        raise InputError(f"the key is a {type(loaded).__name__}, not an {kind}")
+        raise InputError(f"the key is a {type(loaded).__name__}, not an {kind}", topic="refused-files")
     return loaded
 
 

@@ -92,19 +92,20 @@ class Explainer:
     ) -> None:
         if not isinstance(model, (nn.Module, Runner)):
             raise InputTypeError(
-                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(model).__name__}"
+                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(model).__name__}",
+                topic="explainers",
             )
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}")
+            raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}", topic="explainers")
         self.model = model
         self.composite = composite
         self.preprocess = preprocessing_of(model) if preprocess is None else Preprocessing(preprocess)
         self.categories = _names(model, categories)
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
-            raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}")
+            raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
         if preprocess is not None and tokenizer is not None:
-            raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them")
+            raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them", topic="explainers")
         self.record = (record,) if isinstance(record, str) else tuple(listed("record=", record))
         self.output = output
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
@@ -117,7 +118,7 @@ class Explainer:
         self._bounds: Any = None
         self._arguments: set[str] | None = None  # the names of the inputs that the model is compiled for, if they may change
         if composite is not None and not _has_no_rules(model):
-            raise InputError("the model has its rules already: composite= is for a model that has none yet")
+            raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
     def __call__(self, images: Any, target: Class | Sequence[Class] = None, *, targets: Sequence[Class] | None = None) -> Any:
         """The explanation of a photograph or a text, or `Explanations` of several.
@@ -157,7 +158,7 @@ class Explainer:
 
     def _of_texts(self, given: Any, target: Any, targets: Any) -> TextExplanation | TextExplanations:
         if isinstance(self.model, Runner):
-            raise InputError("programs of text models take tokens: call the runner itself")
+            raise InputError("programs of text models take tokens: call the runner itself", topic="explainers")
         texts, several = texts_in(given)
         wanted = Wanted(target, targets, len(texts))
         wanted.check_number(len(texts))
@@ -180,7 +181,9 @@ class Explainer:
             There was no call yet, or the model is an exported program.
         """
         if not isinstance(self._compiled, CompiledModel):
-            raise InputError("there is no explainable module before the first explanation, or for an exported program")
+            raise InputError(
+                "there is no explainable module before the first explanation, or for an exported program", topic="explainers"
+            )
         return self._compiled.module
 
     def spatial_layers(self) -> list[str]:
@@ -192,7 +195,9 @@ class Explainer:
             There was no call yet.
         """
         if self._compiled is None:
-            raise InputError("the layers are not known before the first explanation, which compiles the model")
+            raise InputError(
+                "the layers are not known before the first explanation, which compiles the model", topic="explainers"
+            )
         return self._compiled.spatial_layers()
 
     # --- photographs ---------------------------------------------------------------------------------------------------------
@@ -388,20 +393,22 @@ def _as_inputs(images: Any) -> torch.Tensor:
     if isinstance(images, (list, tuple)) and images and all(isinstance(one, torch.Tensor) for one in images):
         shapes = {tuple(one.shape) for one in images}
         if len(shapes) > 1:
-            raise InputError(f"the inputs have different shapes: {', '.join(map(str, sorted(shapes)))}")
+            raise InputError(f"the inputs have different shapes: {', '.join(map(str, sorted(shapes)))}", topic="explainers")
         images = torch.stack(list(images))
     if not isinstance(images, torch.Tensor):
         raise InputError(
             f"without preprocess=, images are tensors that the model takes, not {type(images).__name__}: pass preprocess=, "
-            "such as weights.transforms() for torchvision's models; for sentences, pass tokenizer="
+            "such as weights.transforms() for torchvision's models; for sentences, pass tokenizer=",
+            topic="explainers",
         )
     if images.ndim not in (3, 4) or not images.is_floating_point():
         raise InputError(
             "without preprocess=, images are tensors of floating-point numbers (batch, channels, height, width), not of "
-            f"{images.dtype} and shape {tuple(images.shape)}; lrpfx.attribute explains inputs of any other kind"
+            f"{images.dtype} and shape {tuple(images.shape)}; lrpfx.attribute explains inputs of any other kind",
+            topic="explainers",
         )
     if images.ndim == 4 and not len(images):
-        raise InputError("the batch of images is empty")
+        raise InputError("the batch of images is empty", topic="image-files")
     return images if images.ndim == 4 else images[None]
 
 
@@ -423,12 +430,15 @@ def _names(model: Any, categories: Any) -> tuple[str, ...] | None:
         try:
             indices = {int(index): str(name) for index, name in pairs}
         except (TypeError, ValueError):
-            raise InputTypeError("categories are a dict from indices to names, or from names to indices") from None
+            raise InputTypeError(
+                "categories are a dict from indices to names, or from names to indices", topic="classes-and-their-names"
+            ) from None
         if sorted(indices) != list(range(len(indices))):
-            raise InputError(f"categories name the classes 0 to {len(indices) - 1}, each once")
+            raise InputError(f"categories name the classes 0 to {len(indices) - 1}, each once", topic="classes-and-their-names")
         return tuple(indices[index] for index in range(len(indices)))
     if isinstance(categories, (str, bytes)) or not isinstance(categories, (Sequence, np.ndarray)):
         raise InputTypeError(
-            f"categories are a list of names, or a dict from indices to names, not {type(categories).__name__}"
+            f"categories are a list of names, or a dict from indices to names, not {type(categories).__name__}",
+            topic="classes-and-their-names",
         )
     return tuple(map(str, categories))

@@ -140,7 +140,7 @@ class Explained(ABC):
             The count is not a positive number.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise InputError(f"top takes a positive number of classes, not {count!r}")
+            raise InputError(f"top takes a positive number of classes, not {count!r}", topic="classes-and-their-names")
         best = np.argsort(-self.output, kind="stable")[:count]
         return [category_of(self.output, int(index), self.categories, self.scores) for index in best]
 
@@ -370,7 +370,9 @@ class Explanation(Explained):
             for name in missing:
                 value = found.layers[name]
                 if value.ndim != 3:
-                    raise InputError(f"the relevance of {name} has shape {value.shape}, not (channels, height, width)")
+                    raise InputError(
+                        f"the relevance of {name} has shape {value.shape}, not (channels, height, width)", topic="explainers"
+                    )
                 maps[name] = value.sum(0)
         maps = {name: maps[name] for name in chosen}
         return pictures.strip({"input": self.input_relevance.sum(0), **maps}, **settings)
@@ -388,7 +390,9 @@ class Explanation(Explained):
 
     def _source(self, what: str, remedy: str) -> Source:
         if self.source is None:
-            raise InputError(f"{what} is not part of this explanation, which was pickled without its model: {remedy}")
+            raise InputError(
+                f"{what} is not part of this explanation, which was pickled without its model: {remedy}", topic="explainers"
+            )
         return self.source
 
     # --- saving and showing ---------------------------------------------------------------------------------------------------
@@ -463,7 +467,7 @@ class Several(Sequence[Kind]):
     def _some(self) -> tuple[Kind, ...]:
         """The explanations; `InputError` if there are none to draw."""
         if not self.items:
-            raise InputError("there are no explanations to draw")
+            raise InputError("there are no explanations to draw", topic="explainers")
         return self.items
 
 
@@ -518,7 +522,7 @@ def listed(caller: str, values: Any) -> list[Any]:
     if isinstance(values, (np.ndarray, torch.Tensor)):
         values = values.tolist()
     if not isinstance(values, (list, tuple, range)):
-        raise InputTypeError(f"{caller} takes a list, not {values!r}")
+        raise InputTypeError(f"{caller} takes a list, not {values!r}", topic="explainers")
     return list(values)
 
 
@@ -526,18 +530,28 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int
     """The index of a class that is given by its index or its name. Raises `InputError` for unknown ones."""
     if isinstance(target, str):
         if categories is None:
-            raise InputError(f"the class {target!r} is a name, but the names are not known: pass categories=")
+            raise InputError(
+                f"the class {target!r} is a name, but the names are not known: pass categories=",
+                topic="classes-and-their-names",
+            )
         found = [index for index, name in enumerate(categories) if name == target]
         found = found or [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
         if not found:
-            raise InputError(f"there is no class named {target!r}.{nearest(target, categories)}")
+            raise InputError(
+                f"there is no class named {target!r}.{nearest(target, categories)}", topic="classes-and-their-names"
+            )
         if len(found) > 1:
-            raise InputError(f"{len(found)} classes are named {target!r}: give an index, {' or '.join(map(str, found))}")
+            raise InputError(
+                f"{len(found)} classes are named {target!r}: give an index, {' or '.join(map(str, found))}",
+                topic="classes-and-their-names",
+            )
         return found[0]
     if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
-        raise InputTypeError(f"a class is given by its index or its name, not by {type(target).__name__}")
+        raise InputTypeError(
+            f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
+        )
     if not 0 <= target < classes:
-        raise InputError(f"class {target} is out of range: the output has {classes} classes")
+        raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
     return int(target)
 
 
@@ -569,7 +583,7 @@ def format_of_picture(path: Path) -> str:
     """The format of Pillow that a suffix means. `InputError` if it writes none of this suffix."""
     form = Image.registered_extensions().get(path.suffix.lower())
     if form is None or form not in Image.SAVE:
-        raise InputError(f"{path}: {_FORMATS}")
+        raise InputError(f"{path}: {_FORMATS}", topic="explainers")
     return form
 
 
@@ -580,7 +594,9 @@ def save_picture(picture: Image.Image, path: Path) -> Path:
     try:
         picture.save(content, format=form)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:  # some have one colour only, or need a program
-        raise InputError(f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {_FORMATS}") from error
+        raise InputError(
+            f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {_FORMATS}", topic="explainers"
+        ) from error
     return written(path, content.getvalue())
 
 

@@ -61,11 +61,12 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
         yield images, Path(name).name if isinstance(name, str) else ""
     elif isinstance(images, (np.ndarray, torch.Tensor)):
         if images.ndim == 4 and not len(images):
-            raise InputError("the batch of images is empty")
+            raise InputError("the batch of images is empty", topic="image-files")
         if images.ndim == 3 and images.shape[0] == 4 and images.shape[2] not in COLORS:
             raise InputTypeError(
                 f"an array of shape {tuple(images.shape)} can be four photographs in grey, or one with red, green, blue and "
-                "transparency: pass list(array) for four, or one with its channels last"
+                "transparency: pass list(array) for four, or one with its channels last",
+                topic="image-files",
             )
         yield from _each(images, "batch") if is_several(images) else iter([(images, "")])
     elif isinstance(images, Mapping) and set(images) == {"bytes", "path"}:
@@ -73,13 +74,15 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
     elif isinstance(images, (Mapping, Set)):
         raise InputTypeError(
             f"images are in an order, which a {type(images).__name__} does not give them: pass a list"
-            + (", such as list(images.values())" if isinstance(images, Mapping) else "")
+            + (", such as list(images.values())" if isinstance(images, Mapping) else ""),
+            topic="image-files",
         )
     elif images is None or isinstance(images, bytes) or not isinstance(images, Iterable):
         raise InputTypeError(
             f"images are paths, PIL images, arrays or tensors of uint8, uint16 or floating point, or lists of these, not "
             f"{'None' if images is None else type(images).__name__}"
-            + ("; for the content of a file, pass io.BytesIO(content)" if isinstance(images, bytes) else "")
+            + ("; for the content of a file, pass io.BytesIO(content)" if isinstance(images, bytes) else ""),
+            topic="image-files",
         )
     else:
         yield from _each(images, "list" if isinstance(images, (list, tuple)) else type(images).__name__)
@@ -91,7 +94,7 @@ def _each(images: Any, what: str) -> Iterator[tuple[Any, str]]:
         found = True
         yield from _items(image)
     if not found:
-        raise InputError(f"the {what} of images is empty")
+        raise InputError(f"the {what} of images is empty", topic="image-files")
 
 
 def _encoded(content: Any, path: Any) -> tuple[Any, str]:
@@ -99,7 +102,9 @@ def _encoded(content: Any, path: Any) -> tuple[Any, str]:
     if content is None and isinstance(path, str) and path:
         return _expanded(path), _expanded(path).name
     if not isinstance(content, bytes):
-        raise InputTypeError("an image of a dataset of Hugging Face has neither its content as bytes nor a path")
+        raise InputTypeError(
+            "an image of a dataset of Hugging Face has neither its content as bytes nor a path", topic="image-files"
+        )
     file = io.BytesIO(content)
     file.name = path if isinstance(path, str) else "the image"
     return file, Path(path).name if isinstance(path, str) else ""
@@ -113,16 +118,16 @@ def _has_paths(array: Any) -> bool:
 def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
     """The file at a path, or the image files in a folder, with their names."""
     if not os.fspath(path):
-        raise InputError("the path of the image is empty; for the current folder, pass '.'")
+        raise InputError("the path of the image is empty; for the current folder, pass '.'", topic="image-files")
     if _is_address(path):
-        raise InputError(f"{path} is an address: download the photograph, and give the path of the file")
+        raise InputError(f"{path} is an address: download the photograph, and give the path of the file", topic="image-files")
     if not _is_folder(path):
         yield _expanded(path), _expanded(path).name
         return
     folder = _expanded(path)
     files = image_files(folder)
     if not files:
-        raise InputError(f"there is no image in the folder {folder}")
+        raise InputError(f"there is no image in the folder {folder}", topic="image-files")
     yield from ((file, str(file.relative_to(folder))) for file in files)
 
 
@@ -144,7 +149,7 @@ def _files_in(folder: Path, around: tuple[Path, ...]) -> Iterator[Path]:
         real = folder.resolve()
         entries = [] if real in around else list(folder.iterdir())
     except (OSError, RuntimeError) as error:  # of links that have no end
-        raise InputError(f"the folder {folder} cannot be read: {error}") from error
+        raise InputError(f"the folder {folder} cannot be read: {error}", topic="image-files") from error
     for entry in entries:
         if entry.name.startswith("."):
             continue
@@ -171,7 +176,7 @@ def _expanded(path: Any) -> Path:
     try:
         return Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}", topic="image-files") from error
 
 
 def _opened(image: Any) -> Image.Image:
@@ -180,19 +185,19 @@ def _opened(image: Any) -> Image.Image:
         shown = image if isinstance(image, Path) else getattr(image, "name", None) or f"the {type(image).__name__}"
         try:
             if isinstance(image, Path) and image.exists() and not image.is_file():  # a pipe would wait for its writer
-                raise InputError("it is not a file")
+                raise InputError("it is not a file", topic="image-files")
             with Image.open(image, formats=readable_formats()) as file:
                 return _in_rgb(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
-            raise InputError(f"there is no file {shown}") from error
+            raise InputError(f"there is no file {shown}", topic="image-files") from error
         except UnidentifiedImageError as error:
-            raise InputError(f"{shown} is not an image that Pillow can read") from error
+            raise InputError(f"{shown} is not an image that Pillow can read", topic="image-files") from error
         except LrpfxError as error:
-            raise type(error)(f"{shown}: {error}") from error
+            raise type(error)(f"{shown}: {error}", topic=error.topic) from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InputError(f"{shown} cannot be opened: {error}") from error
+            raise InputError(f"{shown} cannot be opened: {error}", topic="image-files") from error
     if isinstance(image, torch.Tensor) and (problem := not_dense(image)) is not None:
-        raise InputTypeError(f"the image is {problem}")
+        raise InputTypeError(f"the image is {problem}", topic="image-files")
     return _in_rgb(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
 
 

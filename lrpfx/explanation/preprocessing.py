@@ -58,10 +58,13 @@ class Preprocessing:
         if not callable(function):
             raise InputTypeError(
                 f"preprocess is a function from a photograph to a tensor, such as weights.transforms(), not "
-                f"{type(function).__name__}"
+                f"{type(function).__name__}",
+                topic="preprocessing",
             )
         if isinstance(function, type):
-            raise InputTypeError(f"preprocess is a function, not the class {function.__name__}; did you mean to call it?")
+            raise InputTypeError(
+                f"preprocess is a function, not the class {function.__name__}; did you mean to call it?", topic="preprocessing"
+            )
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
         self._range: Range | None = None
@@ -73,7 +76,8 @@ class Preprocessing:
         if not torch.isfinite(result).all():
             raise InputError(
                 f"preprocess returned values that are not finite (NaN or infinite) for a photograph of {photograph.width}×"
-                f"{photograph.height} pixels; does it divide by a deviation or a range that is 0?"
+                f"{photograph.height} pixels; does it divide by a deviation or a range that is 0?",
+                topic="values-not-finite",
             )
         return result
 
@@ -122,7 +126,8 @@ class Preprocessing:
         except Exception as error:
             raise InputError(
                 f"preprocess failed on a photograph of {photograph.width}×{photograph.height} pixels "
-                f"({type(error).__name__}: {first_lines(error)}); it gets a PIL image in RGB"
+                f"({type(error).__name__}: {first_lines(error)}); it gets a PIL image in RGB",
+                topic="preprocessing",
             ) from error
         if isinstance(result, Mapping) and "pixel_values" in result:  # of an image processor of transformers
             result = result["pixel_values"]
@@ -132,19 +137,26 @@ class Preprocessing:
             result = torch.from_numpy(np.ascontiguousarray(result))
         if not isinstance(result, torch.Tensor):
             raise InputTypeError(
-                f"preprocess returned {type(result).__name__}, not a tensor; does it end in ToTensor and Normalize?"
+                f"preprocess returned {type(result).__name__}, not a tensor; does it end in ToTensor and Normalize?",
+                topic="preprocessing",
             )
         if result.ndim == 4 and len(result) == 1:
             result = result[0]
         if result.ndim != 3:
-            raise InputError(f"preprocess returned a tensor of shape {tuple(result.shape)}, not (channels, height, width)")
+            raise InputError(
+                f"preprocess returned a tensor of shape {tuple(result.shape)}, not (channels, height, width)",
+                topic="preprocessing",
+            )
         if result.shape[2] in COLORS and result.shape[0] not in COLORS:
             raise InputError(
                 f"preprocess returned a tensor of shape {tuple(result.shape)}, with its channels last: models take (channels, "
-                "height, width), so let it end in .permute(2, 0, 1), or .transpose(2, 0, 1) for an array"
+                "height, width), so let it end in .permute(2, 0, 1), or .transpose(2, 0, 1) for an array",
+                topic="preprocessing",
             )
         if not result.is_floating_point():
-            raise InputTypeError(f"preprocess returned a tensor of {result.dtype}, not of floating-point numbers")
+            raise InputTypeError(
+                f"preprocess returned a tensor of {result.dtype}, not of floating-point numbers", topic="preprocessing"
+            )
         return result.detach()
 
     def _measure(self, width: int, height: int) -> Measured:

@@ -30,10 +30,13 @@ class Wanted:
     def __init__(self, target: Any, targets: Any, texts: int | None = None) -> None:
         """`texts`: how many texts are explained; None for photographs. Texts have contrasts and positions as targets, too."""
         if targets is not None and target is not None:
-            raise InputError("target= is one class for each image, targets= are several for each; pass one of them")
+            raise InputError(
+                "target= is one class for each image, targets= are several for each; pass one of them",
+                topic="classes-and-their-names",
+            )
         self.several = None if targets is None else _classes("targets=", targets, texts is not None)
         if self.several == []:
-            raise InputError("targets= is an empty list")
+            raise InputError("targets= is an empty list", topic="explainers")
         if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
             target = target.item()
         one = target is None or isinstance(target, (str, int, float, np.generic))  # some of them are refused later
@@ -42,7 +45,8 @@ class Wanted:
         elif isinstance(target, Mapping) or callable(target):
             raise InputTypeError(
                 f"a class is given by its index or its name, not by {type(target).__name__}; lrpfx.attribute takes contrasts "
-                "and functions of the output"
+                "and functions of the output",
+                topic="classes-and-their-names",
             )
         self.each = None if one else _classes("target=", target, texts is not None)
         self.target = target if one else None
@@ -54,7 +58,9 @@ class Wanted:
         if self.each is None:
             return [self.target]
         if number >= len(self.each):
-            raise InputError(f"target= has {len(self.each)} classes, one for each, but more were given")
+            raise InputError(
+                f"target= has {len(self.each)} classes, one for each, but more were given", topic="classes-and-their-names"
+            )
         return [self.each[number]]
 
     def check_number(self, count: int) -> None:
@@ -62,7 +68,8 @@ class Wanted:
         if self.each is not None and len(self.each) != count:
             raise InputError(
                 f"target= has {len(self.each)} classes, one for each, but {count} were given; several classes for each are "
-                "targets="
+                "targets=",
+                topic="classes-and-their-names",
             )
 
 
@@ -85,7 +92,7 @@ def _is_for_each(target: tuple[Any, Any], texts: int) -> bool:
 def _classes(name: str, classes: Any, of_texts: bool) -> list[Class]:
     found = listed(name, classes)
     if any(isinstance(one, (list, tuple)) and not (of_texts and is_place(one)) for one in found):
-        raise InputError(f"{name} is a list of classes, not of lists")
+        raise InputError(f"{name} is a list of classes, not of lists", topic="classes-and-their-names")
     return found
 
 
@@ -181,7 +188,9 @@ class CompiledModel(Compiled):
 def check_same(output: Array, before: Array) -> None:
     """Raise `InputError` unless a model still has the output that was explained."""
     if not np.allclose(output, before, rtol=1e-2, atol=1e-3 * float(np.abs(before).max())):
-        raise InputError("the model has changed since this explanation was made; explain the photograph again")
+        raise InputError(
+            "the model has changed since this explanation was made; explain the photograph again", topic="changed-weights"
+        )
 
 
 def _scores_of(module: ExplainModule, output: OutputSelector) -> Scores:
@@ -237,7 +246,10 @@ class CompiledProgram(Compiled):
         columns = [list(column) for column in zip(*classes, strict=True)]
         only_largest = manifest["target"] == "max"
         if only_largest and any(one is not None for column in columns for one in column):
-            raise InputError("the program explains the largest output only; export it with lrpfx.lower(..., target='index')")
+            raise InputError(
+                "the program explains the largest output only; export it with lrpfx.lower(..., target='index')",
+                topic="explainers",
+            )
         described = next(iter(manifest["arguments"].values()))
         count, size = len(inputs), described["shape"][0] or len(inputs)
         places = [place % count for place in range(size)]
@@ -258,13 +270,19 @@ class CompiledProgram(Compiled):
         results = manifest["results"]
         if manifest["target"] not in ("index", "max") or "relevance" not in results:
             raise InputError(
-                "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one of each"
+                "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one of each",
+                topic="classes-and-their-names",
             )
         if results["relevance"]["dtype"] == "uint8":
-            raise InputError("the program returns pictures of relevance in bytes; export it without reduce='bytes'")
+            raise InputError(
+                "the program returns pictures of relevance in bytes; export it without reduce='bytes'", topic="explainers"
+            )
         missing = [name for name in record if name not in results]
         if missing:
-            raise InputError(f"the program does not record {missing[0]!r}; export it with lrpfx.lower(..., record={missing!r})")
+            raise InputError(
+                f"the program does not record {missing[0]!r}; export it with lrpfx.lower(..., record={missing!r})",
+                topic="explainers",
+            )
 
     def _run_index(self, inputs: torch.Tensor, column: Sequence[Class]) -> Any:
         classes = self.runner.manifest["results"]["output"]["shape"][-1]
@@ -277,10 +295,12 @@ class CompiledProgram(Compiled):
         return found
 
     def ledger(self, explanation: Explanation) -> Ledger:
-        raise InputError("an exported program has no ledger")
+        raise InputError("an exported program has no ledger", topic="explainers")
 
     def spatial_layers(self) -> list[str]:
-        raise InputError("an exported program has the layers that it was exported with: lower(..., record=)")
+        raise InputError(
+            "an exported program has the layers that it was exported with: lower(..., record=)", topic="explainers"
+        )
 
 
 def _target_of(column: Sequence[Class], categories: Sequence[str] | None) -> Any:
@@ -310,7 +330,10 @@ def _answers(
 ) -> list[tuple[Answer, ...]]:
     """The answers for each image: one for each column of classes."""
     if categories is not None and len(categories) != outputs.shape[1]:
-        raise InputError(f"categories= has {len(categories)} names of classes, but the output has {outputs.shape[1]} classes")
+        raise InputError(
+            f"categories= has {len(categories)} names of classes, but the output has {outputs.shape[1]} classes",
+            topic="classes-and-their-names",
+        )
 
     def answer(place: int, one: Class, arrays: dict[str, Array]) -> Answer:
         output = outputs[place]
@@ -338,6 +361,7 @@ def checked_output(output: Any) -> Any:
         place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(
             f"the explained output has shape {tuple(output.shape)}, not (batch, classes); choose what has by a function that "
-            f"ends in {place}, such as output=lambda output: output{place} if the model returns one tensor"
+            f"ends in {place}, such as output=lambda output: output{place} if the model returns one tensor",
+            topic="classes-and-their-names",
         )
     return output

@@ -183,7 +183,10 @@ class _Seed:
         if output.ndim != 3:
             checked_output(output)
             if self.position is not None:
-                raise InputError("a position and a token are a target for models that return tokens; this one returns classes")
+                raise InputError(
+                    "a position and a token are a target for models that return tokens; this one returns classes",
+                    topic="sentences",
+                )
             self.output = as_array(output[0])
             self.weights = self._chosen(output.shape[1])
             return relevance_of_output(output, self.weights)
@@ -192,7 +195,8 @@ class _Seed:
             raise InputError(
                 f"the model returns {features} features of each token, neither classes nor tokens, of which the tokenizer has "
                 f"{known}. If they are classes of each token, choose a token: Explainer(..., output=lambda result: "
-                "result.logits[:, 2]). Otherwise explain a model with a head, or a module that computes one number from them"
+                "result.logits[:, 2]). Otherwise explain a model with a head, or a module that computes one number from them",
+                topic="sentences",
             )
         self.names = _Vocabulary(self.tokenizer, output.shape[2])
         place = self._place(output.shape[1])
@@ -215,7 +219,7 @@ class _Seed:
         """The position whose prediction is explained: the given one, that of the mask, or else the last."""
         if self.position is not None:
             if not -length <= self.position < length:
-                raise InputError(f"position {self.position} is out of range: the text has {length} tokens")
+                raise InputError(f"position {self.position} is out of range: the text has {length} tokens", topic="sentences")
             return int(self.position)
         ids, last = self.text.ids, self.text.last
         mask = getattr(self.tokenizer, "mask_token_id", None)
@@ -223,14 +227,16 @@ class _Seed:
         if len(masked) > 1:
             raise InputError(
                 f"the text has {len(masked)} masks, and one prediction is explained at a time: target=(position, token) "
-                "explains any of them"
+                "explains any of them",
+                topic="sentences",
             )
         if not masked and not self.text.is_chat and ids[last] in getattr(self.tokenizer, "all_special_ids", ()):
             end = self.tokenizer.decode([ids[last]])
             hint = "" if mask is None else f"; a model that fills in words needs a {self.tokenizer.mask_token} in the text"
             raise InputError(
                 f"the tokenizer ends the text with {end}, so that nothing continues it: a model that continues texts needs a "
-                f"tokenizer that adds nothing at the end{hint}"
+                f"tokenizer that adds nothing at the end{hint}",
+                topic="sentences",
             )
         return masked[0] if masked else last
 
@@ -252,9 +258,11 @@ class _Seed:
         if isinstance(target, str) and isinstance(self.names, _Vocabulary):
             ids = self.tokenizer(target, add_special_tokens=False)["input_ids"]
             if len(ids) != 1:
-                raise InputError(f"{target!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank")
+                raise InputError(
+                    f"{target!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic="sentences"
+                )
             if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
-                raise InputError(f"the tokenizer does not know {target!r}")
+                raise InputError(f"the tokenizer does not know {target!r}", topic="sentences")
             return int(ids[0])
         return index_of(target, self.names, classes)
 

@@ -67,13 +67,15 @@ def texts_in(given: Any) -> tuple[list[Any], bool]:
         found, several = [given], False
     elif isinstance(given, (torch.Tensor, np.ndarray)) and given.dtype != object and not _holds_text(given):
         if given.ndim not in (1, 2):
-            raise InputError(f"token ids have the shape (tokens,) or (texts, tokens), not {tuple(given.shape)}")
+            raise InputError(
+                f"token ids have the shape (tokens,) or (texts, tokens), not {tuple(given.shape)}", topic="sentences"
+            )
         found, several = (list(given), len(given) != 1) if given.ndim == 2 else ([given], False)
     else:
         several = isinstance(given, Iterable) and not isinstance(given, (bytes, bytearray))
         found = list(given) if several else [given]
     if not found:
-        raise InputError("the list of texts is empty")
+        raise InputError("the list of texts is empty", topic="sentences")
     return found, several
 
 
@@ -81,12 +83,14 @@ def read(tokenizer: Any, text: Any) -> ReadText:
     """One text as the model reads it. Raises `InputError` and `InputTypeError`."""
     if isinstance(text, str):
         if not text.strip():
-            raise InputError("the text is empty")
+            raise InputError("the text is empty", topic="sentences")
         return _encoded(tokenizer, text)
     if isinstance(text, Mapping):
         found, several = _texts_of_mapping(text)
         if several:
-            raise InputError(f"an encoding among several texts holds {len(found)} texts; pass them one by one")
+            raise InputError(
+                f"an encoding among several texts holds {len(found)} texts; pass them one by one", topic="sentences"
+            )
         (text,) = found
     if _is_chat(text):
         return _chat(tokenizer, text)
@@ -96,11 +100,12 @@ def read(tokenizer: Any, text: Any) -> ReadText:
         if not (_is_row_of_ids(text) or isinstance(text, (torch.Tensor, np.ndarray))):
             raise InputTypeError(
                 f"a text is a string, a list of token ids, what the tokenizer returns, or a list of messages, each with a role "
-                f"and its content, not {type(text).__name__}"
+                f"and its content, not {type(text).__name__}",
+                topic="sentences",
             )
         text = Encoding({"input_ids": _row(text)})
     if not text["input_ids"].shape[1]:
-        raise InputError("the text is empty")
+        raise InputError("the text is empty", topic="sentences")
     return ReadText("", _completed(tokenizer, text))
 
 
@@ -148,7 +153,8 @@ def _texts_of_mapping(given: Mapping[Any, Any]) -> tuple[list[Any], bool]:
             return [given["messages"]], False
         raise InputTypeError(
             f"a mapping with the keys {', '.join(map(repr, given)) or '(none)'} is not a text: pass the text in it, or what "
-            "the tokenizer returns, which has 'input_ids'"
+            "the tokenizer returns, which has 'input_ids'",
+            topic="sentences",
         )
     strange = [
         name
@@ -157,7 +163,8 @@ def _texts_of_mapping(given: Mapping[Any, Any]) -> tuple[list[Any], bool]:
     ]
     if strange:
         raise InputError(
-            f"the encoding holds {strange[0]!r}, which is not text: lrpfx.attribute explains inputs of several kinds"
+            f"the encoding holds {strange[0]!r}, which is not text: lrpfx.attribute explains inputs of several kinds",
+            topic="sentences",
         )
     values = {name: given[name] for name in _OF_TEXT if given.get(name) is not None}
     ids = values["input_ids"]
@@ -173,7 +180,7 @@ def _texts_of_mapping(given: Mapping[Any, Any]) -> tuple[list[Any], bool]:
         row = {name: _row(value[place] if nested else value) for name, value in values.items()}
         if len({one.shape for one in row.values()}) > 1:
             shapes = ", ".join(f"{name} {one.shape[1]}" for name, one in row.items())
-            raise InputError(f"the parts of the encoding have different lengths: {shapes}")
+            raise InputError(f"the parts of the encoding have different lengths: {shapes}", topic="sentences")
         found.append(Encoding(row, list(words(place)) if callable(words) else None))
     return found, rows != 1
 
@@ -183,18 +190,20 @@ def _row(values: Any) -> torch.Tensor:
     try:
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputTypeError(f"token ids are whole numbers: {first_lines(error)}") from error
+        raise InputTypeError(f"token ids are whole numbers: {first_lines(error)}", topic="sentences") from error
     if found.ndim != 1:
-        raise InputError(f"the token ids of one text have the shape (tokens,), not {tuple(found.shape)}")
+        raise InputError(f"the token ids of one text have the shape (tokens,), not {tuple(found.shape)}", topic="sentences")
     if found.numel() and (found.is_floating_point() or found.is_complex()):
-        raise InputTypeError(f"token ids are whole numbers, not {found.dtype}")
+        raise InputTypeError(f"token ids are whole numbers, not {found.dtype}", topic="sentences")
     return found.long()[None]
 
 
 def _encoded(tokenizer: Any, text: str) -> ReadText:
     given = tokenizer(text, return_tensors="pt")
     if not isinstance(given, Mapping) or "input_ids" not in given:
-        raise InputTypeError(f"the tokenizer returned {type(given).__name__} without input_ids; pass one of Hugging Face")
+        raise InputTypeError(
+            f"the tokenizer returned {type(given).__name__} without input_ids; pass one of Hugging Face", topic="sentences"
+        )
     words = getattr(given, "word_ids", None) if getattr(given, "is_fast", False) else None
     values = {str(name): value for name, value in given.items()}
     return ReadText(text, Encoding(values, list(words(0)) if callable(words) else None))
@@ -204,7 +213,9 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> ReadText:
     """Messages in the template of the tokenizer: the model answers them, or goes on with its own last message."""
     template = getattr(tokenizer, "apply_chat_template", None)
     if not callable(template):
-        raise InputError("the tokenizer has no template for chats (apply_chat_template): pass the text itself")
+        raise InputError(
+            "the tokenizer has no template for chats (apply_chat_template): pass the text itself", topic="sentences"
+        )
     own = messages[-1]["role"] == "assistant"
     further = {"continue_final_message": True} if own else {"add_generation_prompt": True}
     try:
@@ -212,7 +223,9 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> ReadText:
     except LrpfxError:
         raise
     except Exception as error:  # templates are programs, and raise anything
-        raise InputError(f"the tokenizer cannot write these messages as one text: {first_lines(error)}") from error
+        raise InputError(
+            f"the tokenizer cannot write these messages as one text: {first_lines(error)}", topic="sentences"
+        ) from error
     (encoding,), _ = _texts_of_mapping(given)
     encoding = _completed(tokenizer, encoding)
     content = messages[-1].get("content")
@@ -229,18 +242,20 @@ def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:
     if words is not None and known > words:
         raise InputError(
             f"the tokenizer has {known} tokens, but the model's embedding has {words}: it belongs to another model, or tokens "
-            "were added to it after model.resize_token_embeddings(len(tokenizer))"
+            "were added to it after model.resize_token_embeddings(len(tokenizer))",
+            topic="sentences",
         )
     limit = min((one for one in (words, known) if one), default=None)
     outside = [one for one in text.ids if one < 0 or (limit is not None and one >= limit)]
     if outside:
         owner = "tokenizer" if limit == known else "model's embedding"
-        raise InputError(f"the text has the token id {outside[0]}, but the {owner} has {limit} tokens")
+        raise InputError(f"the text has the token id {outside[0]}, but the {owner} has {limit} tokens", topic="sentences")
     positions = _positions_of(model)
     if positions is not None and len(text.ids) > positions:
         raise InputError(
             f"the text has {len(text.ids)} tokens, but the model has {positions} positions: cut it, for example with "
-            f"tokenizer(text, truncation=True, max_length={positions}, return_tensors='pt')"
+            f"tokenizer(text, truncation=True, max_length={positions}, return_tensors='pt')",
+            topic="sentences",
         )
 
 

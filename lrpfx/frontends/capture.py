@@ -24,7 +24,6 @@ from lrpfx.errors import (
     InputError,
     InputTypeError,
     LrpfxError,
-    LrpfxWarning,
     PassError,
     RuleError,
     UnsupportedOperationError,
@@ -204,7 +203,7 @@ class TorchExport(FrontEnd):
 
     def obstacle(self, request: Request) -> LrpfxError | None:
         if request.args is None:
-            return InputError('capture="export" runs the model on example inputs: pass example_inputs')
+            return InputError('capture="export" runs the model on example inputs: pass example_inputs', topic="example-inputs")
         if request.opaque:
             return CaptureError(
                 f"the composite maps {', '.join(sorted(request.opaque))} as a whole, but torch.export looks inside modules; "
@@ -510,7 +509,8 @@ def refuse_scripts(model: nn.Module) -> None:
             what = f"the submodule {path!r} is" if path else "the model is"
             raise CaptureError(
                 f"{what} a {type(module).__name__} of torch.jit, whose code the compiler cannot follow. Transform the Python "
-                "model that it was made from, which can load its state_dict()."
+                "model that it was made from, which can load its state_dict().",
+                topic="scripted-and-quantized",
             )
 
 
@@ -530,7 +530,10 @@ def _of_exported(
         given = [example_inputs] if isinstance(example_inputs, torch.Tensor) else list(example_inputs)
     if len(given) != len(names):
         if example_inputs is not None:
-            raise InputError(f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}")
+            raise InputError(
+                f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}",
+                topic="example-inputs",
+            )
         return _normalized(program, TorchExport.name, None, settings), None
     with torch.no_grad(), RecordChoices() as record_of_choices:
         values = fx.Interpreter(program.root, graph=program.graph).run(*given)
@@ -543,7 +546,9 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
     unknown = [name for name in settings.constants if name not in inputs]
     if isinstance(settings.constants, str) or unknown:
-        raise InputError(f"constants must be names of inputs ({', '.join(inputs)}), not {settings.constants!r}")
+        raise InputError(
+            f"constants must be names of inputs ({', '.join(inputs)}), not {settings.constants!r}", topic="example-inputs"
+        )
     if front_end == TorchExport.name:
         program.dtypes = _fixed_dtypes(program)
     unverified = program.no_verification if verification is None else ""
@@ -556,11 +561,12 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     messages = run_passes(program, passes_of(settings, "normalize"), verification)
     own = front_end == TorchExport.name and program.title != ExportedProgram.__name__  # decomposed by lrpfx, if at all
     for message in [] if own else messages:
-        warnings.warn(message, LrpfxWarning, stacklevel=6)
+        warnings.warn(message, stacklevel=6)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
-            "no embedding reads them. Pass floating-point example_inputs"
+            "no embedding reads them. Pass floating-point example_inputs",
+            topic="example-inputs",
         )
     program.guards += _fixed_kinds(program)
     return program
@@ -622,7 +628,8 @@ def check_evaluation_mode(model: nn.Module) -> None:
     if names:
         raise CaptureError(
             f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
-            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first."
+            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first.",
+            topic="training-mode",
         )
 
 
@@ -679,7 +686,8 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
     if not isinstance(example_inputs, (torch.Tensor, Mapping, tuple, list)):
         raise InputTypeError(
             "example_inputs are a tensor, a tuple of arguments or a dict of keyword arguments, not "
-            f"{type(example_inputs).__name__}; torch.as_tensor makes tensors of arrays"
+            f"{type(example_inputs).__name__}; torch.as_tensor makes tensors of arrays",
+            topic="example-inputs",
         )
     try:
         if isinstance(example_inputs, torch.Tensor):
@@ -689,20 +697,24 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
         else:
             bound = signature.bind(*example_inputs)
     except TypeError as error:
-        raise InputError(f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}") from error
+        raise InputError(
+            f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}", topic="example-inputs"
+        ) from error
     named: Named = {}
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
         if kind is _GATHERED:
             raise InputError(
                 f"{type(model).__name__}.forward{signature} gathers arguments in {name!r}, so the inputs of the graph have no "
-                "names. Wrap the model in a module whose forward names them."
+                "names. Wrap the model in a module whose forward names them.",
+                topic="example-inputs",
             )
         named |= value if kind is _GATHERED_BY_NAME else {name: value}
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(named)):
         raise InputError(
             "example_inputs hold no tensors; torch.as_tensor makes them of arrays, and a tokenizer returns them with "
-            "return_tensors='pt'"
+            "return_tensors='pt'",
+            topic="example-inputs",
         )
     for name, value in named.items():
         for leaf in pytree.tree_leaves(value):
@@ -710,11 +722,12 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
             if problem is not None:
                 raise InputTypeError(
                     f"the example input {name!r} is {problem}; relevance is that of dense tensors: give the model a dense one "
-                    "(for nested tensors a padded one and a mask)"
+                    "(for nested tensors a padded one and a mask)",
+                    topic="example-inputs",
                 )
     packed = [name for name, value in named.items() if isinstance(value, PackedSequence)]
     if packed:
-        raise InputError(f"the example input {packed[0]!r} is packed: {PACKED}.")
+        raise InputError(f"the example input {packed[0]!r} is packed: {PACKED}.", topic="untraceable-forward")
     return tuple(named.values()), list(named)
 
 
@@ -731,7 +744,9 @@ def _runner(model: nn.Module) -> Callable[[Named], Any]:
             remedy = ""
             if len(model._forward_pre_hooks) > len(model._forward_pre_hooks_with_kwargs):
                 remedy = " Its forward pre-hooks get no arguments, since these are passed by name: register with_kwargs=True."
-            raise InputError(f"{name} itself fails on the example inputs: {first_lines(error)}.{remedy}") from error
+            raise InputError(
+                f"{name} itself fails on the example inputs: {first_lines(error)}.{remedy}", topic="example-inputs"
+            ) from error
 
     return run
 

@@ -67,7 +67,8 @@ def _dequantized(name: str, module: Any) -> nn.Module:
     raise CaptureError(
         f"{name or THE_MODEL} is a quantized {type(module).__name__} ({kind}), which computes in integers. Only dynamically "
         "quantized Linear and quantized Embedding are explained, by their dequantized weights; transform the model as it was "
-        "before the others were quantized."
+        "before the others were quantized.",
+        topic="scripted-and-quantized",
     )
 
 
@@ -101,7 +102,8 @@ def _dense(name: str, value: torch.Tensor) -> torch.Tensor:
         if type(value).dequantize is torch.Tensor.dequantize:
             raise CaptureError(
                 f"{name} is a {type(value).__name__} of torchao, which has no dequantize() that gives its values. "
-                "Transform the model as it was before it was quantized."
+                "Transform the model as it was before it was quantized.",
+                topic="scripted-and-quantized",
             )
         return value.dequantize().detach()
 

@@ -61,10 +61,12 @@ def wishes_of(dynamic_shapes: DynamicShapes, named: Mapping[str, Any]) -> dict[D
     if dynamic_shapes is False:
         return {(place, number): Wish(False) for place, tensor in tensors_in(named) for number in range(tensor.ndim)}
     if not isinstance(dynamic_shapes, Mapping):
-        raise InputTypeError(f"dynamic_shapes is {_FORM}, not a {type(dynamic_shapes).__name__}")
+        raise InputTypeError(f"dynamic_shapes is {_FORM}, not a {type(dynamic_shapes).__name__}", topic="dynamic-shapes")
     unknown = [name for name in dynamic_shapes if name not in named]
     if unknown:
-        raise InputError(f"dynamic_shapes names {unknown[0]!r}, but example_inputs give {', '.join(named)}")
+        raise InputError(
+            f"dynamic_shapes names {unknown[0]!r}, but example_inputs give {', '.join(named)}", topic="dynamic-shapes"
+        )
     wishes: dict[Dimension, Wish] = {}
     for name, asked in dynamic_shapes.items():
         _collect(wishes, Place(name), asked, named[name])
@@ -79,10 +81,13 @@ def _collect(wishes: dict[Dimension, Wish], place: Place, asked: Any, value: Any
         return
     if isinstance(value, torch.Tensor):
         if not isinstance(asked, Mapping):
-            raise InputTypeError(f"dynamic_shapes is {_FORM}, but {str(place)!r} has {asked!r}")
+            raise InputTypeError(f"dynamic_shapes is {_FORM}, but {str(place)!r} has {asked!r}", topic="dynamic-shapes")
         for number, one in asked.items():
             if not isinstance(number, int) or not -value.ndim <= number < value.ndim:
-                raise InputError(f"dynamic_shapes asks for dimension {number!r} of {str(place)!r}, which has {value.ndim}")
+                raise InputError(
+                    f"dynamic_shapes asks for dimension {number!r} of {str(place)!r}, which has {value.ndim}",
+                    topic="dynamic-shapes",
+                )
             wishes[place, number % value.ndim] = _wish(one, place)
     elif isinstance(value, (Mapping, tuple, list)):
         items = asked.items() if isinstance(asked, Mapping) else enumerate(asked)
@@ -91,9 +96,11 @@ def _collect(wishes: dict[Dimension, Wish], place: Place, asked: Any, value: Any
             try:
                 _collect(wishes, inner, one, value[key])
             except (KeyError, IndexError, TypeError):
-                raise InputError(f"dynamic_shapes names {inner}, which example_inputs do not have") from None
+                raise InputError(
+                    f"dynamic_shapes names {inner}, which example_inputs do not have", topic="dynamic-shapes"
+                ) from None
     else:
-        raise InputError(f"dynamic_shapes names {str(place)!r}, which is {value!r} and not a tensor")
+        raise InputError(f"dynamic_shapes names {str(place)!r}, which is {value!r} and not a tensor", topic="dynamic-shapes")
 
 
 def _wish(asked: Any, place: Place) -> Wish:
@@ -106,7 +113,7 @@ def _wish(asked: Any, place: Place) -> Wish:
         return Wish(True, lower, upper if isinstance(upper, int) else None, asked.__name__)
     if isinstance(asked, tuple) and len(asked) == 2 and all(type(limit) is int for limit in asked) and asked[0] <= asked[1]:
         return Wish(True, *asked)
-    raise InputTypeError(f"dynamic_shapes is {_FORM}, but {str(place)!r} has {asked!r}")
+    raise InputTypeError(f"dynamic_shapes is {_FORM}, but {str(place)!r} has {asked!r}", topic="dynamic-shapes")
 
 
 # --- what is tried ------------------------------------------------------------------------------------------------------------
@@ -485,12 +492,13 @@ def _limited(program: Program, probe: _Probe, group: _Group, wishes: Mapping[Dim
                 if values is not None and _entries(probe.sizes, values) <= _MOST_ENTRIES and not probe.works(values):
                     raise FinalCaptureError(
                         f"dynamic_shapes asks for size {asked} in dimension {dimension[1]} of {str(dimension[0])!r}, but there "
-                        "the model fails, or gives another result than the graph"
+                        "the model fails, or gives another result than the graph",
+                        topic="dynamic-shapes",
                     )
             if wish.upper is not None and upper is not None and wish.upper > upper:
-                raise FinalCaptureError(_beyond(dimension, wish.upper, f"at most {upper}"))
+                raise FinalCaptureError(_beyond(dimension, wish.upper, f"at most {upper}"), topic="dynamic-shapes")
             if wish.lower and wish.lower < lower:
-                raise FinalCaptureError(_beyond(dimension, wish.lower, f"at least {lower}"))
+                raise FinalCaptureError(_beyond(dimension, wish.lower, f"at least {lower}"), topic="dynamic-shapes")
             group.lower = max(group.lower, wish.lower)
             group.upper = min((limit for limit in (group.upper, wish.upper) if limit is not None), default=None)
     return group
@@ -567,7 +575,8 @@ def _check_wishes(
         )
         raise FinalCaptureError(
             f"dynamic_shapes asks for dimension {number} of {str(place)!r} to vary, but it is fixed at "
-            f"{tensors[place].shape[number]}: {why}"
+            f"{tensors[place].shape[number]}: {why}",
+            topic="dynamic-shapes",
         )
 
 
@@ -595,7 +604,9 @@ def hold_sizes(program: Program, verification: Verification, dynamic_shapes: Dyn
         verification.another.check(program, "transform")
     except LrpfxError as error:
         if dynamic_shapes:
-            raise CaptureError("dynamic_shapes cannot be met: the final graph is not right at other sizes") from error
+            raise CaptureError(
+                "dynamic_shapes cannot be met: the final graph is not right at other sizes", topic="dynamic-shapes"
+            ) from error
         names = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
         example = dict(zip(names, verification.args, strict=True))
         program.guards = [

@@ -394,7 +394,8 @@ class _Proxy(fx.Proxy):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise CaptureError(
             f"x[...] = value writes into a tensor, which the compiler cannot express as an operation ({user_source()}). "
-            "Use torch.where, torch.cat or torch.index_put, which return a new tensor."
+            "Use torch.where, torch.cat or torch.index_put, which return a new tensor.",
+            topic="overwritten-tensors",
         )
 
 
@@ -472,7 +473,8 @@ class _Tracer(fx.Tracer):
                     "Those that it gathers have no names: wrap the model in a module whose forward names them."
                     if gathers
                     else "Arguments with a default are fixed at it unless example_inputs passes them."
-                )
+                ),
+                topic="example-inputs",
             )
 
         def run(*args: Any) -> Any:

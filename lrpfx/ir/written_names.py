@@ -17,7 +17,8 @@ def check_names(graph: fx.Graph, title: str) -> None:
                 if not _can_be_written(part):
                     raise CaptureError(
                         f"{title} has a child or tensor named {part!r} (in {str(node.target)!r}), which torch cannot write "
-                        "into the code of a graph: give it another name"
+                        "into the code of a graph: give it another name",
+                        topic="names-of-modules",
                     )
 
 

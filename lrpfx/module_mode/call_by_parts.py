@@ -26,7 +26,7 @@ def call_by_parts(
 ) -> Any:
     """Call `forward` of a recurrent module with `rule` in place of the gradient of each layer and direction."""
     if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
-        raise RuleError(f"{type(module).__name__}: {PACKED}.")
+        raise RuleError(f"{type(module).__name__}: {PACKED}.", topic="untraceable-forward")
     if not carries_gradient(tensors_in((args, kwargs))):
         return forward(*args, **kwargs)
     with _ByParts(rule, type(module).__name__):
@@ -48,9 +48,9 @@ class _ByParts(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         arguments = {**row.arguments, **dict(zip(spelling.arguments, args, strict=False)), **(kwargs or {})}
         if isinstance(arguments["hx"], torch.Tensor) and not is_floating(arguments["hx"]):
-            raise RuleError(f"{self.name}: {PACKED}.")
+            raise RuleError(f"{self.name}: {PACKED}.", topic="untraceable-forward")
         if arguments.get("train") and arguments["dropout"]:
-            raise RuleError(f"{self.name}: dropout between its layers is on. Call model.eval() first.")
+            raise RuleError(f"{self.name}: dropout between its layers is on. Call model.eval() first.", topic="training-mode")
         parts: Any = _Parts(self.rule, self.name, arguments)
         return row.decomposition(parts)
 

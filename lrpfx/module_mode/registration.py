@@ -79,7 +79,8 @@ class Registration:
             if present is not None:
                 raise RuleError(
                     f"{type(module).__name__} has a rule already: {present.caller}. Remove its handles, or leave its context, "
-                    "before another rule is registered"
+                    "before another rule is registered",
+                    topic="rules-already",
                 )
             self.forward = RegisteredForward(module, caller)
             vars(module)["forward"] = self.forward
@@ -108,7 +109,8 @@ def refuse_rules(model: nn.Module) -> None:
             raise RuleError(
                 f"the model has rules already: {present.caller} is registered on {name or 'the model itself'}. Leave the other "
                 "context or remove its handles first. MixedComposite combines composites; threads that explain one model share "
-                "the result of lrpfx.transform(model, composite), or have a copy of the model each"
+                "the result of lrpfx.transform(model, composite), or have a copy of the model each",
+                topic="rules-already",
             )
 
 

@@ -45,7 +45,8 @@ def _attention(build: Builder) -> fx.Node:
         info = node_info(build.node)
         raise CaptureError(
             f"{info.name} ({info.source}) is attention with dropout. Call model.eval() before lrpfx.transform, and "
-            "pass dropout_p=0.0 to functional.scaled_dot_product_attention in evaluation mode."
+            "pass dropout_p=0.0 to functional.scaled_dot_product_attention in evaluation mode.",
+            topic="training-mode",
         )
     scale = build.attention_scale(query) if build["scale"] is None else build["scale"]
     if build["enable_gqa"]:

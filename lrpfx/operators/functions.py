@@ -355,7 +355,8 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Ten
     if input.ndim != 2 or weight.ndim != 3 or offsets is None:
         raise InputError(
             f"a grouped product of shapes {tuple(input.shape)} and {tuple(weight.shape)} is not supported, only that of rows "
-            "with one matrix for each group of them: (rows, in) and (groups, in, out), with offsets"
+            "with one matrix for each group of them: (rows, in) and (groups, in, out), with offsets",
+            topic="inputs-do-not-fit",
         )
     if is_traced(offsets):  # sizes of groups are not known
         places = torch.arange(input.shape[0], device=input.device)
@@ -415,7 +416,8 @@ def require_matrix(input: torch.Tensor) -> torch.Tensor:
     if input.ndim != 2:
         raise InputError(
             f"a batch norm was merged into a dense layer on the assumption that its input has shape (batch, features), but it "
-            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes."
+            f"has {input.ndim} dimensions. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes.",
+            topic="example-inputs",
         )
     return input
 
@@ -425,7 +427,9 @@ def require_dimensions(input: torch.Tensor, dimensions: int) -> torch.Tensor:
     if input.ndim != dimensions:
         raise InputError(
             f"a batch norm was merged into a convolution on the assumption that its input has {dimensions} dimensions, the "
-            f"batch first, but it has {input.ndim}. Pass example_inputs to lrpfx.transform: the compiler then knows the shapes."
+            f"batch first, but it has {input.ndim}. Pass example_inputs to lrpfx.transform: the compiler then knows the "
+            "shapes.",
+            topic="example-inputs",
         )
     return input
 
@@ -435,7 +439,8 @@ def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tens
     if input.ndim != dimensions:
         raise InputError(
             f"an input of {name} has {input.ndim} dimensions, but without example_inputs the graph is made for a batch, which "
-            f"has {dimensions}. Pass example_inputs with the shapes of your inputs to lrpfx.transform."
+            f"has {dimensions}. Pass example_inputs with the shapes of your inputs to lrpfx.transform.",
+            topic="example-inputs",
         )
     return input
 

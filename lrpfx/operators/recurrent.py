@@ -127,7 +127,7 @@ def _check_shapes(
     """Raise `InputError` for shapes that do not fit together: torch's kernel would read beyond the tensors."""
     weight_ih, weight_hh, bias_ih, bias_hh, weight_hr = weights
     if weight_ih is None or weight_hh is None or input.ndim not in (2, 3):
-        raise InputError(f"a recurrent layer takes an input of 2 or 3 dimensions, not {input.ndim}")
+        raise InputError(f"a recurrent layer takes an input of 2 or 3 dimensions, not {input.ndim}", topic="inputs-do-not-fit")
     batch = input.shape[0 if batch_first or input.ndim == 2 else 1]
     rows = weight_hh.shape[0]
     units = rows // _BLOCKS[mode]
@@ -145,7 +145,8 @@ def _check_shapes(
         if tensor is not None and tuple(tensor.shape) != shape:
             raise InputError(
                 f"{what} of a recurrent layer has the shape {tuple(tensor.shape)}, but with an input of shape "
-                f"{tuple(input.shape)} it needs {shape}"
+                f"{tuple(input.shape)} it needs {shape}",
+                topic="inputs-do-not-fit",
             )
 
 
@@ -444,7 +445,8 @@ def _layers(mode: str) -> Callable[[Builder], tuple[fx.Node, ...]]:
             info = node_info(build.node)
             raise CaptureError(
                 f"{info.name} ({info.source or 'source unknown'}) is a recurrent layer with dropout in training mode. Call "
-                "model.eval() before lrpfx.transform."
+                "model.eval() before lrpfx.transform.",
+                topic="training-mode",
             )
         initial = build["hx"] if mode == LSTM else (build["hx"], None)
         directions = 2 if build["bidirectional"] else 1

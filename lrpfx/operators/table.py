@@ -107,7 +107,7 @@ _foreign: dict[str, Spelling] = {}
 def add(row: Operator) -> None:
     """Add a row to the table. Its spellings then refer to the operator, and its modules are of its kind."""
     if row.name in _operators:
-        raise InputError(f"the operator table has a row named {row.name!r}")
+        raise InputError(f"the operator table has a row named {row.name!r}", topic="own-rules")
     _operators[row.name] = row
     row.kind.include(row.modules)
     _functions.update({function: Spelling(row, *order) for function, order in row.functions.items()})
@@ -138,7 +138,7 @@ def lookup_method(name: str) -> Spelling | None:
 def operator_named(name: str) -> Operator:
     """The row called `name`. `InputError` if there is none, as for a pickle that refers to a row of its user's."""
     if name not in _operators:
-        raise InputError(f"the operator table has no row named {name!r}; lrpfx.operators.table.add adds one")
+        raise InputError(f"the operator table has no row named {name!r}; lrpfx.operators.table.add adds one", topic="own-rules")
     return _operators[name]
 
 

@@ -74,10 +74,13 @@ class Questions:
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
         if self.output is not None and isinstance(what, (Explanation, TextExplanation)):
-            raise InputError("output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output")
+            raise InputError(
+                "output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output",
+                topic="reports",
+            )
         if isinstance(what, (Several, list)):
             if not len(what):
-                raise InputError("there are no explanations to report on")
+                raise InputError("there are no explanations to report on", topic="reports")
             for one in what:
                 self.add(composite, one)
         elif isinstance(what, Explanation):
@@ -89,7 +92,8 @@ class Questions:
         else:
             raise InputTypeError(
                 "a report is on an explanation, several of them, a list, a tuple (explain_model, inputs, target), or a dict "
-                f"with these under the names of composites, not on {type(what).__name__}"
+                f"with these under the names of composites, not on {type(what).__name__}",
+                topic="reports",
             )
 
     def number(self) -> None:
@@ -149,11 +153,13 @@ class Questions:
 
     def _add_call(self, composite: str, what: tuple[Any, ...]) -> None:
         if len(what) not in (2, 3) or not isinstance(what[0], nn.Module):
-            raise InputTypeError("a tuple is (explain_model, inputs, target), where the target may be left out")
+            raise InputTypeError(
+                "a tuple is (explain_model, inputs, target), where the target may be left out", topic="reports"
+            )
         module, inputs, target = explainable(what[0], "report"), what[1], what[2] if len(what) == 3 else None
         targets = target if isinstance(target, list) else [target]
         if not targets:
-            raise InputError("the list of targets is empty")
+            raise InputError("the list of targets is empty", topic="targets")
         asked = [Asked(module, inputs, one, self.output) for one in targets]
         found = [one.answered() for one in asked]
         split = _samples_of(asked, found)

@@ -64,9 +64,9 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None,
     """
     target = as_path(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{target}: a report is written as .html")
+        raise InputError(f"{target}: a report is written as .html", topic="reports")
     if title is not None and not isinstance(title, str):
-        raise InputTypeError(f"title is a text, not {type(title).__name__}")
+        raise InputTypeError(f"title is a text, not {type(title).__name__}", topic="reports")
     return written(target, page(document(what, title, output)).encode("utf-8", "replace"))
 
 
@@ -74,7 +74,7 @@ def document(what: Any, title: str | None = None, output: OutputSelector = None)
     """All that the page shows, as plain data for JSON."""
     given = what if isinstance(what, Mapping) else {"": what}
     if not given:
-        raise InputError("the dict of composites is empty")
+        raise InputError("the dict of composites is empty", topic="reports")
     questions = Questions(output)
     for name, one in zip(numbered([str(name) for name in given]), given.values(), strict=True):
         questions.add(name, one)

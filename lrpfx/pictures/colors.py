@@ -122,7 +122,9 @@ def colors_of(cmap: Any) -> Colors:
     if callable(cmap) and isinstance(getattr(cmap, "N", None), int):
         return _of_matplotlib(cmap)
     kind = type(cmap).__name__
-    raise InputTypeError(f"a colour map is a name, a source, a ColorMap or matplotlib's Colormap, not {kind}")
+    raise InputTypeError(
+        f"a colour map is a name, a source, a ColorMap or matplotlib's Colormap, not {kind}", topic="colour-maps"
+    )
 
 
 def _named(name: str) -> Colors:
@@ -139,9 +141,11 @@ def _named(name: str) -> Colors:
     try:
         maps: Any = importlib.import_module("matplotlib").colormaps
     except ImportError:
-        raise InputError(_unknown(name, [*CMAPS, *_SOURCES], "; matplotlib's maps need matplotlib: install it, or")) from None
+        raise InputError(
+            _unknown(name, [*CMAPS, *_SOURCES], "; matplotlib's maps need matplotlib: install it, or"), topic="colour-maps"
+        ) from None
     if name not in maps:
-        raise InputError(_unknown(name, [*CMAPS, *_SOURCES, *maps], ":"))
+        raise InputError(_unknown(name, [*CMAPS, *_SOURCES, *maps], ":"), topic="colour-maps")
     return _of_matplotlib(maps[name])
 
 

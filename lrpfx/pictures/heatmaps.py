@@ -127,7 +127,8 @@ def overlay(
     if not stretch and not _same_form(values.shape, (height, width)):
         raise InputError(
             f"the photograph has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
-            "the photograph that the model was given, or stretch=True if all of it was squeezed to that shape"
+            "the photograph that the model was given, or stretch=True if all of it was squeezed to that shape",
+            topic="heatmaps",
         )
     pigments, opacities = colors.pigments()
     opacities = opacity * opacities[:, None]
@@ -157,7 +158,7 @@ def _map_and_scale(
     meaning = "scale is a positive number, or None for a percentile of the map"
     scale = checked_number(scale, meaning, lambda value: 0 <= value < np.inf)
     if scale == 0 and values.any():
-        raise InputError("scale is 0, but the map has relevance")
+        raise InputError("scale is 0, but the map has relevance", topic="heatmaps")
     return values, scale
 
 
@@ -196,14 +197,16 @@ def _enclosed(contours: Any) -> tuple[float, ...]:
     if isinstance(contours, np.ndarray) and contours.ndim == 1:
         contours = contours.tolist()
     if not isinstance(contours, Sequence) or isinstance(contours, str):
-        raise InputTypeError(f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}")
+        raise InputTypeError(
+            f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}", topic="heatmaps"
+        )
     if not all(isinstance(share, (float, np.floating)) and 0 < share < 1 for share in contours):
-        raise InputError(f"contours enclose shares between 0 and 1, not {contours!r}")
+        raise InputError(f"contours enclose shares between 0 and 1, not {contours!r}", topic="heatmaps")
     return tuple(float(share) for share in contours)
 
 
 def _size(size: Any) -> tuple[int, int]:
     if not isinstance(size, (tuple, list)) or len(size) != 2:
-        raise InputError(f"size is (width, height) in pixels, not {size!r}")
+        raise InputError(f"size is (width, height) in pixels, not {size!r}", topic="heatmaps")
     width, height = (checked_whole(side, "size is (width, height) in pixels", 1) for side in size)
     return width, height

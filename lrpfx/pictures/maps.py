@@ -39,17 +39,20 @@ def relevance_map(relevance: Any, channels: Channels = None) -> Floats:
     shape = values.shape
     if values.ndim == 4:
         if shape[0] != 1:
-            raise InputTypeError(f"relevance of shape {shape} is a batch of {shape[0]}: draw one at a time, relevance[0]")
+            raise InputTypeError(
+                f"relevance of shape {shape} is a batch of {shape[0]}: draw one at a time, relevance[0]", topic="heatmaps"
+            )
         values = values[0]
     if values.ndim == 3:
         values = values.sum(axis=channel_axis(values.shape, channels, "relevance", shape))
     if values.ndim != 2:
         raise InputTypeError(
             f"relevance of shape {shape} is not that of an image, which is (height, width), (channels, height, width), "
-            "(height, width, channels), or a batch of one of these"
+            "(height, width, channels), or a batch of one of these",
+            topic="heatmaps",
         )
     if values.size == 0:
-        raise InputTypeError(f"relevance of shape {shape} has no pixels")
+        raise InputTypeError(f"relevance of shape {shape} has no pixels", topic="heatmaps")
     return values
 
 
@@ -87,7 +90,8 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
         if channels is None and len(shape) == 3 and shape[0] in COLORS[1:]:
             raise InputTypeError(
                 f"an array of shape {shape} can be {shape[0]} maps or one with {shape[0]} channels: pass list(maps) for their "
-                "common scale, or channels='first' for one"
+                "common scale, or channels='first' for one",
+                topic="heatmaps",
             )
     found = [relevance_map(one, channels) for one in several]
     return scale_of_smoothed(found, [smoothed(one, sigma) for one in found], percentile)
@@ -181,16 +185,19 @@ def floats_of(values: Any, what: str) -> Floats:
     if array.dtype == bool or np.issubdtype(array.dtype, np.integer):
         raise InputTypeError(
             f"{what} has the dtype {array.dtype}, which is that of masks, labels or pixels: convert it to floating point if "
-            "these numbers are meant"
+            "these numbers are meant",
+            topic="heatmaps",
         )
     if not np.issubdtype(array.dtype, np.floating):
         kind = type(values).__name__ if array.dtype == object or array.ndim == 0 else f"of {array.dtype}"
-        raise InputTypeError(f"{what} is an array or tensor of floating-point numbers, not {kind}")
+        raise InputTypeError(f"{what} is an array or tensor of floating-point numbers, not {kind}", topic="heatmaps")
     array = array.astype(np.float64)
     finite = np.isfinite(array)
     if not finite.all():
         first = tuple(int(place[0]) for place in np.nonzero(~finite))
-        raise InputError(f"{what} has {(~finite).sum()} values that are not finite, the first at {first}")
+        raise InputError(
+            f"{what} has {(~finite).sum()} values that are not finite, the first at {first}", topic="values-not-finite"
+        )
     return array
 
 
@@ -200,11 +207,13 @@ def array_of(values: Any, what: str) -> NDArray[Any]:
         values = values.detach().cpu()
         return np.asarray(values.double() if values.is_floating_point() else values)
     if hasattr(values, "relevance"):
-        raise InputTypeError(f"{what} is an array or tensor, not {type(values).__name__}: pass its attribute .relevance")
+        raise InputTypeError(
+            f"{what} is an array or tensor, not {type(values).__name__}: pass its attribute .relevance", topic="heatmaps"
+        )
     try:
         return np.asarray(values)
     except ValueError as error:  # rows of different lengths
-        raise InputTypeError(f"{what} is an array or tensor: {error}") from error
+        raise InputTypeError(f"{what} is an array or tensor: {error}", topic="heatmaps") from error
 
 
 def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> float:
@@ -214,14 +223,14 @@ def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> f
     except (TypeError, ValueError):
         found = float("nan")
     if not fits(found):
-        raise InputError(f"{meaning}, not {value!r}")
+        raise InputError(f"{meaning}, not {value!r}", topic="heatmaps")
     return found
 
 
 def checked_whole(value: Any, meaning: str, least: int) -> int:
     """A whole number that is not too small; otherwise `InputError`, which says what is meant."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{meaning}, {least} or more, not {value!r}")
+        raise InputError(f"{meaning}, {least} or more, not {value!r}", topic="heatmaps")
     return int(value)
 
 
@@ -229,15 +238,18 @@ def channel_axis(shape: tuple[int, ...], channels: Channels, what: str, given: t
     """Which of three axes is that of channels. `given`: the shape as the user knows it."""
     if channels is not None:
         if channels not in ("first", "last"):
-            raise InputError(f"channels is 'first', 'last' or None, not {channels!r}")
+            raise InputError(f"channels is 'first', 'last' or None, not {channels!r}", topic="heatmaps")
         return 0 if channels == "first" else 2
     first, last = shape[0] in COLORS, shape[2] in COLORS
     if first and last:
         readings = f"{shape[0]} channels of {shape[1]}×{shape[2]} pixels or {shape[0]}×{shape[1]} pixels of {shape[2]} channels"
-        raise InputTypeError(f"{what} of shape {given} can be {readings}: pass channels='first' or channels='last'")
+        raise InputTypeError(
+            f"{what} of shape {given} can be {readings}: pass channels='first' or channels='last'", topic="heatmaps"
+        )
     if not (first or last):
         raise InputTypeError(
             f"{what} of shape {given} has 1, 3 or 4 channels neither first nor last: pass channels='first' if it is (channels, "
-            "height, width), channels='last' if it is (height, width, channels)"
+            "height, width), channels='last' if it is (height, width, channels)",
+            topic="heatmaps",
         )
     return 0 if first else 2

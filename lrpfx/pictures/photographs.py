@@ -38,7 +38,9 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     if isinstance(photograph, Image.Image):
         return _of_image(photograph)
     if isinstance(photograph, (str, bytes)) or hasattr(photograph, "__fspath__"):
-        raise InputTypeError(f"a photograph is an image or an array: open the file, PIL.Image.open({str(photograph)!r})")
+        raise InputTypeError(
+            f"a photograph is an image or an array: open the file, PIL.Image.open({str(photograph)!r})", topic="heatmaps"
+        )
     array = array_of(photograph, "a photograph")
     if array.dtype == np.uint8:
         return _of_array(array / 255.0, channels)
@@ -49,7 +51,8 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     if not np.issubdtype(array.dtype, np.floating):
         raise InputTypeError(
             "a photograph is an image, or an array of uint8, uint16 or floating point, or of other integers up to 255, not of "
-            f"{array.dtype}"
+            f"{array.dtype}",
+            topic="heatmaps",
         )
     return _of_array(floats_of(array, "the photograph"), channels)
 
@@ -86,7 +89,8 @@ def of_16_bits(values: NDArray[Any]) -> Floats:
     if 0 < largest <= _TWELVE_BITS:
         raise InputError(
             f"the photograph has 16 bits for each value, but none above {largest}, so it would be nearly black: scale it to "
-            f"[0, 1] in floating point by the range that is meant, such as array / {255.0 if largest <= 255 else 4095.0}"
+            f"[0, 1] in floating point by the range that is meant, such as array / {255.0 if largest <= 255 else 4095.0}",
+            topic="heatmaps",
         )
     result: Floats = values / 65535.0
     return result
@@ -99,7 +103,7 @@ def on_white(image: Image.Image) -> Image.Image:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
         return image.convert("RGB")
     except ValueError as error:  # Pillow lacks some conversions
-        raise InputTypeError(f"a picture of mode {image.mode} cannot be converted to RGB: {error}") from error
+        raise InputTypeError(f"a picture of mode {image.mode} cannot be converted to RGB: {error}", topic="heatmaps") from error
 
 
 def _of_array(values: Floats, channels: Channels) -> Floats:
@@ -111,12 +115,15 @@ def _of_array(values: Floats, channels: Channels) -> Floats:
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim != 3 or values.shape[-1] not in COLORS or values.size == 0:
-        raise InputTypeError(f"a photograph has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}")
+        raise InputTypeError(
+            f"a photograph has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}", topic="heatmaps"
+        )
     low, high = float(values.min()), float(values.max())
     if low < -_SLACK or high > 1 + _SLACK:
         raise InputError(
             f"the photograph's values are between {low:.3g} and {high:.3g}, not between 0 and 1: undo the normalization that "
-            "the model's input has, divide by 255, or convert to uint8"
+            "the model's input has, divide by 255, or convert to uint8",
+            topic="heatmaps",
         )
     values = values.clip(0, 1)
     if values.shape[-1] == 4:

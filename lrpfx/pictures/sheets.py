@@ -150,7 +150,7 @@ def strip(
         This is not a mapping with one layer at least.
     """
     if not isinstance(layers, Mapping) or not layers:
-        raise InputTypeError("layers are a mapping from names to relevance, with at least one")
+        raise InputTypeError("layers are a mapping from names to relevance, with at least one", topic="heatmaps")
     columns, width = checked_whole(columns, "columns is a number", 1), checked_whole(width, "width is a number of pixels", 100)
     found = []
     for name, relevance in layers.items():
@@ -170,7 +170,8 @@ def _map_of_layer(name: str, relevance: Any) -> Floats:
     if len(shape) not in (2, 3, 4) or (len(shape) == 3 and shape[0] == 1):
         raise InputTypeError(
             f"relevance of {name} has the shape {shape}, which is not that of images: give it as (height, width) or (1, "
-            "channels, height, width); tokens of patches must be reshaped to their grid"
+            "channels, height, width); tokens of patches must be reshaped to their grid",
+            topic="heatmaps",
         )
     return relevance_map(relevance, channels="first")
 
@@ -180,18 +181,22 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
     if isinstance(pictures, Mapping) or (isinstance(pictures, Sequence) and any(_is_entry(one) for one in pictures)):
         pictures = [pictures]
     if not isinstance(pictures, Sequence) or isinstance(pictures, str):
-        raise InputTypeError(f"a sheet is made of pictures by title, or of rows of them, not of {type(pictures).__name__}")
+        raise InputTypeError(
+            f"a sheet is made of pictures by title, or of rows of them, not of {type(pictures).__name__}", topic="heatmaps"
+        )
     rows = []
     for row in pictures:
         entries = list(row.items()) if isinstance(row, Mapping) else list(row) if isinstance(row, Sequence) else [row]
         named = [("", one) if isinstance(one, Image.Image) else one for one in entries]
         wrong = [one for one in named if not _is_entry(one)]
         if wrong:
-            raise InputTypeError(f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}")
+            raise InputTypeError(
+                f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}", topic="heatmaps"
+            )
         if named:
             rows.append([(str(name), on_white(one)) for name, one in named])
     if not rows:
-        raise InputError("a sheet has at least one picture")
+        raise InputError("a sheet has at least one picture", topic="heatmaps")
     return rows
 
 

@@ -281,7 +281,7 @@ def _report(
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        warnings += run_passes(program, passes_of(settings, "canonize", "assign"), verification)
+        warnings += map(str, run_passes(program, passes_of(settings, "canonize", "assign"), verification))
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
         without_relevance = advice_on_cut_inputs(program.graph, lambda node: node_info(node).rule)

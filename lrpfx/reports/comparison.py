@@ -209,7 +209,9 @@ def compare(
         _check_classes(explained[0].output, explained[1].output)
     maps = [floating_tensors(one.relevance) for one in explained]
     if [one.shape for one in maps[0]] != [one.shape for one in maps[1]]:
-        raise InputError("the modules do not have the same inputs with relevance, so their maps cannot be compared")
+        raise InputError(
+            "the modules do not have the same inputs with relevance, so their maps cannot be compared", topic="reports"
+        )
     rules = [{row.name: row.rule for row in assignment(module)} for module in modules]
     entries = [{entry.name: entry for entry in found} for found in (first, second)]
     units = _unit(first), _unit(second)
@@ -233,7 +235,7 @@ def compare(
 def _chosen(name: str, index: int, among: Any) -> Any:
     """One of several. `InputError` if there is none."""
     if not -len(among) <= index < len(among):
-        raise InputError(f"{name} is {index}, and there are {len(among)}")
+        raise InputError(f"{name} is {index}, and there are {len(among)}", topic="reports")
     return among[index]
 
 
@@ -245,7 +247,8 @@ def _check_classes(one: torch.Tensor, other: torch.Tensor) -> None:
     for sample, (first, second) in enumerate(zip(*classes, strict=True)):
         if first != second:
             raise InputError(
-                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare"
+                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare",
+                topic="reports",
             )
 
 

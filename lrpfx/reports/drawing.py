@@ -134,7 +134,7 @@ def draw(
         The depth is less than 1.
     """
     if depth is not None and depth < 1:
-        raise InputError(f"depth is at least 1, or None for all; got {depth}")
+        raise InputError(f"depth is at least 1, or None for all; got {depth}", topic="reports")
     full = to_networkx(explainable(explain_model, "draw"))
     if ledger is not None:
         _enter_accounts(full, ledger)
@@ -349,7 +349,8 @@ def _render_with_pygraphviz(source: str, format: str) -> bytes:
         import pygraphviz
     except ImportError as error:
         raise LrpfxError(
-            "rendering a picture needs Graphviz: install its `dot` program, or pygraphviz with `pip install lrpfx[draw]`"
+            "rendering a picture needs Graphviz: install its `dot` program, or pygraphviz with `pip install lrpfx[draw]`",
+            topic="missing-package",
         ) from error
     data: bytes = pygraphviz.AGraph(string=source).draw(format=format, prog="dot")
     return data

@@ -71,5 +71,5 @@ def history(compiled: nn.Module | ExportedProgram) -> History:
     if not isinstance(compiled, ExportedProgram):
         return History(explainable(compiled, "history").history)
     if HISTORY not in compiled.graph_module.meta:
-        raise InputTypeError("the program was not made by lrpfx.lower")
+        raise InputTypeError("the program was not made by lrpfx.lower", topic="reports")
     return History(compiled.graph_module.meta[HISTORY])

@@ -268,7 +268,7 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
     """
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):
-        raise InputError("a ledger accounts for one target, not for a list of them")
+        raise InputError("a ledger accounts for one target, not for a list of them", topic="reports")
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
@@ -523,7 +523,9 @@ class _Sweep:
                 found = rule.absorbed(layer_call, _relevance(info, known, carried)) or {}
             unknown = [part for part in found if part not in PARTS]
             if unknown:
-                raise RuleError(f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}")
+                raise RuleError(
+                    f"{info.name}: {rule} accounts for {unknown[0]!r}, but a ledger has {', '.join(PARTS)}", topic="own-rules"
+                )
             return {part: float(amount) for part, amount in found.items()}
         if node.target is carry_multiplier:
             return {"absent": sum(_total(relevance * (output == 0)) for output, relevance in pairs)}

@@ -426,7 +426,7 @@ def _finite_bound(name: str, bound: float | torch.Tensor) -> float | torch.Tenso
     if not isinstance(bound, torch.Tensor):
         return finite_number(name, bound)
     if not torch.isfinite(bound).all():
-        raise InputError(f"{name} has values that are not finite")
+        raise InputError(f"{name} has values that are not finite", topic="values-not-finite")
     return bound
 
 

@@ -185,11 +185,13 @@ class Hook(Rule):
             The rule cannot fit the module, or the module has a rule already.
         """
         if not isinstance(module, nn.Module):
-            raise InputTypeError(f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}")
+            raise InputTypeError(
+                f"a rule is registered on a torch.nn.Module, not on {type(module).__name__}", topic="own-rules"
+            )
         try:
             self.check(layer_of_module(module))
         except RuleError as error:
-            raise RuleError(f"{self} does not fit {type(module).__name__}: {error}") from error
+            raise RuleError(f"{self} does not fit {type(module).__name__}: {error}", topic=error.topic) from error
         self.switch = Switch()
         return RemovableHandleList([RemovableHandle(self), Registration(module, self)])
 

@@ -225,7 +225,9 @@ class ParamMod:
         """
         missing = [name for name in self.param_keys or () if name not in names]
         if missing and self.require_params:
-            raise RuleError(f"the rule modifies the parameter {missing[0]!r}, but the layer has {list(names) or 'none'}")
+            raise RuleError(
+                f"the rule modifies the parameter {missing[0]!r}, but the layer has {list(names) or 'none'}", topic="arguments"
+            )
 
     def apply(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         """The changed parameter: zeros if it is in `zero_params`, the parameter itself if it is not selected.

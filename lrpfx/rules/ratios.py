@@ -160,7 +160,9 @@ class FirstGradient:
 
     def __call__(self, inputs: Tensors, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
         if gradients[0] is None:
-            raise RuleError("the reducer uses only the first branch, but the gradient mapper returned None for it")
+            raise RuleError(
+                "the reducer uses only the first branch, but the gradient mapper returned None for it", topic="own-rules"
+            )
         return gradients[0]
 
     def branch_weights(self, count: int) -> Sequence[float]:

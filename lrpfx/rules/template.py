@@ -74,7 +74,7 @@ class BasicHook(Hook):
     ) -> None:
         lengths = {len(part) for part in (input_modifiers, param_modifiers, output_modifiers) if part is not None}
         if len(lengths) > 1:
-            raise RuleError(f"a rule needs one modifier of each part for each branch, got {sorted(lengths)}")
+            raise RuleError(f"a rule needs one modifier of each part for each branch, got {sorted(lengths)}", topic="own-rules")
         count = lengths.pop() if lengths else 1
         super().__init__()
         self.input_modifiers = [Unchanged()] * count if input_modifiers is None else input_modifiers
@@ -155,9 +155,11 @@ class BasicHook(Hook):
             mapped = on_copies(self.gradient_mapper, relevance, outputs)
         gradients = mapped if isinstance(mapped, (tuple, list)) else (mapped,)
         if len(gradients) != len(outputs):
-            raise RuleError(f"the gradient mapper returned {len(gradients)} tensors for {len(outputs)} branches")
+            raise RuleError(
+                f"the gradient mapper returned {len(gradients)} tensors for {len(outputs)} branches", topic="own-rules"
+            )
         if mapped is None:
-            raise RuleError("the gradient mapper returned None, not a tensor for each branch")
+            raise RuleError("the gradient mapper returned None, not a tensor for each branch", topic="own-rules")
         pairs = zip(gradients, outputs, strict=True)
         return tuple(None if one is None else tensor_from(self.gradient_mapper, one, output) for one, output in pairs)
 

@@ -29,7 +29,10 @@ class CodeOfCall:
         self.rule.stored_tensors = {}
         arguments: tuple[Any, ...] = (inputs, {}) if self.rule.forward_takes_kwargs else (inputs,)
         if self.rule.forward(self.module, *arguments, output) is not None:
-            raise RuleError(f"{self.rule} returns another output, which a rule in a graph must not; register it on the module")
+            raise RuleError(
+                f"{self.rule} returns another output, which a rule in a graph must not; register it on the module",
+                topic="own-rules",
+            )
         tensors: list[torch.Tensor] = []
 
         def keep(leaf: Any) -> Any:

@@ -101,7 +101,7 @@ class TreeGraphModule(fx.GraphModule):
         share_tables(tree, self)
         for name in {**self._modules, **self._parameters, **self._buffers}:
             if name in vars(self) or hasattr(type(self), name):
-                raise CaptureError(_TAKEN.format(title, name))
+                raise CaptureError(_TAKEN.format(title, name), topic="names-of-modules")
         self.training = False
         self.graph = graph
         # Without reference cycles, deleting the module frees its tensors at once.
@@ -110,7 +110,7 @@ class TreeGraphModule(fx.GraphModule):
     def __setattr__(self, name: str, value: Any) -> None:
         tables = vars(self)
         if name in tables.get("_modules", ()) and not isinstance(value, nn.Module | None):
-            raise CaptureError(_TAKEN.format(self.title, name))
+            raise CaptureError(_TAKEN.format(self.title, name), topic="names-of-modules")
         super().__setattr__(name, value)
 
     def _get_name(self) -> str:
@@ -300,7 +300,8 @@ class ExplainModule(TreeGraphModule):
         if taken:
             raise InputError(
                 f"pruning or a parametrization replaced the parameter {taken[0]!r} of a layer of {self.title}, which the graph "
-                "reads. Prune or parametrize the source model, and transform that."
+                "reads. Prune or parametrize the source model, and transform that.",
+                topic="changed-weights",
             )
 
     def _refold_if_changed(self) -> None:
@@ -308,7 +309,8 @@ class ExplainModule(TreeGraphModule):
         if any(new.is_meta and not old.is_meta for (old, _), (new, _) in pairs):
             raise InputError(
                 f"parameters of {self.title} were offloaded to the meta device, but merged and modified weights derive from "
-                "them. Offload the source model, and transform that."
+                "them. Offload the source model, and transform that.",
+                topic="changed-weights",
             )
         if any(old is not new or version != current for (old, version), (new, current) in pairs):
             self.refold()
@@ -332,13 +334,14 @@ class ExplainModule(TreeGraphModule):
         Also updates derived buffers whose parameters were changed in place.
         """
         if self._misfit is not None:
-            raise InputError(self._misfit)
+            raise InputError(self._misfit, topic="graph-made-for-other-inputs")
         self._check_tables()
         if len(args) > len(self._inputs):
             fixed = "".join(f"; {name} is fixed at {value!r}" for name, value in self._fixed.items())
             remedy = " To fix another value, pass the argument in example_inputs." if fixed else ""
             raise InputTypeError(
-                f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}"
+                f"{len(args)} arguments were given, but the inputs are {', '.join(self._inputs)}{fixed}.{remedy}",
+                topic="inputs-do-not-fit",
             )
         arguments = {name: default[0] for name, default in self._inputs.items() if default}
         arguments.update(zip(self._inputs, args, strict=False))
@@ -347,12 +350,16 @@ class ExplainModule(TreeGraphModule):
         missing = [name for name in self._inputs if name not in arguments]
         if unknown or missing:
             what = f"there is no input {unknown[0]!r}" if unknown else f"the input {missing[0]!r} is missing"
-            raise InputTypeError(f"{what}; the inputs are {', '.join(self._inputs)}")
+            raise InputTypeError(f"{what}; the inputs are {', '.join(self._inputs)}", topic="inputs-do-not-fit")
         for guard in self.guards:
             problem = guard.problem(arguments)
             if problem is not None:
                 fixed_default = isinstance(guard, FixedValue) and guard.default
-                raise InputTypeError(problem) if fixed_default else InputError(problem)
+                raise (
+                    InputTypeError(problem, topic="graph-made-for-other-inputs")
+                    if fixed_default
+                    else InputError(problem, topic="graph-made-for-other-inputs")
+                )
         if self._sources and not torch.compiler.is_compiling():
             self._refold_if_changed()
         return {name: value for name, value in keywords.items() if name not in self._fixed}
@@ -365,7 +372,8 @@ class ExplainModule(TreeGraphModule):
         raise InputError(
             f"the layers of {self.title} cannot be randomized in an explainable module: randomize the source model, and "
             "transform it again. A metric that randomizes layers takes the source model, and a function that explains any "
-            "model, such as lrpfx.adapters.quantus.explain_func(composite)"
+            "model, such as lrpfx.adapters.quantus.explain_func(composite)",
+            topic="captum-and-quantus",
         )
 
     @property
@@ -388,7 +396,10 @@ class ExplainModule(TreeGraphModule):
         rules = any(isinstance(module, RuleModule) for module in self.modules())
         switches = {id(switch): switch for switch in self.rule_switches()}
         if rules and not switches:
-            raise InputError("relevance is not differentiable in this module; transform the model with fold=False")
+            raise InputError(
+                "relevance is not differentiable in this module; transform the model with fold=False",
+                topic="derivative-of-relevance",
+            )
         suspended = []
         try:
             for switch in switches.values():
@@ -409,9 +420,10 @@ class ExplainModule(TreeGraphModule):
             yield
         if not is_on or before != [switch.pauses for switch in switches]:
             raise InputError(
-                f"the rules of {self.title} are inactive: relevance is asked for inside `with explain_model.inactive()`, of this "
-                "thread or of another one. Ask outside of it, or use a copy of the explainable module, copy.deepcopy, in each "
-                "thread that trains"
+                f"the rules of {self.title} are inactive: relevance is asked for inside `with explain_model.inactive()`, of "
+                "this thread or of another one. Ask outside of it, or use a copy of the explainable module, copy.deepcopy, in "
+                "each thread that trains",
+                topic="derivative-of-relevance",
             )
 
     def rule_switches(self) -> Iterator[Switch]:
@@ -471,7 +483,8 @@ def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
         if not torch.equal(module.get_buffer(name).to(value), value):
             raise InputError(
                 f"the loaded value of {name} differs from the constant in the graph: forward read it as a number when "
-                f"{module.title} was transformed. Load the state into the source model, and transform it again."
+                f"{module.title} was transformed. Load the state into the source model, and transform it again.",
+                topic="changed-weights",
             )
     module._misfit = module._cast_problem()  # `assign=True` may change dtypes
     module.refold()
@@ -532,5 +545,6 @@ def explainable(module: Any, caller: str) -> ExplainModule:
         require("an explainable module that torch.compile compiled", OLDEST_FOR_PROGRAMS, InputError)
         return inner
     raise InputTypeError(
-        f"{caller} takes the module that lrpfx.transform(model, composite) returns, not {type(module).__name__}"
+        f"{caller} takes the module that lrpfx.transform(model, composite) returns, not {type(module).__name__}",
+        topic="explainable-module",
     )

@@ -35,5 +35,6 @@ class _Final(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         raise InputError(
             "relevance is not differentiable in this module; transform the model with fold=False, and take the derivative "
-            "inside `with explain_model.inactive()`"
+            "inside `with explain_model.inactive()`",
+            topic="derivative-of-relevance",
         )

@@ -179,7 +179,7 @@ class LayerCall:
     def _single(gradients: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
         (gradient,) = gradients
         if gradient is None:
-            raise RuleError("the layer's output does not depend on its input")
+            raise RuleError("the layer's output does not depend on its input", topic="no-path-to-the-input")
         return gradient
 
     def pull_back(self, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -45,7 +45,8 @@ class _OnlyOff(torch.autograd.Function):
             raise InputError(
                 "outside of `with explain_model.inactive()`, a backward pass carries relevance, which is no gradient of "
                 "parameters and no derivative of relevance. Call backward() or torch.autograd.grad inside that context; for "
-                "the relevance of inputs alone, use lrpfx.attribute, or torch.autograd.grad(output, inputs, seed)"
+                "the relevance of inputs alone, use lrpfx.attribute, or torch.autograd.grad(output, inputs, seed)",
+                topic="derivative-of-relevance",
             )
         return None, *gradients
 

@@ -59,16 +59,21 @@ class MaskedRelevance(nn.Module):
 def checked_mask(mask: Any, place: str, value: torch.Tensor) -> torch.Tensor:
     """The mask. Raises `InputError` and `InputTypeError` unless it is finite and broadcasts to the value."""
     if not isinstance(mask, torch.Tensor):
-        raise InputTypeError(f"the mask for {place} is a {type(mask).__name__}, not a tensor")
+        raise InputTypeError(f"the mask for {place} is a {type(mask).__name__}, not a tensor", topic="conditions")
     if not_dense(mask) is not None:
-        raise InputTypeError(f"the mask for {place} is {not_dense(mask)}")
+        raise InputTypeError(f"the mask for {place} is {not_dense(mask)}", topic="conditions")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise InputTypeError(f"the mask for {place} has dtype {mask.dtype}: masks are boolean or floating point")
+        raise InputTypeError(
+            f"the mask for {place} has dtype {mask.dtype}: masks are boolean or floating point", topic="conditions"
+        )
     fits = mask.ndim <= value.ndim and all(
         have in (1, want) for have, want in zip(reversed(mask.shape), reversed(value.shape), strict=False)
     )
     if not fits:
-        raise InputError(f"the mask for {place} has the shape {tuple(mask.shape)}, but its value has {tuple(value.shape)}")
+        raise InputError(
+            f"the mask for {place} has the shape {tuple(mask.shape)}, but its value has {tuple(value.shape)}",
+            topic="conditions",
+        )
     if not torch.isfinite(mask).all():
-        raise InputError(f"the mask for {place} has values that are not finite")
+        raise InputError(f"the mask for {place} has values that are not finite", topic="values-not-finite")
     return mask.clone() if mask.is_inference() else mask

@@ -261,7 +261,7 @@ class _WithSavedScale(torch.autograd.Function):
 def _saved_scale(operation: Operation) -> SavedScale:
     found = operation.listed.saved_scale
     if found is None:
-        raise RuleError(f"{operation.listed} has no derivative that saves its scale only")
+        raise RuleError(f"{operation.listed} has no derivative that saves its scale only", topic="defects")
     return found
 
 
@@ -269,5 +269,5 @@ def _held(operation: Operation, values: Sequence[Any]) -> torch.Tensor:
     """A normalization with its scale held constant."""
     arguments, detached = operation.arguments(values), operation.listed.detached
     if detached is None:
-        raise RuleError(f"{operation.listed} does not normalize")
+        raise RuleError(f"{operation.listed} does not normalize", topic="defects")
     return detached(arguments["input"], arguments)

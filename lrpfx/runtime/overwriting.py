@@ -23,7 +23,7 @@ def on_copies(function: Callable[..., Any], *values: Any) -> Any:
         result = function(*copies)
         if _versions(copies) != before:
             name = getattr(function, "__name__", type(function).__name__)
-            raise RuleError(f"the function {name} of a rule writes into its argument {_REMEDY}")
+            raise RuleError(f"the function {name} of a rule writes into its argument {_REMEDY}", topic="own-rules")
     return result
 
 
@@ -50,4 +50,4 @@ class Untouched:
         """Raise `RuleError` if something was written into one of them."""
         for what, tensor, version in self.versions:
             if version_of(tensor) != version:
-                raise RuleError(f"{name and f'{name}: '}{rule} writes into the {what} {_REMEDY}")
+                raise RuleError(f"{name and f'{name}: '}{rule} writes into the {what} {_REMEDY}", topic="own-rules")

@@ -201,7 +201,8 @@ def _refuse_other_kinds(ruled: RuledOperation, inputs: Sequence[Any]) -> None:
             raise InputError(
                 f"{ruled.name or 'a layer'} gets a tensor of {value.dtype} as input {place}, which the compiler took for a "
                 "signal. Pass example_inputs to lrpfx.transform, so that it knows the dtypes, or declare that the model input "
-                "that it comes from is not a signal: constants=(name,)"
+                "that it comes from is not a signal: constants=(name,)",
+                topic="graph-made-for-other-inputs",
             )
 
 

@@ -46,14 +46,17 @@ def relevances_from(rule: Any, result: Any, shapes: Sequence[torch.Size] | None 
     strange = next((one for one in found if not (one is None or isinstance(one, torch.Tensor))), None)
     if result is None or strange is not None:
         what = "None" if result is None else f"a {type(strange).__name__}"
-        raise RuleError(f"{rule} returned {what}, not one relevance for each input: a tensor, or None for no relevance")
+        raise RuleError(
+            f"{rule} returned {what}, not one relevance for each input: a tensor, or None for no relevance", topic="own-rules"
+        )
     if shapes is not None and len(found) != len(shapes):
-        raise RuleError(f"{rule} returned {len(found)} relevances for {len(shapes)} inputs")
+        raise RuleError(f"{rule} returned {len(found)} relevances for {len(shapes)} inputs", topic="own-rules")
     for one, shape in zip(found, shapes or (), strict=False):
         if one is not None and one.shape != shape:
             raise RuleError(
                 f"{rule} returned relevance of shape {tuple(one.shape)} for an input of shape {tuple(shape)}; "
-                "give this layer a rule for layers that change the shape"
+                "give this layer a rule for layers that change the shape",
+                topic="own-rules",
             )
     return tuple(found)
 
@@ -174,7 +177,8 @@ class RuledOperation:
         if not all(modifier.arithmetic for modifier in rule.parameter_modifiers):
             raise InputError(
                 f"{self.name}: relevance that enters where the value is not positive needs the rule as it is written: "
-                "lrpfx.transform(..., optimize=False)"
+                "lrpfx.transform(..., optimize=False)",
+                topic="start-of-relevance",
             )
         return replace(
             self,
@@ -215,7 +219,7 @@ class RuledOperation:
             shapes = [value.shape for value in values[: self.operation.inputs]]
             self.rule.check_call(self.operation, shapes, output.shape)
         except RuleError as error:
-            raise RuleError(f"{self.name}: {self.rule}: {error}") from error
+            raise RuleError(f"{self.name}: {self.rule}: {error}", topic=error.topic) from error
 
     def layer_call(self, values: Sequence[Any], output: Any, kept: dict[str, Any] | None = None) -> LayerCall:
         """A call with these values, in the form that rules receive."""

@@ -48,9 +48,12 @@ class ServedProgram:
 
     def __init__(self, name: str, runner: Runner, settings: Settings) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InputError(f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}")
+            raise InputError(
+                f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}",
+                topic="serving-programs",
+            )
         if not isinstance(runner, Runner):
-            raise InputTypeError(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load")
+            raise InputTypeError(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load", topic="serving-programs")
         self.name = name
         self.runner = runner
         self.manifest = runner.manifest

@@ -39,19 +39,22 @@ def parsed(program: ServedProgram, body: bytes, length_of_json: str | None) -> I
     text, data = body, memoryview(b"")
     if length_of_json is not None:
         if not length_of_json.isascii() or not length_of_json.isdigit() or int(length_of_json[:20]) > len(body):
-            raise InputError("Inference-Header-Content-Length is the number of bytes of JSON at the beginning of the body")
+            raise InputError(
+                "Inference-Header-Content-Length is the number of bytes of JSON at the beginning of the body",
+                topic="serving-programs",
+            )
         length = int(length_of_json)
         text, data = body[:length], memoryview(body)[length:]
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"the body is not JSON: {error}") from error
+        raise InputError(f"the body is not JSON: {error}", topic="serving-programs") from error
     if not isinstance(request, dict):
-        raise InputError("the body is not a JSON object with the key inputs")
+        raise InputError("the body is not a JSON object with the key inputs", topic="serving-programs")
     _check_keys("the request", request, {"inputs"}, {"id", "outputs", "parameters"})
     identity = request.get("id")
     if identity is not None and not isinstance(identity, str):
-        raise InputError("the id of a request is a string")
+        raise InputError("the id of a request is a string", topic="serving-programs")
     parameters = _parameters("the request", request, {"binary_data_output"})
     return InferenceRequest(
         program.checked(_arguments(program, request["inputs"], data)),
@@ -64,67 +67,82 @@ def _arguments(program: ServedProgram, inputs: Any, data: memoryview) -> dict[st
     known = program.manifest["arguments"]
     _check_objects("inputs", inputs, "name, datatype, shape and data")
     if len(inputs) > len(known):
-        raise InputError(f"the program takes {', '.join(known)}, not {len(inputs)} inputs")
+        raise InputError(f"the program takes {', '.join(known)}, not {len(inputs)} inputs", topic="serving-programs")
     given: dict[str, torch.Tensor] = {}
     start = 0
     for one in inputs:
         name = _name_among(known, one, "takes")
         if name in given:
-            raise InputError(f"the input {name} is given twice")
+            raise InputError(f"the input {name} is given twice", topic="serving-programs")
         _check_keys(name, one, {"name", "datatype", "shape"}, {"data", "parameters"})
         datatype, shape = one["datatype"], _shape(name, one["shape"])
         if not isinstance(datatype, str) or datatype not in _DTYPES:
-            raise InputError(f"{name} has the datatype {_shown(datatype)}, which is not one of {', '.join(_DTYPES)}")
+            raise InputError(
+                f"{name} has the datatype {_shown(datatype)}, which is not one of {', '.join(_DTYPES)}",
+                topic="serving-programs",
+            )
         size = _parameters(name, one, {"binary_data_size"}).get("binary_data_size")
         if (size is None) == ("data" not in one):
-            raise InputError(f"{name} has either data or the parameter binary_data_size")
+            raise InputError(f"{name} has either data or the parameter binary_data_size", topic="serving-programs")
         if size is None:
             given[name] = _from_json(name, one["data"], datatype, shape)
         else:
             if type(size) is not int or not 0 <= size <= len(data) - start:
                 raise InputError(
-                    f"{name} has the binary_data_size {_shown(size)}, but {len(data) - start} bytes are left in the body"
+                    f"{name} has the binary_data_size {_shown(size)}, but {len(data) - start} bytes are left in the body",
+                    topic="serving-programs",
                 )
             given[name] = _from_bytes(name, data[start : start + size], datatype, shape)
             start += size
     if start != len(data):
-        raise InputError(f"the body has {len(data) - start} more bytes than its inputs say")
+        raise InputError(f"the body has {len(data) - start} more bytes than its inputs say", topic="serving-programs")
     return given
 
 
 def _shape(name: str, shape: Any) -> list[int]:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InputError(f"the shape of {name} is a list of whole numbers from 0")
+        raise InputError(f"the shape of {name} is a list of whole numbers from 0", topic="serving-programs")
     if len(shape) > _MOST_DIMENSIONS:
-        raise InputError(f"the shape of {name} has {len(shape)} dimensions, but at most {_MOST_DIMENSIONS} are allowed")
+        raise InputError(
+            f"the shape of {name} has {len(shape)} dimensions, but at most {_MOST_DIMENSIONS} are allowed",
+            topic="serving-programs",
+        )
     return shape
 
 
 def _from_json(name: str, data: Any, datatype: str, shape: list[int]) -> torch.Tensor:
     """A tensor from a flat list of its values, or from nested lists in its shape."""
     if not isinstance(data, list):
-        raise InputError(f"the data of {name} is a list")
+        raise InputError(f"the data of {name} is a list", topic="serving-programs")
     values, nested = data, list[int]()
     while values and isinstance(values[0], list) and len(nested) < len(shape):
         lengths = {len(one) if isinstance(one, list) else -1 for one in values}
         if len(lengths) > 1:
-            raise InputError(f"the data of {name} has lists of different lengths")
+            raise InputError(f"the data of {name} has lists of different lengths", topic="serving-programs")
         nested.append(lengths.pop())
         values = list(itertools.chain.from_iterable(values))
     if nested and [len(data), *nested] != shape:
-        raise InputError(f"the data of {name} is nested in the sizes {[len(data), *nested]}, but its shape is {shape}")
+        raise InputError(
+            f"the data of {name} is nested in the sizes {[len(data), *nested]}, but its shape is {shape}",
+            topic="serving-programs",
+        )
     if len(values) != math.prod(shape):
-        raise InputError(f"the data of {name} has {len(values)} values, but the shape {shape} has {math.prod(shape)}")
+        raise InputError(
+            f"the data of {name} has {len(values)} values, but the shape {shape} has {math.prod(shape)}",
+            topic="serving-programs",
+        )
     dtype = _DTYPES[datatype]
     kinds: set[type] = {bool} if dtype == "bool" else {int, float} if "float" in dtype else {int}
     strange = set(map(type, values)) - kinds
     if strange:
-        raise InputError(f"the data of {name} has {_kinds(strange)}, but {datatype} has {_kinds(kinds)}")
+        raise InputError(
+            f"the data of {name} has {_kinds(strange)}, but {datatype} has {_kinds(kinds)}", topic="serving-programs"
+        )
     try:
         with np.errstate(over="ignore"):  # the runner refuses what becomes infinite
             array = np.array(values, dtype="float32" if dtype == "bfloat16" else dtype).reshape(shape)
     except OverflowError as error:
-        raise InputError(f"the data of {name} has a value out of the range of {datatype}") from error
+        raise InputError(f"the data of {name} has a value out of the range of {datatype}", topic="serving-programs") from error
     return torch.from_numpy(array).to(getattr(torch, dtype))
 
 
@@ -134,12 +152,14 @@ def _from_bytes(name: str, data: memoryview, datatype: str, shape: list[int]) ->
     stored = np.dtype("uint8" if dtype == "bool" else "int16" if dtype == "bfloat16" else dtype).newbyteorder("<")
     wanted = math.prod(shape) * stored.itemsize
     if len(data) != wanted:
-        raise InputError(f"{name} has {len(data)} bytes, but {datatype} in the shape {shape} has {wanted}")
+        raise InputError(
+            f"{name} has {len(data)} bytes, but {datatype} in the shape {shape} has {wanted}", topic="serving-programs"
+        )
     array = np.frombuffer(data, stored).astype(stored.newbyteorder("=")).reshape(shape)
     tensor = torch.from_numpy(array)
     if dtype == "bool":
         if array.size and array.max() > 1:
-            raise InputError(f"{name} has bytes other than 0 and 1, but the datatype BOOL")
+            raise InputError(f"{name} has bytes other than 0 and 1, but the datatype BOOL", topic="serving-programs")
         return tensor.to(torch.bool)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
@@ -153,7 +173,7 @@ def _results(program: ServedProgram, outputs: Any, binary: bool) -> dict[str, bo
     for one in outputs:
         name = _name_among(known, one, "gives")
         if name in asked:
-            raise InputError(f"the output {name} is asked for twice")
+            raise InputError(f"the output {name} is asked for twice", topic="serving-programs")
         _check_keys(name, one, {"name"}, {"parameters"})
         parameters = _parameters(name, one, {"binary_data"})
         asked[name] = _flag("binary_data", parameters) if "binary_data" in parameters else binary
@@ -162,7 +182,7 @@ def _results(program: ServedProgram, outputs: Any, binary: bool) -> dict[str, bo
 
 def _check_objects(what: str, values: Any, keys: str) -> None:
     if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
-        raise InputError(f"{what} is a list of objects with {keys}")
+        raise InputError(f"{what} is a list of objects with {keys}", topic="serving-programs")
 
 
 def _name_among(known: Collection[str], one: Mapping[str, Any], verb: str) -> str:
@@ -170,32 +190,38 @@ def _name_among(known: Collection[str], one: Mapping[str, Any], verb: str) -> st
     name = one.get("name")
     if not isinstance(name, str) or name not in known:
         close = nearest(name, known) if isinstance(name, str) and len(name) <= 100 else ""
-        raise InputError(f"the program {verb} {', '.join(known)}, and not {_shown(name)}.{close}")
+        raise InputError(f"the program {verb} {', '.join(known)}, and not {_shown(name)}.{close}", topic="serving-programs")
     return name
 
 
 def _check_keys(what: str, value: Mapping[str, Any], needed: set[str], allowed: set[str]) -> None:
     missing, unknown = needed - value.keys(), sorted(value.keys() - needed - allowed)
     if missing:
-        raise InputError(f"{what} has no {', '.join(sorted(missing))}")
+        raise InputError(f"{what} has no {', '.join(sorted(missing))}", topic="serving-programs")
     if unknown:
-        raise InputError(f"{what} has {_shown(unknown[0])}, but the server knows only {', '.join(sorted(needed | allowed))}")
+        raise InputError(
+            f"{what} has {_shown(unknown[0])}, but the server knows only {', '.join(sorted(needed | allowed))}",
+            topic="serving-programs",
+        )
 
 
 def _parameters(what: str, value: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     parameters = value.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise InputError(f"the parameters of {what} are an object")
+        raise InputError(f"the parameters of {what} are an object", topic="serving-programs")
     unknown = sorted(parameters.keys() - known - _IGNORED)
     if unknown:
-        raise InputError(f"{what} has the parameter {_shown(unknown[0])}, but the server knows only {', '.join(sorted(known))}")
+        raise InputError(
+            f"{what} has the parameter {_shown(unknown[0])}, but the server knows only {', '.join(sorted(known))}",
+            topic="serving-programs",
+        )
     return parameters
 
 
 def _flag(name: str, parameters: Mapping[str, Any]) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise InputError(f"{name} is true or false")
+        raise InputError(f"{name} is true or false", topic="serving-programs")
     return value
 
 
@@ -232,7 +258,8 @@ def encoded(program: ServedProgram, request: InferenceRequest, results: Tensors)
             if value.is_floating_point() and not torch.isfinite(value).all():
                 raise InputError(
                     f"{name} has values that are not finite, which JSON cannot express: ask for it with the parameter "
-                    '"binary_data": true'
+                    '"binary_data": true',
+                    topic="values-not-finite",
                 )
             one["data"] = (value.float() if value.dtype == torch.bfloat16 else value).numpy().ravel()
         outputs.append(one)

@@ -12,6 +12,8 @@ LONGEST_MESSAGE = 1000
 class RequestError(InputError):
     """A request that is refused with this status of HTTP."""
 
+    topic = "serving-programs"
+
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status

@@ -77,7 +77,7 @@ class Service:
         self, programs: Mapping[str, Runner], settings: Settings, on_failure: Callable[[LrpfxError], object] | None
     ) -> None:
         if not programs:
-            raise InputError("a server needs a program: lrpfx.serve.run({'name': lrpfx.load(path)})")
+            raise InputError("a server needs a program: lrpfx.serve.run({'name': lrpfx.load(path)})", topic="serving-programs")
         self.settings = settings
         self.programs = {name: ServedProgram(name, runner, settings) for name, runner in programs.items()}
         self.metrics = Metrics(self.programs)

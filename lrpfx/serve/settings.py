@@ -56,15 +56,21 @@ class Settings:
         for name, most in _MOST.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
-                raise InputError(f"{name} is a whole number from 1 to {most}, not {value!r}")
+                raise InputError(f"{name} is a whole number from 1 to {most}, not {value!r}", topic="serving-programs")
         for name, least, longest in (("max_delay", 0.0, 10.0), ("timeout", 0.01, 86_400.0)):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or not least <= value <= longest:
-                raise InputError(f"{name} is a number of seconds from {least:g} to {longest:g}, not {value!r}")
+                raise InputError(
+                    f"{name} is a number of seconds from {least:g} to {longest:g}, not {value!r}", topic="serving-programs"
+                )
         if self.max_waiting_bytes < self.max_request_bytes:
-            raise InputError("max_waiting_bytes is at least max_request_bytes: otherwise the largest request is never read")
+            raise InputError(
+                "max_waiting_bytes is at least max_request_bytes: otherwise the largest request is never read",
+                topic="serving-programs",
+            )
         if self.token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},}}", self.token):
             raise InputError(
                 f"a token has at least {SHORTEST_TOKEN} printable characters of ASCII without spaces: "
-                "`openssl rand -hex 32` makes one"
+                "`openssl rand -hex 32` makes one",
+                topic="serving-programs",
             )

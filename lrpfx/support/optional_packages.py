@@ -19,7 +19,7 @@ def optional_package(name: str, purpose: str, extra: str | None = None) -> Any:
         return import_module(name)
     except ImportError as error:
         install = name if extra is None else f"'lrpfx[{extra}]'"
-        raise InputError(f"{purpose} needs {name}: pip install {install}") from error
+        raise InputError(f"{purpose} needs {name}: pip install {install}", topic="missing-package") from error
 
 
 def progress_bar(

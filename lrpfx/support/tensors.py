@@ -30,9 +30,13 @@ def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None) ->
     """What a user's function returned. `RuleError` unless it is a tensor, and of the shape of `like`, which it was given."""
     name = getattr(function, "__name__", None) or repr(function)
     if not isinstance(result, torch.Tensor):
-        raise RuleError(f"{name} returned {'None' if result is None else f'a {type(result).__name__}'}, not a tensor")
+        raise RuleError(
+            f"{name} returned {'None' if result is None else f'a {type(result).__name__}'}, not a tensor", topic="own-rules"
+        )
     if like is not None and result.shape != like.shape:
-        raise RuleError(f"{name} returned a tensor of shape {tuple(result.shape)}, not of {tuple(like.shape)}")
+        raise RuleError(
+            f"{name} returned a tensor of shape {tuple(result.shape)}, not of {tuple(like.shape)}", topic="own-rules"
+        )
     return result
 
 

@@ -47,7 +47,9 @@ def release() -> tuple[int, int]:
 def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None:
     """Raise an error of this class if torch is older than `part` of lrpfx needs."""
     if release() < oldest:
-        raise error(f"{part} needs torch {oldest[0]}.{oldest[1]} or newer; this is torch {torch.__version__}")
+        raise error(
+            f"{part} needs torch {oldest[0]}.{oldest[1]} or newer; this is torch {torch.__version__}", topic="missing-package"
+        )
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:

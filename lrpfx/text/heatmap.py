@@ -67,11 +67,11 @@ def heatmap(
         An argument has the wrong type.
     """
     if isinstance(scale, bool) or not (scale in SCALES or (isinstance(scale, (int, float)) and 0 < scale < np.inf)):
-        raise InputError(f"scale is {', '.join(map(repr, SCALES))} or a positive number, not {scale!r}")
+        raise InputError(f"scale is {', '.join(map(repr, SCALES))} or a positive number, not {scale!r}", topic="text-heatmaps")
     get_cmap(cmap)
     names = (targets,) if isinstance(targets, str) else None if targets is None else tuple(targets)
     if names is not None and not (names and all(isinstance(name, str) for name in names)):
-        raise InputTypeError(f"targets are names, one for each, not {targets!r}")
+        raise InputTypeError(f"targets are names, one for each, not {targets!r}", topic="text-heatmaps")
     text = read_text(tokens, tokenizer, mask, sample)
     count = len(text.tokens)
     number = None if names is None else len(names)
@@ -79,7 +79,7 @@ def heatmap(
     if isinstance(relevance, Attribution):
         relevance, others = of_attribution(relevance, embedding, input)
     elif embedding is not None or input is not None:
-        raise InputError("input and embedding are for the result of lrpfx.attribute")
+        raise InputError("input and embedding are for the result of lrpfx.attribute", topic="text-heatmaps")
     values = scores_of_tokens(relevance, count, number, sample)
     groups = text.groups(join)
     scores = np.stack([values[:, list(group)].sum(1) for group in groups], 1) if groups else np.zeros((len(values), 0))

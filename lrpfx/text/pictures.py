@@ -323,6 +323,7 @@ def _saved(heatmap: TextHeatmap, path: Path) -> Path:
         content = picture.getvalue()
     else:
         raise InputError(
-            f"a text heatmap is written as .html, .png or .txt, not as {path.suffix or 'a file without a suffix'!r}"
+            f"a text heatmap is written as .html, .png or .txt, not as {path.suffix or 'a file without a suffix'!r}",
+            topic="text-heatmaps",
         )
     return written(path, content)

@@ -22,12 +22,14 @@ def scores_of_tokens(relevance: Any, tokens: int, targets: int | None, sample: i
     if targets is None and tokens > 1 and values.shape == (tokens, tokens):
         raise InputError(
             f"relevance of shape {values.shape} for {tokens} tokens can be read in two ways: sum it over the embedding, "
-            "relevance.sum(-1), or name its targets, targets=[...]"
+            "relevance.sum(-1), or name its targets, targets=[...]",
+            topic="text-heatmaps",
         )
     leading = targets is not None and (targets > 1 or (values.ndim > 1 and values.shape[0] == 1))
     if leading and (values.ndim == 0 or values.shape[0] != targets):
         raise InputError(
-            f"{targets} targets are named, but relevance has the shape {values.shape}: its first dimension is theirs"
+            f"{targets} targets are named, but relevance has the shape {values.shape}: its first dimension is theirs",
+            topic="text-heatmaps",
         )
     rows = values if leading else values[None]
     return np.stack([_of_one(row, tokens, sample, values.shape, targets is not None) for row in rows])
@@ -44,17 +46,18 @@ def _of_one(values: Scores, tokens: int, sample: int | None, shape: tuple[int, .
                 continue
             readings.append((batch, embedding))
     if not readings:
-        raise InputError(_misfit(shape, tokens, sample, named))
+        raise InputError(_misfit(shape, tokens, sample, named), topic="text-heatmaps")
     found = []
     for batch, embedding in readings:
         if batch and sample is not None and not -values.shape[0] <= sample < values.shape[0]:
-            raise InputError(f"sample={sample}, but relevance is that of {values.shape[0]} texts")
+            raise InputError(f"sample={sample}, but relevance is that of {values.shape[0]} texts", topic="text-heatmaps")
         own = values[sample or 0] if batch else values
         found.append(own.sum(-1) if embedding else own)
     if any(not np.array_equal(found[0], other) for other in found[1:]):
         raise InputError(
             f"relevance of shape {shape} for {tokens} token(s) can be read in two ways: pass it as (tokens,), summed over the "
-            "embedding, or as (1, tokens, embedding)"
+            "embedding, or as (1, tokens, embedding)",
+            topic="text-heatmaps",
         )
     return found[0]
 
@@ -78,10 +81,13 @@ def _array(relevance: Any) -> Scores:
         values = np.asarray(relevance, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputTypeError(
-            f"relevance is a tensor, an array, or the result of lrpfx.attribute, not {type(relevance).__name__}"
+            f"relevance is a tensor, an array, or the result of lrpfx.attribute, not {type(relevance).__name__}",
+            topic="text-heatmaps",
         ) from None
     if not np.isfinite(values).all():
-        raise InputError(f"relevance has {int((~np.isfinite(values)).sum())} entries that are not finite")
+        raise InputError(
+            f"relevance has {int((~np.isfinite(values)).sum())} entries that are not finite", topic="values-not-finite"
+        )
     return values
 
 
@@ -103,9 +109,9 @@ def of_attribution(
         relevance, apart = _chosen_embeddings({str(name): value for name, value in relevance.items()}, embedding)
         others = {**apart, **others}
     elif embedding is not None:
-        raise InputError("the tokens are read by one embedding, so there is none to choose")
+        raise InputError("the tokens are read by one embedding, so there is none to choose", topic="text-heatmaps")
     if not isinstance(relevance, torch.Tensor):
-        raise InputError("the attribution has no relevance of tokens")
+        raise InputError("the attribution has no relevance of tokens", topic="text-heatmaps")
     flat: dict[str, torch.Tensor] = {}
     for name, value in others.items():
         parts = value.items() if isinstance(value, Mapping) else [("", value)]
@@ -117,7 +123,9 @@ def _chosen_input(relevance: dict[str, Any], input: str | None) -> tuple[Any, di
     name = input or ("input_ids" if "input_ids" in relevance else next(iter(relevance), "") if len(relevance) == 1 else "")
     if name not in relevance:
         known = ", ".join(relevance) or "(none)"
-        raise InputError(f"relevance is that of the inputs {known}: pass input=, the one with the tokens")
+        raise InputError(
+            f"relevance is that of the inputs {known}: pass input=, the one with the tokens", topic="text-heatmaps"
+        )
     return relevance[name], {other: value for other, value in relevance.items() if other != name}
 
 
@@ -129,11 +137,15 @@ def _chosen_embeddings(
         chosen = [name for name in relevance if not any(part in name.lower() for part in _OF_PLACES)]
         if len(chosen) != 1:
             known = ", ".join(relevance)
-            raise InputError(f"the tokens are read by the embeddings {known}: pass embedding=, one or several of them")
+            raise InputError(
+                f"the tokens are read by the embeddings {known}: pass embedding=, one or several of them", topic="text-heatmaps"
+            )
     else:
         chosen = [embedding] if isinstance(embedding, str) else list(embedding)
         unknown = [name for name in chosen if name not in relevance]
         if unknown or not chosen:
-            raise InputError(f"there is no embedding {(unknown or [''])[0]!r}; there are {', '.join(relevance)}")
+            raise InputError(
+                f"there is no embedding {(unknown or [''])[0]!r}; there are {', '.join(relevance)}", topic="text-heatmaps"
+            )
     shown = torch.stack([relevance[name] for name in chosen]).sum(0)
     return shown, {name: value for name, value in relevance.items() if name not in chosen}

@@ -197,7 +197,7 @@ def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Tex
     word_ids: Any = None
     if isinstance(encoding, Mapping):
         if "input_ids" not in encoding:
-            raise InputError(f"the encoding has no 'input_ids', only {', '.join(map(str, encoding))}")
+            raise InputError(f"the encoding has no 'input_ids', only {', '.join(map(str, encoding))}", topic="text-heatmaps")
         place = _sample(encoding["input_ids"], sample)
         mask = encoding.get("attention_mask") if mask is None else mask
         words = getattr(encoding, "word_ids", None)
@@ -212,7 +212,7 @@ def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Tex
     row = _row(tokens, place, "tokens")
     if any(isinstance(token, str) for token in row):
         if not all(isinstance(token, str) for token in row):
-            raise InputTypeError("tokens are all strings or all ids")
+            raise InputTypeError("tokens are all strings or all ids", topic="text-heatmaps")
         names, ids = row, None
     else:
         ids = [int(token) for token in row]
@@ -220,7 +220,7 @@ def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Tex
     special = _special(names, ids, tokenizer)
     kept = None if mask is None else [bool(value) for value in _row(mask, place, "mask")]
     if kept is not None and len(kept) != len(names):
-        raise InputError(f"the mask has {len(kept)} entries for {len(names)} tokens")
+        raise InputError(f"the mask has {len(kept)} entries for {len(names)} tokens", topic="text-heatmaps")
     padding = _padding(names, tokenizer) if kept is None else [not value for value in kept]
     if word_ids is not None:
         word_ids = tuple(word_ids)
@@ -242,9 +242,9 @@ def _sample(tokens: Any, sample: int | None) -> int | None:
     if rows is None:
         return None
     if sample is None and rows != 1:
-        raise InputError(f"these are {rows} texts: pass sample=, the number of the one to show")
+        raise InputError(f"these are {rows} texts: pass sample=, the number of the one to show", topic="text-heatmaps")
     if sample is not None and not -rows <= sample < rows:
-        raise InputError(f"sample={sample}, but there are {rows} texts")
+        raise InputError(f"sample={sample}, but there are {rows} texts", topic="text-heatmaps")
     return (sample or 0) % rows
 
 
@@ -260,14 +260,18 @@ def _rows(values: Any) -> int | None:
 def _row(values: Any, place: int | None, what: str) -> list[Any]:
     """One row of values as a list."""
     if isinstance(values, str):
-        raise InputTypeError("tokens are a list of tokens or ids, not one text: pass what the tokenizer returns for it")
+        raise InputTypeError(
+            "tokens are a list of tokens or ids, not one text: pass what the tokenizer returns for it", topic="text-heatmaps"
+        )
     row = values if place is None or _rows(values) is None else values[place]
     listed = row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row
     if not isinstance(listed, Iterable) or isinstance(listed, (str, Mapping)):
-        raise InputTypeError(f"{what} are a list of one entry for each token, not {type(values).__name__}")
+        raise InputTypeError(
+            f"{what} are a list of one entry for each token, not {type(values).__name__}", topic="text-heatmaps"
+        )
     listed = list(listed)
     if any(isinstance(item, (list, tuple)) for item in listed):
-        raise InputError(f"{what} have more than two dimensions")
+        raise InputError(f"{what} have more than two dimensions", topic="text-heatmaps")
     return listed
 
 
@@ -281,10 +285,10 @@ def _names(ids: list[int], tokenizer: Any) -> list[str]:
     elif not ids:
         names = []
     else:
-        raise InputError("token ids need their tokenizer: pass heatmap(relevance, ids, tokenizer)")
+        raise InputError("token ids need their tokenizer: pass heatmap(relevance, ids, tokenizer)", topic="text-heatmaps")
     unknown = [number for number, name in zip(ids, names, strict=True) if name is None]
     if unknown:
-        raise InputError(f"the tokenizer has no token with the id {unknown[0]}")
+        raise InputError(f"the tokenizer has no token with the id {unknown[0]}", topic="text-heatmaps")
     return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names]
 
 

@@ -67,10 +67,10 @@ def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple
         ranges[None] = input_range
     for name, pair in ranges.items():
         if name is not None and name not in names:
-            raise InputError(f"input_range is for {name!r}, but the inputs are {', '.join(names)}")
+            raise InputError(f"input_range is for {name!r}, but the inputs are {', '.join(names)}", topic="range-of-the-input")
         numbers = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(bound, (int, float)) for bound in pair)
         if not numbers or pair[0] > pair[1]:
-            raise InputError(f"an input range is a pair of numbers (low, high), not {pair!r}")
+            raise InputError(f"an input range is a pair of numbers (low, high), not {pair!r}", topic="range-of-the-input")
     return ranges
 
 

@@ -48,7 +48,8 @@ class ExplainLogits(GraphPass):
             ends = [f"{node_info(leaf).name} ({node_info(leaf).operator})" for leaf in nodes_in(output.args)]
             raise InputError(
                 f'explain="logits" needs a model that ends in a softmax or a sigmoid, but {program.title} ends in '
-                + ", ".join(ends)
+                + ", ".join(ends),
+                topic="softmax-at-the-end",
             )
         output.args = fx.node.map_arg(output.args, lambda leaf: replaced.get(leaf, leaf))
         for node in reversed(graph.nodes):

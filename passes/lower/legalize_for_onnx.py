@@ -37,7 +37,8 @@ class LegalizeForOnnx(GraphPass):
             exported = expanded(program.program(), known)
         except Exception as error:
             raise LoweringError(
-                f"the program cannot be expressed in ONNX operators: {type(error).__name__}: {error}"
+                f"the program cannot be expressed in ONNX operators: {type(error).__name__}: {error}",
+                topic="formats-of-programs",
             ) from error
         program.root, program.graph, program.exported = exported.graph_module, exported.graph, exported
         return PassResult(matches)

@@ -102,7 +102,8 @@ class NormalizeOperators(GraphPass):
         if node.kwargs.get("out") is not None:
             raise CaptureError(
                 f"{node_info(node).name} ({node_info(node).source or 'source unknown'}) writes its result into another tensor "
-                "(out=), which the compiler does not support. Use the returned value instead."
+                "(out=), which the compiler does not support. Use the returned value instead.",
+                topic="overwritten-tensors",
             )
         spelling = spelling_of(node)
         node.meta[INPLACE] = writes_in_place(node) and not (node.args and _is_number(node.args[0]))
@@ -120,7 +121,8 @@ class NormalizeOperators(GraphPass):
                 if node_info(node).role is Role.DATA:
                     raise CaptureError(
                         f"{node_info(node).name} ({node_info(node).source or 'source unknown'}): {misfit}. Write the call "
-                        "without it, or map the module around it to one rule, by its name or its class."
+                        "without it, or map the module around it to one rule, by its name or its class.",
+                        topic="operation-without-a-rule",
                     ) from None
                 update_info(node, operator=None, unlisted=Unknown)
             else:

@@ -27,7 +27,7 @@ class RemoveDropout(GraphPass):
             if node_info(node).role is Role.PARAMETER:  # the statistics of a weight, as in weight standardization
                 continue
             if bound_arguments(node, operator).get("training", operator.arguments["training"]):
-                raise CaptureError(_complaint(node))
+                raise CaptureError(_complaint(node), topic="training-mode")
             if issubclass(operator.kind, Dropout):
                 assert isinstance(node.args[0], fx.Node)
                 node.replace_all_uses_with(node.args[0])

@@ -35,7 +35,8 @@ class RemoveInplace(GraphPass):
             if info.operator is None:
                 raise CaptureError(
                     f"{info.name}: the in-place operation {getattr(node.target, '__name__', node.target)} ({info.source}) is "
-                    "not in the operator table, so its effect on other readers is unknown. Use the out-of-place form."
+                    "not in the operator table, so its effect on other readers is unknown. Use the out-of-place form.",
+                    topic="overwritten-tensors",
                 )
             overwritten = node.args[0]
             if not isinstance(overwritten, fx.Node):
@@ -52,7 +53,8 @@ class RemoveInplace(GraphPass):
                 if views is None:
                     raise CaptureError(
                         f"{info.name} ({info.source}) overwrites memory that {node_info(alias).name} shares and that "
-                        f"{node_info(later[0]).name} reads later. Use the out-of-place form."
+                        f"{node_info(later[0]).name} reads later. Use the out-of-place form.",
+                        topic="overwritten-tensors",
                     )
                 value = node
                 for view in reversed(views):

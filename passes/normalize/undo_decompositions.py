@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from lrpfx.errors import LrpfxWarning
 from lrpfx.ir.node import ancestors_of, attribute_of, calls, node_info, output_node, set_info
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import NAMED
@@ -60,10 +61,13 @@ class UndoDecompositions(GraphPass):
         parts = sorted({str(node.target) for node in calls(program.graph) if node.target in _PARTS})
         if parts:
             result.warnings.append(
-                f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are parts "
-                "of an activation such as hardswish, of attention or of a recurrent layer, they get rules of their own, and "
-                "relevance is not that of the model. "
-                "Transform the model, or the exported program before run_decompositions()."
+                LrpfxWarning(
+                    f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are "
+                    "parts of an activation such as hardswish, of attention or of a recurrent layer, they get rules of their "
+                    "own, and relevance is not that of the model. "
+                    "Transform the model, or the exported program before run_decompositions().",
+                    topic="parts-of-layers",
+                )
             )
         return result
 

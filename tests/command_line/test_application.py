@@ -24,8 +24,8 @@ from lrpfx.command_line import explain as explain_command
 from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_class
 from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
 from lrpfx.deploy.preprocessing import INTERPOLATIONS
+from lrpfx.errors import address
 from lrpfx.passes.stages import STAGES
-from lrpfx.troubleshooting import address
 
 pytestmark = pytest.mark.programs
 

@@ -50,7 +50,7 @@ class OfLrpfx(numpydoc.Validator):
         if hasattr(self.obj, "_fields"):
             return self.obj._fields
         base = next(base for base in self.obj.__mro__ if "__init__" in vars(base))
-        if not base.__module__.startswith("lrpfx"):
+        if not base.__module__.startswith("lrpfx") or issubclass(base, BaseException):  # docs/reference/errors.md has them once
             return ()
         marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
         accepted = list(inspect.signature(base.__init__).parameters.values())[1:]

@@ -32,7 +32,7 @@ class Compiled(Exported):
     def check_requirements(self) -> None:
         problem = problem_of_cpp_compiler()
         if problem is not None:
-            raise ArtefactError(f"AOTInductor needs a C++ compiler: {problem}")
+            raise ArtefactError(f"AOTInductor needs a C++ compiler: {problem}", topic="missing-package")
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())
@@ -44,7 +44,9 @@ class Compiled(Exported):
                 with torch.no_grad():  # inductor silently skips freezing if gradients are enabled
                     compile_program(program, str(compiled), configs)
             except Exception as error:
-                raise ArtefactError(f"AOTInductor cannot compile the program: {type(error).__name__}: {error}") from error
+                raise ArtefactError(
+                    f"AOTInductor cannot compile the program: {type(error).__name__}: {error}", topic="formats-of-programs"
+                ) from error
             entries = read_archive(compiled.read_bytes())
         replace(signed_archive(entries, manifest, self_test))
 

@@ -78,7 +78,8 @@ class Onnx(Backend):
                 kind = str(lacking).removeprefix("torch.")
                 raise LoweringError(
                     f"ONNX Runtime does not compute {node.target} in {kind}{origin}: convert the model with .float() before "
-                    "transforming it, or use a .pt2 file or lrpfx.package"
+                    "transforming it, or use a .pt2 file or lrpfx.package",
+                    topic="formats-of-programs",
                 )
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
@@ -158,7 +159,9 @@ def _data_beside(path: Path, manifest: Mapping[str, Any]) -> Path | None:
 
 
 def _missing(error: ImportError) -> ArtefactError:
-    return ArtefactError(f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})")
+    return ArtefactError(
+        f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})", topic="missing-package"
+    )
 
 
 # --- translation -----------------------------------------------------------------------------------------------------------
@@ -183,9 +186,11 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         cause = error
         while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__  # torch.onnx wraps the error in advice
-        raise LoweringError(f"torch.onnx cannot translate the program: {cause}") from error
+        raise LoweringError(f"torch.onnx cannot translate the program: {cause}", topic="formats-of-programs") from error
     if exported is None:
-        raise LoweringError("torch.onnx returned no program; a .pt2 file or lrpfx.package does not need it")
+        raise LoweringError(
+            "torch.onnx returned no program; a .pt2 file or lrpfx.package does not need it", topic="formats-of-programs"
+        )
     _simplify(exported.model)
     _rename(exported.model.graph, [*arguments, *results])
     model = exported.model_proto
@@ -218,7 +223,8 @@ def _in_onnx_operators(program: ExportedProgram) -> ExportedProgram:
             "ONNX has no equivalent of these operators:\n"
             + "\n".join(dict.fromkeys(lines))
             + "\nGive the layers another rule or replace them, or use a .pt2 file or lrpfx.package, which support "
-            "these operators."
+            "these operators.",
+            topic="formats-of-programs",
         )
     return rebuilt(program, _Translatable)
 
