@@ -184,12 +184,12 @@ def _merged(linear: nn.Module, norm: nn.Module, read: Callable[[nn.Module, str],
     weight, bias = (read(linear, name) if hasattr(linear, name) else None for name in ("weight", "bias"))
     if not isinstance(weight, torch.Tensor) or not isinstance(bias, (torch.Tensor, type(None))):
         raise InputError(f"{linear} has no weight that {norm} could be merged into", topic="canonizers-of-modules")
+    mean, var = _statistics(norm, read)
     if norm.training:
         raise InputError(
             f"{norm} is in training mode and normalizes by its batch, which no layer can take over: call model.eval()",
             topic="training-mode",
         )
-    mean, var = _statistics(norm, read)
     scale = batch_norm_scale(var, read(norm, "weight"), read(norm, "eps"))
     if isinstance(linear, ConvolutionTranspose):
         merged = scale_output_channels_transposed(weight, scale, int(getattr(linear, "groups", 1)))

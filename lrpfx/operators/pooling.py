@@ -152,15 +152,6 @@ ROWS: tuple[Operator, ...] = (
     _adaptive_average_pool(2, functional.adaptive_avg_pool2d, nn.AdaptiveAvgPool2d),
     _adaptive_average_pool(3, functional.adaptive_avg_pool3d, nn.AdaptiveAvgPool3d),
     row(
-        "nanmean",
-        types.AvgPool,
-        functions=[torch.nanmean],
-        methods="nanmean",
-        aten="nanmean.default",
-        mixes=mixing.given(),
-        sample=of(lambda x: torch.nanmean(x, 1)),
-    ),
-    row(
         "mean",
         types.AvgPool,
         torch.mean,
