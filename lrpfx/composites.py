@@ -8,7 +8,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -273,15 +273,10 @@ class Composite:
     @contextmanager
     def inactive(self) -> Iterator[Self]:
         """A context with ordinary gradients, for derivatives of relevance."""
-        hooks = list(self.hook_refs)
-        before = [hook.active for hook in hooks]
-        try:
-            for hook in hooks:
-                hook.active = False
+        with ExitStack() as stack:
+            for hook in list(self.hook_refs):
+                stack.enter_context(hook.switch.paused())
             yield self
-        finally:
-            for hook, active in zip(hooks, before, strict=True):
-                hook.active = active
 
     def reserve(self) -> bool:
         """Reserve the composite for one call in this thread, until `used_by` is None again. False if it is registered already.

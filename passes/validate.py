@@ -88,10 +88,10 @@ def misfit(program: Program, node: fx.Node) -> str | None:
     layer = layer_of_node(node, program.root)
     for name, value in layer.parameters.items():
         if isinstance(value, fx.Node) and node_info(value).role is Role.DATA:
-            return f"  {info.name}{_place(info.source)}: its parameter {name!r} depends on the model's input"
+            return f"  {info.located}: its parameter {name!r} depends on the model's input"
     if _returns_several(program, node):
         return (
-            f"  {info.name}{_place(info.source)}: {info.rule} is for layers that return one tensor, but "
+            f"  {info.located}: {info.rule} is for layers that return one tensor, but "
             f"{info.description or 'it'} returns several. Without a rule for it as a whole, the compiler looks inside: "
             f"give rules to its layers by kind (lrpfx.types, in a layer map) or by name ({info.name}.*, in a name map)"
         )
@@ -101,7 +101,7 @@ def misfit(program: Program, node: fx.Node) -> str | None:
         for name, value in bound_arguments(node, operator).items():
             if name not in known and any(map(is_data, nodes_in(value))):
                 return (
-                    f"  {info.name}{_place(info.source)}: its argument {name!r} depends on the model's input, but no rule "
+                    f"  {info.located}: its argument {name!r} depends on the model's input, but no rule "
                     "assigns relevance to it. Use an operation that takes it as an operand, such as torch.maximum for a bound, "
                     "or map the module around it as a whole, by name or by class"
                 )
@@ -112,12 +112,8 @@ def misfit(program: Program, node: fx.Node) -> str | None:
         if info.shape is not None and None not in shapes and len(shapes) == len(layer.inputs) and not info.rule.has_code:
             info.rule.check_call(layer.operation, shapes, info.shape)
     except RuleError as error:
-        return f"  {info.name}{_place(info.source)}: {info.rule}: {error}"
+        return f"  {info.located}: {info.rule}: {error}"
     return None
-
-
-def _place(source: str) -> str:
-    return f" ({source})" if source else ""
 
 
 def _returns_several(program: Program, node: fx.Node) -> bool:

@@ -193,7 +193,7 @@ def out_of_balance(watched: Watch) -> str | None:
     node, received, passed = found
     info = node_info(node)
     return (
-        f"the map does not add up: {info.name} ({info.source or 'source unknown'}) has no rule and keeps its plain gradient, "
+        f"the map does not add up: {info.located} has no rule and keeps its plain gradient, "
         f"which makes {passed:.3g} of the {received:.3g} that it receives; give it a rule by name: (['{info.name}'], rule)"
     )
 

@@ -434,7 +434,7 @@ def _failed(failures: list[_Failure]) -> LrpfxError:
 
 def _without_places(text: str) -> str:
     """A message without the lines of source that it names, which only a trace knows."""
-    return re.sub(r", at (an unknown place|\S+:\d+)| \(\S+:\d+\)", "", text)
+    return re.sub(r", at (an unknown place|\S+:\d+)| \((source unknown|\S+:\d+)\)", "", text)
 
 
 def _same_branch(failures: Sequence[_Failure]) -> bool:

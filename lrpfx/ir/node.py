@@ -73,6 +73,11 @@ class NodeInfo:
         return "" if self.kind is None else self.kind.__name__
 
     @property
+    def located(self) -> str:
+        """The name of a call and the line that made it, for messages."""
+        return f"{self.name} ({self.source or 'source unknown'})"
+
+    @property
     def neutral(self) -> bool:
         """Whether the call is known to need no rule."""
         return self.operator is not None and self.operator.neutral
@@ -274,12 +279,12 @@ def bottlenecks(graph: fx.Graph) -> Iterator[fx.Node]:
             yield node
 
 
-def ancestors_of(node: fx.Node) -> set[fx.Node]:
-    """The node and all nodes that it depends on."""
+def ancestors_of(node: fx.Node, along: Callable[[fx.Node], bool] = lambda one: True) -> set[fx.Node]:
+    """The node and all nodes that it depends on, by way of nodes for which `along` holds."""
     found, pending = {node}, [node]
     while pending:
         for read in pending.pop().all_input_nodes:
-            if read not in found:
+            if read not in found and along(read):
                 found.add(read)
                 pending.append(read)
     return found

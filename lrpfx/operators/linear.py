@@ -142,8 +142,7 @@ def _without_parameters(build: Builder) -> fx.Node | None:
     return product if bias is None else build.call("add", product, bias)
 
 
-def _sample(dimensions: int, transposed: bool) -> Sample:
-    extra: dict[str, Any] = {"output_padding": 1} if transposed else {}
+def _sample(dimensions: int, transposed: bool, **further: Any) -> Sample:
     return call(
         loses="bias absent",
         input=signal(2, 4, *[7] * dimensions),
@@ -151,29 +150,43 @@ def _sample(dimensions: int, transposed: bool) -> Sample:
         bias=weight(6),
         stride=2,
         padding=1,
-        **extra,
         dilation=2,
         groups=2,
+        **further,
+    )
+
+
+def _of_convolution(
+    name: str, dimensions: int, function: Function, module: type, adjoint: Adjoint, arguments: str = "", **facts: Any
+) -> Operator:
+    """A row for one form of a convolution, with further `arguments` behind the bias."""
+    return row(
+        name,
+        types.ConvolutionStandard,
+        function,
+        f"input weight bias=None {arguments} stride=1 padding=0 dilation=1 groups=1",
+        parameters="weight bias",
+        modules=[module],
+        adjoint=adjoint,
+        constant_response=_convolution_response(dimensions, transposed=False, function=function),
+        spatial=dimensions,
+        keeps_rank=True,
+        broadcasts=False,
+        **facts,
     )
 
 
 def _convolution(dimensions: int, function: Function, module: type) -> Operator:
-    return row(
+    return _of_convolution(
         f"conv{dimensions}d",
-        types.ConvolutionStandard,
+        dimensions,
         function,
-        "input weight bias=None stride=1 padding=0 dilation=1 groups=1",
-        parameters="weight bias",
-        modules=[module],
+        module,
+        _convolution_adjoint(dimensions, transposed=False),
         aten=f"conv{dimensions}d.default conv{dimensions}d.padding",
-        adjoint=_convolution_adjoint(dimensions, transposed=False),
-        constant_response=_convolution_response(dimensions, transposed=False, function=function),
         weight_layout=WeightLayout.CONVOLUTION,
-        spatial=dimensions,
         with_bias_map=f"conv{dimensions}d_with_bias_map",
         with_amounts=f"padded_conv{dimensions}d",
-        keeps_rank=True,
-        broadcasts=False,
         sample=_sample(dimensions, transposed=False),
     )
 
@@ -193,23 +206,17 @@ def _transposed_convolution(dimensions: int, function: Function, module: type) -
         spatial=dimensions,
         keeps_rank=True,
         broadcasts=False,
-        sample=_sample(dimensions, transposed=True),
+        sample=_sample(dimensions, transposed=True, output_padding=1),
     )
 
 
 def _convolution_with_bias_map(dimensions: int, function: Function, module: type) -> Operator:
-    return row(
+    return _of_convolution(
         f"conv{dimensions}d_with_bias_map",
-        types.ConvolutionStandard,
+        dimensions,
         function,
-        "input weight bias=None stride=1 padding=0 dilation=1 groups=1",
-        parameters="weight bias",
-        modules=[module],
-        adjoint=_convolution_adjoint(dimensions, transposed=False),
-        constant_response=_convolution_response(dimensions, transposed=False, function=function),
-        spatial=dimensions,
-        keeps_rank=True,
-        broadcasts=False,
+        module,
+        _convolution_adjoint(dimensions, transposed=False),
         sample=call(
             loses="constants",
             input=signal(2, 4, *[5] * dimensions),
@@ -224,30 +231,15 @@ def _convolution_with_bias_map(dimensions: int, function: Function, module: type
 
 
 def _padded_convolution(dimensions: int, function: Function, module: type) -> Operator:
-    return row(
+    return _of_convolution(
         f"padded_conv{dimensions}d",
-        types.ConvolutionStandard,
+        dimensions,
         function,
-        "input weight bias=None amounts=() stride=1 padding=0 dilation=1 groups=1",
-        parameters="weight bias",
-        modules=[module],
-        adjoint=_padded_adjoint(dimensions),
-        constant_response=_convolution_response(dimensions, transposed=False, function=function),
+        module,
+        _padded_adjoint(dimensions),
+        arguments="amounts=()",
         weight_layout=WeightLayout.CONVOLUTION,
-        spatial=dimensions,
-        keeps_rank=True,
-        broadcasts=False,
-        sample=call(
-            loses="bias absent",
-            input=signal(2, 4, *[7] * dimensions),
-            weight=weight(6, 2, *[3] * dimensions),
-            bias=weight(6),
-            amounts=(1, 2, 0, 1, 2, 0)[: 2 * dimensions],
-            stride=2,
-            padding=1,
-            dilation=2,
-            groups=2,
-        ),
+        sample=_sample(dimensions, transposed=False, amounts=(1, 2, 0, 1, 2, 0)[: 2 * dimensions]),
     )
 
 

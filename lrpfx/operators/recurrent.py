@@ -444,8 +444,7 @@ def _layers(mode: str) -> Callable[[Builder], tuple[fx.Node, ...]]:
         if build["train"] and build["dropout"]:
             info = node_info(build.node)
             raise CaptureError(
-                f"{info.name} ({info.source or 'source unknown'}) is a recurrent layer with dropout in training mode. Call "
-                "model.eval() before lrpfx.transform.",
+                f"{info.located} is a recurrent layer with dropout in training mode. Call model.eval() before lrpfx.transform.",
                 topic="training-mode",
             )
         initial = build["hx"] if mode == LSTM else (build["hx"], None)
@@ -497,7 +496,7 @@ def _of_cell(build: Builder, hidden: Any, cell: Any) -> list[Any]:
 
 def _refuse_packed(build: Builder) -> None:
     info = node_info(build.node)
-    raise CaptureError(f"{info.name} ({info.source or 'source unknown'}): {PACKED}.")
+    raise CaptureError(f"{info.located}: {PACKED}.")
 
 
 _MODULE = "input hx params has_biases num_layers dropout train bidirectional batch_first"

@@ -274,9 +274,9 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
         arguments.admit(module)
         with module.with_rules():
             accounts = _accounts(_Sweep(module), arguments, target, output)
-        if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
-            # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
-            accounts = _accounts(_Sweep(module, only_finite), arguments, target, output)
+            if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
+                # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
+                accounts = _accounts(_Sweep(module, only_finite), arguments, target, output)
     message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)

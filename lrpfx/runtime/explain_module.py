@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
@@ -400,15 +400,10 @@ class ExplainModule(TreeGraphModule):
                 "relevance is not differentiable in this module; transform the model with fold=False",
                 topic="derivative-of-relevance",
             )
-        suspended = []
-        try:
+        with ExitStack() as stack:
             for switch in switches.values():
-                suspended.append(switch)
-                switch.suspend()
+                stack.enter_context(switch.paused())
             yield self
-        finally:
-            for switch in suspended:
-                switch.suspend(-1)
 
     @contextmanager
     def with_rules(self) -> Iterator[None]:

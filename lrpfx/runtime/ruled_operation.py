@@ -1,7 +1,8 @@
 """An operation with the rule that replaces its gradient. Graph nodes and module calls both build one."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -61,33 +62,39 @@ def relevances_from(rule: Any, result: Any, shapes: Sequence[torch.Size] | None 
     return tuple(found)
 
 
-_SUSPENDING = threading.Lock()
+_PAUSING = threading.Lock()
 
 
 class Switch:
     """Turns a rule on and off. While it is off, the layer has its ordinary gradient.
 
-    `pauses`: how often the rule was suspended so far, in any thread.
+    `pauses`: how often the rule was paused so far, in any thread.
     """
 
     def __init__(self) -> None:
         self._is_on = True
-        self._suspended = self.pauses = 0
+        self._pausing = self.pauses = 0
 
     @property
     def on(self) -> bool:
         """Whether the rule acts."""
-        return self._is_on and not self._suspended
+        return self._is_on and not self._pausing
 
     @on.setter
     def on(self, value: bool) -> None:
         self._is_on = value
 
-    def suspend(self, count: int = 1) -> None:
-        """Turn the rule off until it is resumed (a count of -1) as often, whichever thread comes last."""
-        with _SUSPENDING:
-            self._suspended += count
-            self.pauses += max(count, 0)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which the rule is off. Those of several threads may overlap in any way."""
+        with _PAUSING:
+            self._pausing += 1
+            self.pauses += 1
+        try:
+            yield
+        finally:
+            with _PAUSING:
+                self._pausing -= 1
 
 
 class Handoff:

@@ -510,22 +510,23 @@ def _unshifted(program: Program, scores: fx.Node, dims: tuple[int, ...], exact: 
 
     Without `exact`, only terms that have no relevance of their own are left out: a stabilized softmax does not cancel others.
     """
-    while (row := node_info(scores).operator) is not None and row.name in ("sub", "add", "log_softmax"):
-        if row.name == "log_softmax":  # minus the logarithm of a sum along its dimension
-            bound = bound_arguments(scores, row)
-            if not exact or bound.get("dtype") is not None or _dims(bound["dim"]) != dims or not is_data(bound["input"]):
-                break
-            scores = bound["input"]
-            continue
-        if scores.kwargs:
-            break
-        first, second = _arguments(scores)[:2]
-        pairs = [(first, second)] if row.name == "sub" else [(first, second), (second, first)]
-        kept = next((one for one, shift in pairs if is_data(one) and _cancels(program, shift, one, dims, scores, exact)), None)
-        if kept is None:
-            break
+    while (kept := _without_a_shift(program, scores, dims, exact)) is not None:
         scores = kept
     return scores
+
+
+def _without_a_shift(program: Program, scores: fx.Node, dims: tuple[int, ...], exact: bool) -> fx.Node | None:
+    """The scores without the last term that cancels; None if there is none."""
+    row = node_info(scores).operator
+    if row is not None and row.name == "log_softmax" and exact:  # minus the logarithm of a sum
+        bound = bound_arguments(scores, row)
+        cancels = bound.get("dtype") is None and _dims(bound["dim"]) == dims and is_data(bound["input"])
+        return bound["input"] if cancels else None
+    if row is None or row.name not in ("sub", "add") or scores.kwargs:
+        return None
+    first, second = _arguments(scores)[:2]
+    pairs = [(first, second)] if row.name == "sub" else [(first, second), (second, first)]
+    return next((one for one, shift in pairs if is_data(one) and _cancels(program, shift, one, dims, scores, exact)), None)
 
 
 def _cancels(program: Program, shift: Any, kept: fx.Node, dims: tuple[int, ...], scores: fx.Node, exact: bool) -> bool:

@@ -101,7 +101,7 @@ class NormalizeOperators(GraphPass):
         before = (node.op, node.target, node.args, dict(node.kwargs))
         if node.kwargs.get("out") is not None:
             raise CaptureError(
-                f"{node_info(node).name} ({node_info(node).source or 'source unknown'}) writes its result into another tensor "
+                f"{node_info(node).located} writes its result into another tensor "
                 "(out=), which the compiler does not support. Use the returned value instead.",
                 topic="overwritten-tensors",
             )
@@ -120,7 +120,7 @@ class NormalizeOperators(GraphPass):
             except _MisfitError as misfit:
                 if node_info(node).role is Role.DATA:
                     raise CaptureError(
-                        f"{node_info(node).name} ({node_info(node).source or 'source unknown'}): {misfit}. Write the call "
+                        f"{node_info(node).located}: {misfit}. Write the call "
                         "without it, or map the module around it to one rule, by its name or its class.",
                         topic="operation-without-a-rule",
                     ) from None

@@ -11,6 +11,7 @@ from torch import fx, nn
 from lrpfx.ir.node import (
     NodeInfo,
     Role,
+    ancestors_of,
     attribute_of,
     data_calls,
     has_info,
@@ -157,11 +158,8 @@ def _hold_operands(graph: fx.Graph, tree: ModuleTree, switch: Switch) -> None:
         module = tree.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         count = module.ruled.operation.inputs if isinstance(module, RuleModule) else None
         operands.update(one for one in nodes_in((node.args[:count], node.kwargs)) if not is_data(one))
-    sources, pending = set(operands), list(operands)
-    while pending:  # also those that are expanded by a size of the input, but no parameters of layers before that size
-        found = {one for one in pending.pop().all_input_nodes if not is_data(one)} - sources
-        sources |= found
-        pending += found
+    # Also parameters that a size of the input expands, but not those of layers before that size.
+    sources = set().union(*(ancestors_of(one, along=lambda read: not is_data(read)) for one in operands))
     for node in graph.find_nodes(op="get_attr"):
         if node in sources and isinstance(attribute_of(node, tree.root), nn.Parameter):
             place = tree.place(free_name(tree.root, f"{node_info(node).name}_live"), LiveParameter(switch))

@@ -177,7 +177,6 @@ CHECK = Path(__file__).parent.parent.parent / "examples" / "check.py"
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_other_runtimes_check_a_file_without_lrpfx(tmp_path, runtime, capsys):
-    pytest.importorskip(runtime)
     check = runpy.run_path(str(CHECK))
     path = strided_file(tmp_path)
     assert check["main"](path, runtime) == 0

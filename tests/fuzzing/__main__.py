@@ -40,7 +40,8 @@ def main() -> None:
                 print(f"\n{'-' * 100}\n{report(*shrunk(network, composite, failure))}", flush=True)
     seconds = time.perf_counter() - start
     print(f"\n{options.networks} networks in {seconds:.0f} s: {kinds.total()} failures")
-    print(f"{len(undetermined)} differences that rounding explains, or outputs that are not finite: {dict(collections.Counter(undetermined))}")
+    explained = dict(collections.Counter(undetermined))
+    print(f"{len(undetermined)} differences that rounding explains, or outputs that are not finite: {explained}")
     for (check, error), count in kinds.most_common():
         print(f"{count:6d}  {check}: {error}")
     sys.exit(bool(kinds))
