@@ -28,7 +28,16 @@ def own_backends():
 def test_documents_show_what_their_code_prints(path, own_table, own_backends):
     torch.set_default_dtype(torch.float32)
     text = path.read_text()
-    assert run(text) == text
+    words, numbers = words_and_numbers(run(text))
+    shown_words, shown_numbers = words_and_numbers(text)
+    assert words == shown_words
+    assert numbers == pytest.approx(shown_numbers, rel=0.01)
+
+
+def words_and_numbers(text):
+    """The text without its decimal fractions, and these: their last digits differ between processors."""
+    fraction = r"\d+\.\d+(?:e[+-]?\d+)?"
+    return re.sub(fraction, "0.0", text), [float(found) for found in re.findall(fraction, text)]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
