@@ -181,7 +181,8 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
         "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
         'as a whole with capture="symbolic".'
     )
-    if "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
+    nested = "has no attribute 'constant'" in str(error)  # derivatives within torch.vmap
+    if nested or "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
         remedy = f"If forward reads .data, write .detach() instead. If it computes derivatives: {DIFFERENTIATES}"
     if unknown is not None:
         remedy = f"Wrap the model in a module that returns tensors, not a {name}."

@@ -32,7 +32,7 @@ class UndoDecompositions(GraphPass):
 
     def applies(self, program: Program) -> bool:
         return any(
-            node.target in _FORMS or node.target in _OVERLOADS or _dense_layer(node, program.root)
+            node.target in (_FORMS.keys() | _OVERLOADS.keys() | {torch.chain_matmul}) or _dense_layer(node, program.root)
             for node in calls(program.graph)
         )
 
@@ -45,6 +45,8 @@ class UndoDecompositions(GraphPass):
                 node.target, node.args, node.kwargs = functional.linear, dense, {}
                 result.matches += 1
                 continue
+            if node.target is torch.chain_matmul:
+                node.target, node.args = torch.linalg.multi_dot, (list(node.args),)
             node.target = _OVERLOADS.get(node.target, node.target) if node.op == "call_function" else node.target
             form, several = _FORMS.get(node.target, (None, False)) if node.op == "call_function" else (None, False)
             read = [user for user in node.users if user in live] if several else []
