@@ -330,6 +330,47 @@ def test_module_map_that_returns_no_rule():
     )
 
 
+class Written(nn.Module):
+    """A forward given as a function of a layer and the input."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.layer, self.written = nn.Linear(4, 4), forward
+
+    def forward(self, x):
+        return self.written(self.layer, x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda layer, x: layer(x) + torch.zeros(x.shape[0], 4), r"torch\.zeros takes sizes of a trace as one tuple"),
+        (lambda layer, x: torch.vmap(layer)(x), r"calls torch\.vmap, which a symbolic trace cannot follow"),
+        (lambda layer, x: layer(x).view(torch.float64), r"reads the bits of its values as torch\.float64"),
+    ],
+)
+def test_what_a_symbolic_trace_cannot_follow(forward, message):
+    with pytest.raises(lrpfx.CaptureError, match=message):
+        lrpfx.transform(Written(forward).eval(), EpsilonPlus(), capture="symbolic")
+
+
+def test_bits_are_no_values_in_an_export_either():
+    with pytest.raises(lrpfx.CaptureError, match="reads the bits of its values"):
+        model = Written(lambda layer, x: layer(x).view(torch.float64)).eval()
+        lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 4), capture="export")
+
+
+@pytest.mark.parametrize("modifiers", ["input_modifiers", "param_modifiers"])
+def test_modifiers_that_change_the_dtype(modifiers):
+    rule = lrpfx.core.BasicHook(**{modifiers: [lambda value, *name: value.double()]})
+    composite = lrpfx.composites.NameMapComposite([(["0"], rule)])
+    with pytest.raises(lrpfx.RuleError) as caught:
+        x = torch.randn(2, 3)
+        lrpfx.attribute(lrpfx.transform(nn.Sequential(nn.Linear(3, 2)).eval(), composite), x, 1)
+    message = str(caught.value)
+    assert "returned a tensor of torch.float64, not of torch.float32" in message and "While executing" not in message
+
+
 class WrongBranch(nn.Module):
     """Symbolic tracing takes the branch for what is not a tensor, without a word."""
 

@@ -165,10 +165,10 @@ class Computation:
         wanted = [*self.arguments.leaves, *recorded_at, *(recorded_at[place] for place in self._again.values())]
         if not forward.output.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             what = "the output" if self.question.start is None else self.question.start
-            if callable(self.question.output):
-                what = "what output= returns, computed without gradients or detached,"
+            function = callable(self.question.output)
             raise InputError(
-                f"{what} does not depend on the inputs through any operation that carries relevance",
+                f"{what} does not depend on the inputs through any operation that carries relevance"
+                + (", or output= is a function that detaches its result or computes it without gradients" if function else ""),
                 topic="no-path-to-the-input",
             )
         self._name_all(forward, self._relevances(runner, forward, wanted, given))

@@ -245,7 +245,8 @@ def readable(model: Any, encoding: Encoding) -> dict[str, torch.Tensor]:
         return dict(encoding)
     taken = {one.name for one in parameters}
     plain = {"attention_mask": 1, "token_type_ids": 0}  # no padding, and one segment
-    return {name: value for name, value in encoding.items() if name in taken or not bool((value == plain.get(name)).all())}
+    silent = {name for name, number in plain.items() if name in encoding and bool((encoding[name] == number).all())}
+    return {name: value for name, value in encoding.items() if name in taken or name not in silent}
 
 
 def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:

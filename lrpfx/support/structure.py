@@ -180,7 +180,7 @@ def _state_of(value: Any) -> tuple[Any, ...] | None:
         return None
     try:
         reduced = value.__reduce_ex__(2)
-        _, args, state, items, pairs = (*reduced, *[None] * (5 - len(reduced)))
+        _, args, state, items, pairs = tuple(reduced) + (None,) * (5 - len(reduced))
     except Exception:  # it holds what Python does not see
         return None
     contents = [None if one is None else list(one) for one in (items, pairs)]

@@ -208,8 +208,9 @@ def test_constants_of_a_function_are_said_and_accounted_for(model, explain_model
     assert abs(accounts.balance) <= 1e-12 * accounts.seed_magnitude
     with pytest.warns(lrpfx.LrpfxWarning, match="constants in the function"):  # the entry that is a number
         lrpfx.attribute(explain_model, x, 4, output=ENTRIES["with numbers"])
-    with pytest.raises(lrpfx.InputError, match="does not depend on the inputs"):
-        lrpfx.attribute(explain_model, x, 0, output=lambda outputs: torch.ones(3, 2))
+    for function in (lambda outputs: torch.ones(3, 2), torch.no_grad()(lambda outputs: 2 * outputs["first"])):
+        with pytest.raises(lrpfx.InputError, match=r"does not depend on the inputs .*, or output= is a function that detaches"):
+            lrpfx.attribute(explain_model, x, 0, output=function)
 
 
 def test_a_function_may_not_change_the_outputs(explain_model, x):

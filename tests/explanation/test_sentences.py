@@ -177,6 +177,8 @@ IDS = [1, 3, 4, 5]
         torch.tensor(IDS),
         torch.tensor([IDS]),
         np.array(IDS),
+        np.array(FILM),
+        np.array([FILM]),
         ChatTokenizer(ends=False)(FILM, return_tensors="pt"),
         {"text": FILM, "label": 1, "input_ids": IDS, "attention_mask": [1, 1, 1, 1]},
         {"input_ids": [IDS], "special_tokens_mask": [[1, 0, 0, 0]]},
@@ -194,6 +196,25 @@ def test_every_form_of_a_text(given):
     assert type(found) is type(of_string) and found.heatmap().words == ("[CLS]", "the", "film", "was")
     np.testing.assert_allclose(found.relevance, of_string.relevance, rtol=1e-5, atol=1e-8)
     assert found.name in (FILM, "was")
+
+
+class WordsAlone(nn.Module):
+    """A model of text that takes no mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.classes = nn.Embedding(8, 6), nn.Linear(6, 2)
+
+    def forward(self, input_ids):
+        return self.classes(torch.tanh(self.words(input_ids)).mean(1))
+
+
+def test_a_model_without_a_mask():
+    """A mask that hides nothing is left out; one that hides something is the model's business."""
+    explainer = lrpfx.Explainer(WordsAlone().eval(), tokenizer=Tokenizer())
+    assert explainer(FILM).heatmap().words == ("[CLS]", "the", "film", "was", "[SEP]")
+    with pytest.raises(InputError, match="unexpected keyword argument 'attention_mask'"):
+        explainer({"input_ids": [IDS], "attention_mask": [[1, 1, 1, 0]]})
 
 
 def test_several_texts_in_one_encoding():
