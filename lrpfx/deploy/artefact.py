@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
@@ -75,8 +74,8 @@ def save(
     program
         What `lrpfx.lower` returned.
     path
-        Ends in `.pt2` for torch, and in `.onnx` for ONNX Runtime and similar. Parameters of more than 1.5 GiB go to a second
-        file beside an `.onnx` file.
+        Ends in `.pt2` for torch, in `.onnx` for ONNX Runtime and similar, and in `.pte` for ExecuTorch. Parameters of more
+        than 1.5 GiB go to a second file beside an `.onnx` file.
     preprocess
         How photographs become inputs, for `lrpfx.explain` and `lrpfx run`: the transforms of torchvision, timm or Hugging Face,
         or a `StoredPreprocessing`. Their resize, crop, mean and deviation are stored.
@@ -95,7 +94,7 @@ def save(
     ArtefactError
         The file cannot be written, or it fails its self-test.
     LoweringError
-        ONNX cannot express the program.
+        ONNX or ExecuTorch cannot express the program.
     """
     given, target = checked_path(path, suffixes())
     backend = next(iter(backends_for(given.suffix).values()))
@@ -234,14 +233,15 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
     """The runner of a file that `save` or `package` wrote.
 
     The file is used only after its hash and all its entries have been checked. Nothing is unpickled or computed, and no text is
-    evaluated but short arithmetic of sizes. A program that `package` compiled is native code, which no check makes safe.
+    evaluated but short arithmetic of sizes. A program that `package` compiled is native code, which no check makes safe, and
+    ExecuTorch trusts its files.
 
     Parameters
     ----------
     path
         The file.
     allow_native
-        Whether the file may contain native code. Pass False for files of others.
+        Whether the file may contain native code, or be one for ExecuTorch. Pass False for files of others.
     signed_by
         A public key of Ed25519 in PEM format, as a path or bytes: `sign` must have signed the file with its private key.
 
@@ -262,10 +262,11 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
 def _loaded(path: Path, backend: Backend, stored: Stored) -> Function:
     try:
         return backend.load(path, stored)
-    except RefusedError:
+    except (RefusedError, LrpfxError):
         raise
     except Exception as error:
-        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
+        runtime = f"{backend.runtime} {version(backend.runtime)}"
+        raise RefusedError(f"{runtime} cannot load it: {type(error).__name__}: {error}") from error
 
 
 def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, Any]) -> None:
@@ -312,7 +313,7 @@ def _checked(path: Path, allow_native: bool = True, signed_by: Key | None = None
     if backend is None:
         raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
     if backend.is_native and not allow_native:
-        raise RefusedError("it contains native code, which allow_native=False refuses")
+        raise RefusedError("it contains native code, or its runtime checks it as little; allow_native=False refuses such files")
     test = self_test.read(stored.self_test, stored.manifest)
     backend.check(path, stored, test)
     return backend, stored, test

@@ -415,6 +415,20 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
 
+
+def _without_alpha(operator: Any) -> Callable[..., Any]:
+    def combined(input: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> Any:
+        return NotImplemented if alpha == 1 else operator(input, other * alpha)
+
+    return combined
+
+
+#: Sums with a factor -> the same as a product and a sum. ExecuTorch 1.5 applies the factor to the wrong operand if the first
+#: one is a single number.
+WITHOUT_ALPHA: dict[Any, Callable[..., Any]] = {
+    operator: _without_alpha(operator) for operator in (aten.add.Tensor, aten.sub.Tensor)
+}
+
 #: Operators that ONNX Runtime lacks for float16 -> the same in float32, for float16 only.
 FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {aten.scatter_add.default: _scatter_add_of_halves}
 
