@@ -46,7 +46,7 @@ gallery: $(VENV)/linked
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo
-	cd examples/javascript && npm ci --no-fund --no-audit
+	cd examples/javascript && npm ci --no-fund --no-audit --omit=optional
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
 
 # Build the script and the style of lrpfx.report from page/, which are in the repository: using them needs no npm.
