@@ -51,9 +51,14 @@ def backends_for(suffix: str) -> dict[str, Backend]:
 
 def check_before_work(path: str | os.PathLike[str], *, compiled: bool = False) -> None:
     """Raise what `save`, or `package` if `compiled`, would raise for the path or for missing packages, before the work."""
-    backends = {kind: one for kind, one in BACKENDS.items() if not compiled or kind == "compiled"}
-    given, _ = checked_path(path, tuple(dict.fromkeys(one.suffix for one in backends.values())))
-    next(one for one in backends.values() if one.suffix == given.suffix).check_requirements()
+    _written_by(path, compiled)[2].check_requirements()
+
+
+def _written_by(path: str | os.PathLike[str], compiled: bool) -> tuple[Path, Path, Backend]:
+    """The given path, the file that it leads to, and the backend with which `save`, or `package` if `compiled`, writes it."""
+    backends = {backend.suffix: backend for backend in BACKENDS.values() if backend.is_compiled == compiled}
+    given, target = checked_path(path, tuple(backends))
+    return given, target, backends[given.suffix]
 
 
 @tracing()
@@ -96,8 +101,7 @@ def save(
     LoweringError
         ONNX or ExecuTorch cannot express the program.
     """
-    given, target = checked_path(path, suffixes())
-    backend = next(iter(backends_for(given.suffix).values()))
+    given, target, backend = _written_by(path, compiled=False)
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 
@@ -110,17 +114,18 @@ def package(
     preprocess: Callable[..., Any] | None = None,
     categories: Sequence[str] | None = None,
 ) -> Path:
-    """Compile a lowered program with AOTInductor to a file with native code for machines like this one.
+    """Compile a lowered program with AOTInductor to native code for machines like this one, or for ExecuTorch with XNNPACK.
 
-    The layout of weights is also chosen for these machines, which can double their space in the file. Compilation needs a C++
-    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test.
+    AOTInductor also chooses the layout of weights for these machines, which can double their space in the file. It needs a C++
+    compiler and may take minutes. XNNPACK needs all weights stored, which can triple their space. The file appears whole or not
+    at all, and only after it has passed its self-test.
 
     Parameters
     ----------
     program
         What `lrpfx.lower` returned.
     path
-        Ends in `.pt2`.
+        Ends in `.pt2` for native code, and in `.pte` for ExecuTorch with XNNPACK.
     preprocess
         As for `save`.
     categories
@@ -137,9 +142,10 @@ def package(
         As for `save`.
     ArtefactError
         As for `save`.
+    LoweringError
+        ExecuTorch cannot express the program.
     """
-    backend = BACKENDS["compiled"]
-    given, target = checked_path(path, (backend.suffix,))
+    given, target, backend = _written_by(path, compiled=True)
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 

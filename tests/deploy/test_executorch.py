@@ -39,13 +39,24 @@ def without_executorch(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "composite"), [("resnet", EpsilonPlusFlat), ("densenet", EpsilonPlusFlat), ("vit", AttnLRP), ("swin", AttnLRP)]
+    ("name", "composite", "write"),
+    [
+        ("resnet", EpsilonPlusFlat, lrpfx.save),
+        ("resnet", EpsilonPlusFlat, lrpfx.package),
+        ("densenet", EpsilonPlusFlat, lrpfx.save),
+        ("vit", AttnLRP, lrpfx.save),
+        ("vit", AttnLRP, lrpfx.package),
+        ("swin", AttnLRP, lrpfx.save),
+    ],
 )
-def test_networks(name, composite, tmp_path):
+def test_networks(name, composite, write, tmp_path):
     model, images = small_family(name)
     model, images = model.float(), images.float()
     explain_model = lrpfx.transform(model, composite(), images)
-    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, images, dynamic_batch=False), tmp_path / "model.pte"))
+    program = lrpfx.lower(explain_model, images, dynamic_batch=False)
+    runner = lrpfx.load(write(program, tmp_path / "model.pte"))
+    assert runner.manifest["kind"] == ("executorch" if write is lrpfx.save else "xnnpack")
+    assert_close(program.module()(images, torch.tensor([0, 2]))["output"], explain_model(images), 1e-6)  # is as it was
     images = images.flip(0) * 0.7
     found, expected = runner(images, torch.tensor([3, 1])), lrpfx.attribute(explain_model, images, [3, 1])
     assert_close(found["output"], expected.output, 1e-5)
@@ -180,10 +191,11 @@ class _Bounded(Hook):
         return (relevance.clamp(-bound, bound),)
 
 
-def test_operators_without_a_kernel(explained, tmp_path):
+@pytest.mark.parametrize("write", [lrpfx.save, lrpfx.package])
+def test_operators_without_a_kernel(write, explained, tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval().float()
     bounded = lrpfx.transform(model, EpsilonPlusFlat(layer_map=[(nn.ReLU, _Bounded())]))
     program = lrpfx.lower(bounded, explained[1], dynamic_batch=False)
     with pytest.raises(lrpfx.LoweringError, match=r"aten\.median\.dim, from 1: _Bounded\(\)") as raised:
-        lrpfx.save(program, tmp_path / "model.pte")
+        write(program, tmp_path / "model.pte")
     assert raised.value.topic == "formats-of-programs" and not list(tmp_path.iterdir())

@@ -34,6 +34,7 @@ class Backend(ABC):
     kind: ClassVar[str]
     suffix: ClassVar[str]
     is_native: ClassVar[bool] = False  # whether its files contain native code, or their runtime trusts them as much
+    is_compiled: ClassVar[bool] = False  # whether `package` writes its files, not `save`
     runtime: ClassVar[str] = "torch"  # the package that runs its files
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()

@@ -8,6 +8,7 @@ import json
 import logging
 import struct
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,12 @@ from lrpfx.deploy.archive import (
     signed_entries,
 )
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing
+from lrpfx.deploy.backends.exported import fold_constants
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import ArtefactError, LoweringError
+from lrpfx.ir.node import attribute_of
 from lrpfx.passes.lower.legalize_for_executorch import LegalizeForExecuTorch
 from lrpfx.support.torch_internals import pytree
 
@@ -76,7 +79,21 @@ class ExecuTorch(Backend):
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         logger.info("translating into operators of ExecuTorch")
-        replace(_joined(_executorch_program(program), manifest, self_test))
+        try:
+            content = _written(self.edge_program(program))
+        except LoweringError:
+            raise
+        except Exception as error:
+            raise LoweringError(
+                f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}", topic="formats-of-programs"
+            ) from error
+        replace(_joined(content, manifest, self_test))
+
+    def edge_program(self, program: ExportedProgram) -> Any:
+        """A legalized program in the operators of ExecuTorch."""
+        from executorch.exir import EdgeCompileConfig, to_edge
+
+        return to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
 
     def read(self, path: Path, content: bytes) -> Stored:
         text, self_test, entries = read_signed_entries(_entries(content))
@@ -108,34 +125,65 @@ class ExecuTorch(Backend):
         return run
 
 
+class Xnnpack(ExecuTorch):
+    """A program for ExecuTorch whose convolutions, products and activations XNNPACK computes, with all weights stored."""
+
+    kind = "xnnpack"
+    is_compiled = True
+
+    def edge_program(self, program: ExportedProgram) -> Any:
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        return to_edge_transform_and_lower(
+            _with_stored_weights(program), partitioner=[XnnpackPartitioner()], compile_config=config
+        )
+
+
+def _with_stored_weights(program: ExportedProgram) -> ExportedProgram:
+    """The program without operations on weights alone, since XNNPACK computes only layers whose weights are stored.
+
+    Each transposed convolution has a weight of its own: XNNPACK 1.5 computes wrong values if a convolution reads the same one.
+    """
+    module = ExportedProgram.module(program, check_guards=False)
+    fold_constants(module)
+    for name, value in list(module.named_buffers(recurse=False)):
+        module.register_buffer(name, value.contiguous())  # ExecuTorch takes no others
+    weights = module.graph.find_nodes(op="get_attr")
+    readers = Counter(str(weight.target) for weight in weights for _ in weight.users)
+    for number, node in enumerate(module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)):
+        weight, is_transposed = node.args[1], node.args[6]
+        if is_transposed and weight in weights and readers[weight.target] > 1:
+            name = f"transposed_{number}"
+            module.register_buffer(name, attribute_of(weight, module).detach().clone())
+            with module.graph.inserting_before(node):
+                node.update_arg(1, module.graph.create_node("get_attr", name))
+    module.recompile()
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    arguments = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in inputs)
+    return torch.export.export(module, arguments, strict=False)
+
+
 def _missing(error: ImportError) -> ArtefactError:
     return ArtefactError(f"ExecuTorch is not installed: pip install 'lrpfx[executorch]' ({error})", topic="missing-package")
 
 
-def _executorch_program(program: ExportedProgram) -> bytes:
-    """A legalized program in ExecuTorch's form. `LoweringError` names operators without a portable kernel."""
-    from executorch.exir import EdgeCompileConfig, to_edge
+def _written(edge: Any) -> bytes:
+    """A program in ExecuTorch's form. `LoweringError` names operators without a portable kernel."""
     from executorch.exir.dialects.edge._ops import EdgeOpOverload
     from executorch.runtime import Runtime
 
     kernels = Runtime.get().operator_registry.operator_names
-    try:
-        edge = to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
-        called = [node for node in edge.exported_program().graph.nodes if isinstance(node.target, EdgeOpOverload)]
-        missing = [node for node in called if _kernel_of(node.target) not in kernels]
-        if missing:
-            raise operators_missing(
-                "ExecuTorch has no portable kernels of these operators",
-                {node: node.target._op for node in missing},
-                "use a .pt2 or .onnx file, which support these operators",
-            )
-        return bytes(edge.to_executorch().buffer)
-    except LoweringError:
-        raise
-    except Exception as error:
-        raise LoweringError(
-            f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}", topic="formats-of-programs"
-        ) from error
+    called = [node for node in edge.exported_program().graph.nodes if isinstance(node.target, EdgeOpOverload)]
+    missing = {node: node.target._op for node in called if _kernel_of(node.target) not in kernels}
+    if missing:
+        raise operators_missing(
+            "ExecuTorch has no portable kernels of these operators",
+            missing,
+            "use a .pt2 or .onnx file, which support these operators",
+        )
+    return bytes(edge.to_executorch().buffer)
 
 
 def _kernel_of(operator: Any) -> str | None:
