@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -120,6 +120,12 @@ attacks: $(VENV)/linked
 # Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/linked
 	$(BIN)/python tests/tools/format_sweep.py
+
+# Run small networks in runtimes of others, in a few minutes; writes tables of docs/deploying.md. Needs Node and npm.
+runtimes: $(VENV)/linked
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps onnxslim onnxsim
+	cd examples/javascript && npm ci --no-fund --no-audit --ignore-scripts
+	$(BIN)/python tests/tools/runtimes.py
 
 # Run the ways in which modules come in and are used; writes docs/modules.md.
 modules: $(VENV)/linked

@@ -6,15 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 from browsers import chromium, needs_chromium
 from helpers import ROOT, assert_close, needs_compiler
+from torch import nn
 
 import lrpfx
-from lrpfx.composites import EpsilonGammaBox
+from lrpfx.composites import AttnLRP, EpsilonGammaBox
 from lrpfx.demo import digits
 
 pytestmark = pytest.mark.examples
@@ -162,6 +164,27 @@ def test_checks_in_javascript(trained, tmp_path):
         right, wrong = (dict(line.split(": ") for line in run.stdout.splitlines()) for run in runs)
         assert list(right) == list(wrong) == ["output", "relevance", "balance"]
         assert max(map(float, right.values())) < 1e-5 and float(wrong["output"]) > 1e-4
+
+
+@pytest.mark.parametrize("form, largest, tolerance", [("float16", 0.75, 1e-2), ("int8", 0.9, 0.1)])
+def test_smaller_files(form, largest, tolerance, tmp_path):
+    """They are smaller, give nearly the same, and are files of lrpfx once they are signed."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 10)
+    ).eval()
+    explain_model, images = lrpfx.transform(model, AttnLRP()), torch.rand(3, 1, 8, 8)
+    file, smaller = lrpfx.save(lrpfx.lower(explain_model, images), tmp_path / "model.onnx"), tmp_path / "small.onnx"
+    command = [sys.executable, ROOT / "examples" / "shrink.py", file, smaller, form]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    assert smaller.stat().st_size < largest * file.stat().st_size
+    with pytest.raises(lrpfx.ArtefactError):
+        lrpfx.load(smaller)
+    runner = lrpfx.load(lrpfx.sign(smaller, tolerance=tolerance))
+    assert 1e-5 < runner.verify() < tolerance
+    expected = lrpfx.attribute(explain_model, images, [4, 2, 0]).relevance
+    assert_close(runner(images, torch.tensor([4, 2, 0]))["relevance"], expected, tolerance)
 
 
 def _compare(explain_model, found):
