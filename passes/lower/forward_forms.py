@@ -438,7 +438,7 @@ WITHOUT_ALPHA: dict[Any, Callable[..., Any]] = {
     operator: _without_alpha(operator) for operator in (aten.add.Tensor, aten.sub.Tensor)
 }
 
-#: Operators that ONNX Runtime lacks for float16, or whose statistics are float32 there -> the same in float32, for float16 only.
+#: Operators that ONNX Runtime lacks for float16, or whose statistics are float32 there -> the same in float32, for float16.
 FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {
     aten.scatter_add.default: _scatter_add_of_halves,
     aten.native_layer_norm.default: _layer_norm_of_halves,
