@@ -67,7 +67,8 @@ class ExecuTorch(Backend):
         leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.shape):
             raise LoweringError(
-                "ExecuTorch plans the memory of a program for one size of its inputs: lower it with dynamic_batch=False",
+                "ExecuTorch plans the memory of a program for one size of its inputs: lower it with dynamic_batch=False, or "
+                "export it with --fixed-batch",
                 topic="formats-of-programs",
             )
         if any(leaf.dtype == torch.float64 for leaf in leaves):
