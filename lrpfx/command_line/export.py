@@ -67,7 +67,9 @@ def export(
     input_range: Annotated[
         tuple[float, float] | None, typer.Option(help="Lowest and highest value of the input; makes rules cheaper.")
     ] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile with AOTInductor into the .pt2 file.")] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile with AOTInductor into a .pt2 file, or for XNNPACK into a .pte file.")
+    ] = False,
     mean: MEAN = None,
     std: STD = None,
     size: SIZE = None,

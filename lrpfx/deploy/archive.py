@@ -85,15 +85,24 @@ def read_arrays(content: bytes) -> dict[str, np.ndarray]:
 
 
 def signed_archive(entries: Mapping[str, bytes], manifest: Mapping[str, Any], self_test: bytes) -> bytes:
-    """An archive of a program's entries, its self-test, and its manifest, which contains the hash of everything else."""
+    """An archive of `signed_entries`."""
+    return archive_of(signed_entries(entries, manifest, self_test))
+
+
+def signed_entries(entries: Mapping[str, bytes], manifest: Mapping[str, Any], self_test: bytes) -> Entries:
+    """A program's entries, its self-test, and its manifest, which contains the hash of everything else."""
     whole = {**entries, SELF_TEST: self_test}
     text = json.dumps({**manifest, "hash": hash_of(whole)}, indent=1).encode()
-    return archive_of({**whole, MANIFEST: text, MANIFEST_HASH: hashlib.sha256(text).hexdigest().encode()})
+    return {**whole, MANIFEST: text, MANIFEST_HASH: hashlib.sha256(text).hexdigest().encode()}
 
 
 def read_signed_archive(content: bytes) -> tuple[bytes, bytes, Entries]:
-    """The manifest of an archive, its self-test, and the other entries. Raises `RefusedError` if a hash does not match."""
-    entries = read_archive(content)
+    """What `read_signed_entries` gives for the entries of an archive."""
+    return read_signed_entries(read_archive(content))
+
+
+def read_signed_entries(entries: Entries) -> tuple[bytes, bytes, Entries]:
+    """The manifest among entries, the self-test, and the other entries. Raises `RefusedError` if a hash does not match."""
     if not {MANIFEST, MANIFEST_HASH, SELF_TEST} <= set(entries):
         raise RefusedError("it is damaged, or was not written by lrpfx: it has no manifest")
     text = entries.pop(MANIFEST)

@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
@@ -52,9 +51,14 @@ def backends_for(suffix: str) -> dict[str, Backend]:
 
 def check_before_work(path: str | os.PathLike[str], *, compiled: bool = False) -> None:
     """Raise what `save`, or `package` if `compiled`, would raise for the path or for missing packages, before the work."""
-    backends = {kind: one for kind, one in BACKENDS.items() if not compiled or kind == "compiled"}
-    given, _ = checked_path(path, tuple(dict.fromkeys(one.suffix for one in backends.values())))
-    next(one for one in backends.values() if one.suffix == given.suffix).check_requirements()
+    _written_by(path, compiled)[2].check_requirements()
+
+
+def _written_by(path: str | os.PathLike[str], compiled: bool) -> tuple[Path, Path, Backend]:
+    """The given path, the file that it leads to, and the backend with which `save`, or `package` if `compiled`, writes it."""
+    backends = {backend.suffix: backend for backend in BACKENDS.values() if backend.is_compiled == compiled}
+    given, target = checked_path(path, tuple(backends))
+    return given, target, backends[given.suffix]
 
 
 @tracing()
@@ -75,8 +79,8 @@ def save(
     program
         What `lrpfx.lower` returned.
     path
-        Ends in `.pt2` for torch, and in `.onnx` for ONNX Runtime and similar. Parameters of more than 1.5 GiB go to a second
-        file beside an `.onnx` file.
+        Ends in `.pt2` for torch, in `.onnx` for ONNX Runtime and similar, and in `.pte` for ExecuTorch. Parameters of more
+        than 1.5 GiB go to a second file beside an `.onnx` file.
     preprocess
         How photographs become inputs, for `lrpfx.explain` and `lrpfx run`: the transforms of torchvision, timm or Hugging Face,
         or a `StoredPreprocessing`. Their resize, crop, mean and deviation are stored.
@@ -95,10 +99,9 @@ def save(
     ArtefactError
         The file cannot be written, or it fails its self-test.
     LoweringError
-        ONNX cannot express the program.
+        ONNX or ExecuTorch cannot express the program.
     """
-    given, target = checked_path(path, suffixes())
-    backend = next(iter(backends_for(given.suffix).values()))
+    given, target, backend = _written_by(path, compiled=False)
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 
@@ -111,17 +114,18 @@ def package(
     preprocess: Callable[..., Any] | None = None,
     categories: Sequence[str] | None = None,
 ) -> Path:
-    """Compile a lowered program with AOTInductor to a file with native code for machines like this one.
+    """Compile a lowered program with AOTInductor to native code for machines like this one, or for ExecuTorch with XNNPACK.
 
-    The layout of weights is also chosen for these machines, which can double their space in the file. Compilation needs a C++
-    compiler and may take minutes. The file appears whole or not at all, and only after it has passed its self-test.
+    AOTInductor also chooses the layout of weights for these machines, which can double their space in the file. It needs a C++
+    compiler and may take minutes. XNNPACK needs all weights stored, which can triple their space. The file appears whole or not
+    at all, and only after it has passed its self-test.
 
     Parameters
     ----------
     program
         What `lrpfx.lower` returned.
     path
-        Ends in `.pt2`.
+        Ends in `.pt2` for native code, and in `.pte` for ExecuTorch with XNNPACK.
     preprocess
         As for `save`.
     categories
@@ -138,9 +142,10 @@ def package(
         As for `save`.
     ArtefactError
         As for `save`.
+    LoweringError
+        ExecuTorch cannot express the program.
     """
-    backend = BACKENDS["compiled"]
-    given, target = checked_path(path, (backend.suffix,))
+    given, target, backend = _written_by(path, compiled=True)
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
 
 
@@ -234,14 +239,15 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
     """The runner of a file that `save` or `package` wrote.
 
     The file is used only after its hash and all its entries have been checked. Nothing is unpickled or computed, and no text is
-    evaluated but short arithmetic of sizes. A program that `package` compiled is native code, which no check makes safe.
+    evaluated but short arithmetic of sizes. A program that `package` compiled is native code, which no check makes safe, and
+    ExecuTorch trusts its files.
 
     Parameters
     ----------
     path
         The file.
     allow_native
-        Whether the file may contain native code. Pass False for files of others.
+        Whether the file may contain native code, or be one for ExecuTorch. Pass False for files of others.
     signed_by
         A public key of Ed25519 in PEM format, as a path or bytes: `sign` must have signed the file with its private key.
 
@@ -262,10 +268,11 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
 def _loaded(path: Path, backend: Backend, stored: Stored) -> Function:
     try:
         return backend.load(path, stored)
-    except RefusedError:
+    except (RefusedError, LrpfxError):
         raise
     except Exception as error:
-        raise RefusedError(f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}") from error
+        runtime = f"{backend.runtime} {version(backend.runtime)}"
+        raise RefusedError(f"{runtime} cannot load it: {type(error).__name__}: {error}") from error
 
 
 def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, Any]) -> None:
@@ -312,7 +319,7 @@ def _checked(path: Path, allow_native: bool = True, signed_by: Key | None = None
     if backend is None:
         raise RefusedError(f"it is of the unknown kind {stored.manifest['kind']!r}")
     if backend.is_native and not allow_native:
-        raise RefusedError("it contains native code, which allow_native=False refuses")
+        raise RefusedError("it contains native code, or its runtime checks it as little; allow_native=False refuses such files")
     test = self_test.read(stored.self_test, stored.manifest)
     backend.check(path, stored, test)
     return backend, stored, test

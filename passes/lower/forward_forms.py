@@ -175,6 +175,15 @@ def _scatter_add_of_halves(input: torch.Tensor, dim: int, index: torch.Tensor, s
     return input.float().scatter_add(dim, index, source.float()).to(input.dtype)
 
 
+def _layer_norm_of_halves(
+    input: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Any:
+    if input.dtype != torch.float16:
+        return NotImplemented
+    weight, bias = (None if value is None else value.float() for value in (weight, bias))
+    return tuple(value.to(input.dtype) for value in aten.native_layer_norm(input.float(), shape, weight, bias, eps))
+
+
 def _step(size: int, results: int, scale: float | None, corners: bool) -> float:
     """The distance in the input between neighboring entries of a resampled result."""
     if corners:
@@ -415,8 +424,25 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.as_strided_scatter.default: _as_strided_scatter,
 }
 
-#: Operators that ONNX Runtime lacks for float16 -> the same in float32, for float16 only.
-FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {aten.scatter_add.default: _scatter_add_of_halves}
+
+def _without_alpha(operator: Any) -> Callable[..., Any]:
+    def combined(input: torch.Tensor, other: torch.Tensor, *, alpha: float = 1) -> Any:
+        return NotImplemented if alpha == 1 else operator(input, other * alpha)
+
+    return combined
+
+
+#: Sums with a factor -> the same as a product and a sum. ExecuTorch 1.5 applies the factor to the wrong operand if the first
+#: one is a single number.
+WITHOUT_ALPHA: dict[Any, Callable[..., Any]] = {
+    operator: _without_alpha(operator) for operator in (aten.add.Tensor, aten.sub.Tensor)
+}
+
+#: Operators that ONNX Runtime lacks for float16, or whose statistics are float32 there -> the same in float32, for float16.
+FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {
+    aten.scatter_add.default: _scatter_add_of_halves,
+    aten.native_layer_norm.default: _layer_norm_of_halves,
+}
 
 
 def _zeros(input: torch.Tensor, size: Sequence[int] | None = None, *strides: Any, **settings: Any) -> torch.Tensor:

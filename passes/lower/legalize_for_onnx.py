@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -24,11 +24,16 @@ class LegalizeForOnnx(GraphPass):
     stage = "legalize"
     requires = (EXPORTED,)
     ensures = (ONNX_OPERATORS,)
+    target: ClassVar[str] = "ONNX"
+
+    def forms(self, graph: fx.Graph) -> Forms:
+        """The forms of operators that the target lacks."""
+        values = (node.meta.get("val") for node in graph.nodes)
+        has_halves = any(getattr(value, "dtype", None) == torch.float16 for value in values)
+        return {**decompositions_of_backwards(), **FORWARD_FORMS, **(FORMS_OF_HALVES if has_halves else {})}
 
     def run(self, program: Program) -> PassResult:
-        values = (node.meta.get("val") for node in program.graph.nodes)
-        has_halves = any(getattr(value, "dtype", None) == torch.float16 for value in values)
-        known = {**decompositions_of_backwards(), **FORWARD_FORMS, **(FORMS_OF_HALVES if has_halves else {})}
+        known = self.forms(program.graph)
         own = set(torch.export.default_decompositions()) - set(FORWARD_FORMS)  # translation applies these itself
         matches = sum(node.target in known and node.target not in own for node in program.graph.nodes)
         if not matches:
@@ -37,7 +42,7 @@ class LegalizeForOnnx(GraphPass):
             exported = expanded(program.program(), known)
         except Exception as error:
             raise LoweringError(
-                f"the program cannot be expressed in ONNX operators: {type(error).__name__}: {error}",
+                f"the program cannot be expressed in operators of {self.target}: {type(error).__name__}: {error}",
                 topic="formats-of-programs",
             ) from error
         program.root, program.graph, program.exported = exported.graph_module, exported.graph, exported

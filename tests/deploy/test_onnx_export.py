@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch.nn import functional
 
 import lrpfx
-from lrpfx.composites import EpsilonGammaBox, EpsilonPlus, LayerMapComposite
+from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, LayerMapComposite
 from lrpfx.core import Hook
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
@@ -77,6 +77,18 @@ def test_operators_that_torch_expands_for_onnx_in_others_that_it_lacks(tmp_path,
 def pooled_net(dtype):
     layers = (torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 5))
     return torch.nn.Sequential(*layers).to(dtype).eval()
+
+
+def test_layer_norm_in_float16(tmp_path):
+    """ONNX's layer norm gives statistics in float32, whatever its input is."""
+    torch.manual_seed(0)
+    model = (
+        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)).eval().half()
+    )
+    explain_model = lrpfx.transform(model, AttnLRP())
+    x, target = torch.randn(3, 6).half(), torch.arange(3)
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
+    assert_close(runner(x, target)["relevance"].float(), lrpfx.attribute(explain_model, x, target).relevance.float(), 1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

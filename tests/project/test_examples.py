@@ -6,15 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 
 import pytest
 import torch
 from browsers import chromium, needs_chromium
 from helpers import ROOT, assert_close, needs_compiler
+from torch import nn
 
 import lrpfx
-from lrpfx.composites import EpsilonGammaBox
+from lrpfx.composites import AttnLRP, EpsilonGammaBox
 from lrpfx.demo import digits
 
 pytestmark = pytest.mark.examples
@@ -65,14 +67,17 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+def _install(folder, *options):
+    """The examples in JavaScript in a folder, with the packages that they need."""
+    shutil.copytree(ROOT / "examples" / "javascript", folder, ignore=shutil.ignore_patterns("node_modules"))
+    install = ["npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts", *options]
+    subprocess.run(install, cwd=folder, check=True, capture_output=True)
+
+
 @pytest.fixture
 def address(trained, tmp_path):
     """A server of the page, its packages and the model, as the checkout holds them."""
-    for name in ("index.html", "page.css", "page.js", "package.json", "package-lock.json"):
-        (tmp_path / "examples" / "javascript").mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "examples" / "javascript" / name, tmp_path / "examples" / "javascript")
-    install = ["npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"]
-    subprocess.run(install, cwd=tmp_path / "examples" / "javascript", check=True, capture_output=True)
+    _install(tmp_path / "examples" / "javascript", "--omit=optional")
     (tmp_path / "demo").mkdir()
     lrpfx.save(trained[2], tmp_path / "demo" / "digits.onnx")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=tmp_path))
@@ -133,6 +138,53 @@ def test_javascript(trained, address, browser):
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(browser, 60).until(lambda browser: "cannot be loaded" in browser.find_element("id", "status").text)
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+def test_checks_in_javascript(trained, tmp_path):
+    """The runtimes of Node and of browsers give what the file holds; with another weight, they give something else."""
+    import onnx
+    from onnx import numpy_helper
+
+    _install(tmp_path / "javascript")
+    program = lrpfx.lower(trained[1], trained[0].images[:3], balance=True)
+    file = lrpfx.save(program, tmp_path / "digits.onnx")
+    model = onnx.load(file)
+    weight = max(model.graph.initializer, key=lambda one: one.ByteSize())
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
+    onnx.save(model, tmp_path / "changed.onnx")
+    for runtime in ("onnxruntime-web", "onnxruntime-node"):
+        runs = [
+            subprocess.run(
+                ["node", "check.js", str(path), runtime], cwd=tmp_path / "javascript", capture_output=True, text=True
+            )
+            for path in (file, tmp_path / "changed.onnx")
+        ]
+        assert [run.returncode for run in runs] == [0, 1], [run.stderr for run in runs]
+        right, wrong = (dict(line.split(": ") for line in run.stdout.splitlines()) for run in runs)
+        assert list(right) == list(wrong) == ["output", "relevance", "balance"]
+        assert max(map(float, right.values())) < 1e-5 and float(wrong["output"]) > 1e-4
+
+
+@pytest.mark.parametrize("form, largest, tolerance", [("float16", 0.75, 1e-2), ("int8", 0.9, 0.1)])
+def test_smaller_files(form, largest, tolerance, tmp_path):
+    """They are smaller, give nearly the same, and are files of lrpfx once they are signed."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 10)
+    ).eval()
+    explain_model, images = lrpfx.transform(model, AttnLRP()), torch.rand(3, 1, 8, 8)
+    file, smaller = lrpfx.save(lrpfx.lower(explain_model, images), tmp_path / "model.onnx"), tmp_path / "small.onnx"
+    command = [sys.executable, ROOT / "examples" / "shrink.py", file, smaller, form]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    assert smaller.stat().st_size < largest * file.stat().st_size
+    with pytest.raises(lrpfx.ArtefactError):
+        lrpfx.load(smaller)
+    runner = lrpfx.load(lrpfx.sign(smaller, tolerance=tolerance))
+    assert 1e-5 < runner.verify() < tolerance
+    expected = lrpfx.attribute(explain_model, images, [4, 2, 0]).relevance
+    assert_close(runner(images, torch.tensor([4, 2, 0]))["relevance"], expected, tolerance)
 
 
 def _compare(explain_model, found):

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
+from lrpfx.errors import LoweringError
 from lrpfx.passes.program import GraphPass
+from lrpfx.runtime.propagation import ORIGIN
 
 #: Writes a file with the given content, which must pass its self-test first.
 Replace = Callable[[bytes], None]
@@ -30,7 +33,8 @@ class Backend(ABC):
 
     kind: ClassVar[str]
     suffix: ClassVar[str]
-    is_native: ClassVar[bool] = False  # whether its files contain native code
+    is_native: ClassVar[bool] = False  # whether its files contain native code, or their runtime trusts them as much
+    is_compiled: ClassVar[bool] = False  # whether `package` writes its files, not `save`
     runtime: ClassVar[str] = "torch"  # the package that runs its files
     #: The passes that rewrite a program in operators that the backend supports.
     legalize: ClassVar[Sequence[type[GraphPass]]] = ()
@@ -62,3 +66,20 @@ class Backend(ABC):
     @abstractmethod
     def load(self, path: Path, stored: Stored) -> Function:
         """Load a checked program."""
+
+
+def origin_of(node: Node) -> str:
+    """The name and rule of the explainable module's node that an operation comes from, or an empty string."""
+    return str(node.meta.get("custom", {}).get(ORIGIN, ""))
+
+
+def operators_missing(problem: str, operators: Mapping[Node, Any], instead: str) -> LoweringError:
+    """An error that names operators which a runtime lacks, with the places that they come from.
+
+    `operators`: each call and its operator. `instead`: what to do without changing the model or its rules.
+    """
+    lines = [f"  {operator}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node, operator in operators.items()]
+    return LoweringError(
+        f"{problem}:\n" + "\n".join(dict.fromkeys(lines)) + f"\nGive the layers another rule or replace them, or {instead}.",
+        topic="formats-of-programs",
+    )

@@ -28,6 +28,7 @@ class Compiled(Exported):
 
     kind = "compiled"
     is_native = True
+    is_compiled = True
 
     def check_requirements(self) -> None:
         problem = problem_of_cpp_compiler()

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing, origin_of
 from lrpfx.deploy.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.onnx_operators import check_operators, check_sizes
@@ -199,11 +198,6 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
     return model
 
 
-def origin_of(node: Node) -> str:
-    """The name and rule of the explainable module's node that an operation comes from, or an empty string."""
-    return str(node.meta.get("custom", {}).get(ORIGIN, ""))
-
-
 class _Translatable(ExportedProgram):
     """A program of operators that torch.onnx translates. Decomposing it again would take longer than all other steps."""
 
@@ -218,13 +212,10 @@ def _in_onnx_operators(program: ExportedProgram) -> ExportedProgram:
     operations = [node for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     missing = [node for node in operations if not registry.is_registered(node.target)]
     if missing:
-        lines = [f"  {node.target}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node in missing]
-        raise LoweringError(
-            "ONNX has no equivalent of these operators:\n"
-            + "\n".join(dict.fromkeys(lines))
-            + "\nGive the layers another rule or replace them, or use a .pt2 file or lrpfx.package, which support "
-            "these operators.",
-            topic="formats-of-programs",
+        raise operators_missing(
+            "ONNX has no equivalent of these operators",
+            {node: node.target for node in missing},
+            "use a .pt2 file or lrpfx.package, which support these operators",
         )
     return rebuilt(program, _Translatable)
 

@@ -1,0 +1,216 @@
+"""Programs for ExecuTorch: .pte files for phones and other small devices.
+
+Such a file is a program as ExecuTorch writes it, whose header gives its length, followed by an archive of the manifest and the
+self-test, which ExecuTorch does not read.
+"""
+
+import json
+import logging
+import struct
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from lrpfx.deploy.archive import (
+    MANIFEST,
+    SELF_TEST,
+    Entries,
+    RefusedError,
+    archive_of,
+    read_archive,
+    read_signed_entries,
+    signed_entries,
+)
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing
+from lrpfx.deploy.backends.exported import fold_constants
+from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.runner import Function
+from lrpfx.deploy.self_test import SelfTest
+from lrpfx.errors import ArtefactError, LoweringError
+from lrpfx.ir.node import attribute_of
+from lrpfx.passes.lower.legalize_for_executorch import LegalizeForExecuTorch
+from lrpfx.support.torch_internals import pytree
+
+logger = logging.getLogger(__name__)
+
+PROGRAM = "program.pte"  # the entry whose content precedes the archive
+
+#: The beginning of a program: its format, and a header with the length of the program itself and, if weights follow it, with
+#: their offset and length.
+HEADER = struct.Struct("<4x4s4sIQQQ")
+FORMAT, EXTENDED = b"ET12", b"eh00"
+
+
+class ExecuTorch(Backend):
+    """A program for the portable kernels of ExecuTorch, for inputs of one size."""
+
+    kind = "executorch"
+    suffix = ".pte"
+    is_native = True  # the runtime trusts its files
+    runtime = "executorch"
+    legalize = (LegalizeForExecuTorch,)
+
+    def check_requirements(self) -> None:
+        try:
+            import executorch.exir
+            import executorch.runtime  # noqa: F401
+        except ImportError as error:
+            raise _missing(error) from error
+
+    def check_program(self, program: ExportedProgram) -> None:
+        values = [node.meta.get("val") for node in program.graph.nodes]
+        leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        if any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.shape):
+            raise LoweringError(
+                "ExecuTorch plans the memory of a program for one size of its inputs: lower it with dynamic_batch=False, or "
+                "export it with --fixed-batch",
+                topic="formats-of-programs",
+            )
+        if any(leaf.dtype == torch.float64 for leaf in leaves):
+            raise LoweringError(
+                "ExecuTorch rounds numbers in float64 to float32: convert the model with .float() before transforming it, or "
+                "use a .pt2 file",
+                topic="formats-of-programs",
+            )
+
+    def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
+        logger.info("translating into operators of ExecuTorch")
+        try:
+            content = _written(self.edge_program(program))
+        except LoweringError:
+            raise
+        except Exception as error:
+            raise LoweringError(
+                f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}", topic="formats-of-programs"
+            ) from error
+        replace(_joined(content, manifest, self_test))
+
+    def edge_program(self, program: ExportedProgram) -> Any:
+        """A legalized program in the operators of ExecuTorch."""
+        from executorch.exir import EdgeCompileConfig, to_edge
+
+        return to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+
+    def read(self, path: Path, content: bytes) -> Stored:
+        text, self_test, entries = read_signed_entries(_entries(content))
+        return Stored(manifest_of(text), self_test, entries)
+
+    def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
+        entries = _entries(content)
+        return _joined(entries[PROGRAM], {**json.loads(entries[MANIFEST]), **changes}, entries[SELF_TEST])
+
+    def check(self, path: Path, stored: Stored, test: SelfTest) -> None:
+        strange = sorted(set(stored.content) - {PROGRAM})
+        if strange:
+            raise RefusedError(f"it holds {strange[0]!r}, which does not belong in it")
+
+    def load(self, path: Path, stored: Stored) -> Function:
+        try:
+            from executorch.runtime import Runtime
+        except ImportError as error:
+            raise _missing(error) from error
+        program, lock = Runtime.get().load_program(stored.content[PROGRAM]), threading.Lock()
+        program.load_method("forward")
+        names = list(stored.manifest["results"])
+
+        def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            with lock:  # calls share the memory of the program, which must outlive its method
+                values = program.load_method("forward").execute([tensor.cpu() for tensor in tensors])
+            return dict(zip(names, values, strict=True))
+
+        return run
+
+
+class Xnnpack(ExecuTorch):
+    """A program for ExecuTorch whose convolutions, products and activations XNNPACK computes, with all weights stored."""
+
+    kind = "xnnpack"
+    is_compiled = True
+
+    def edge_program(self, program: ExportedProgram) -> Any:
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        return to_edge_transform_and_lower(
+            _with_stored_weights(program), partitioner=[XnnpackPartitioner()], compile_config=config
+        )
+
+
+def _with_stored_weights(program: ExportedProgram) -> ExportedProgram:
+    """The program without operations on weights alone, since XNNPACK computes only layers whose weights are stored.
+
+    Each transposed convolution has a weight of its own: XNNPACK 1.5 computes wrong values if a convolution reads the same one.
+    """
+    module = ExportedProgram.module(program, check_guards=False)
+    fold_constants(module)
+    for name, value in list(module.named_buffers(recurse=False)):
+        module.register_buffer(name, value.contiguous())  # ExecuTorch takes no others
+    weights = module.graph.find_nodes(op="get_attr")
+    readers = Counter(str(weight.target) for weight in weights for _ in weight.users)
+    for number, node in enumerate(module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)):
+        weight, is_transposed = node.args[1], node.args[6]
+        if is_transposed and weight in weights and readers[weight.target] > 1:
+            name = f"transposed_{number}"
+            module.register_buffer(name, attribute_of(weight, module).detach().clone())
+            with module.graph.inserting_before(node):
+                node.update_arg(1, module.graph.create_node("get_attr", name))
+    module.recompile()
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    arguments = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in inputs)
+    return torch.export.export(module, arguments, strict=False)
+
+
+def _missing(error: ImportError) -> ArtefactError:
+    return ArtefactError(f"ExecuTorch is not installed: pip install 'lrpfx[executorch]' ({error})", topic="missing-package")
+
+
+def _written(edge: Any) -> bytes:
+    """A program in ExecuTorch's form. `LoweringError` names operators without a portable kernel."""
+    from executorch.exir.dialects.edge._ops import EdgeOpOverload
+    from executorch.runtime import Runtime
+
+    kernels = Runtime.get().operator_registry.operator_names
+    called = [node for node in edge.exported_program().graph.nodes if isinstance(node.target, EdgeOpOverload)]
+    missing = {node: node.target._op for node in called if _kernel_of(node.target) not in kernels}
+    if missing:
+        raise operators_missing(
+            "ExecuTorch has no portable kernels of these operators",
+            missing,
+            "use a .pt2 or .onnx file, which support these operators",
+        )
+    return bytes(edge.to_executorch().buffer)
+
+
+def _kernel_of(operator: Any) -> str | None:
+    """The name of the kernel that ExecuTorch calls for an operator, or None if it has none."""
+    try:
+        return str(operator.to_out_variant().name())
+    except RuntimeError:
+        return None
+
+
+def _joined(program: bytes, manifest: Mapping[str, Any], self_test: bytes) -> bytes:
+    entries = signed_entries({PROGRAM: program}, manifest, self_test)
+    del entries[PROGRAM]
+    return program + archive_of(entries)
+
+
+def _entries(content: bytes) -> Entries:
+    """The entries of the archive behind a program, and the program itself."""
+    length = _length_of_program(content)
+    return {**read_archive(content[length:]), PROGRAM: content[:length]}
+
+
+def _length_of_program(content: bytes) -> int:
+    if len(content) < HEADER.size:
+        raise RefusedError("it is damaged: it ends within its header")
+    format, extended, size, program, start, segments = HEADER.unpack_from(content)
+    if format != FORMAT or extended != EXTENDED or size < HEADER.size - 8:
+        raise RefusedError("it does not have ExecuTorch's current format")
+    return int(max(program, start + segments if segments else 0))
