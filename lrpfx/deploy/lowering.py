@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -43,6 +43,7 @@ from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.passes.driver import record, run_passes, verified_after_all
+from lrpfx.passes.lower.exported_program import exported_program
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
@@ -57,8 +58,10 @@ from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct, not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
+    FakeTensorMode,
     constant_source,
     decomposition_of,
+    limits_of_size,
     make_fx,
     pytree,
     require,
@@ -273,13 +276,14 @@ def _program(
         raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}", topic="lowering") from error
     dimensions = _dimensions(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
     dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
-    graphs = [_trace(job, example, dimensions) for example in examples[:2]]
-    if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
+    traced = _trace(job, examples[0], dimensions)
+    condition = traced.condition()
+    if condition is not None:
         raise _SizeError(
-            f"{module.title} has different operations for a batch of {len(examples[0][0])} than for one of "
-            f"{len(examples[1][0])}; lower it with dynamic_batch=False, for one batch size"
+            f"{module.title} has other operations where {condition} does not hold for its sizes; lower it with "
+            "dynamic_batch=False, for one batch size"
         )
-    program, lowered = _export(job, graphs[0], examples[0], opened, dimensions)
+    program, lowered = _export(job, traced, examples[0])
     tolerance = _tolerance(job, examples[0])
     function = program.module()
     results = []
@@ -744,61 +748,70 @@ class _Tracer(fx.Interpreter):
             return super().call_module(target, args, kwargs)
 
 
-def _trace(
-    job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str, Mapping[int, _OpenSize | None]]
-) -> fx.GraphModule:
+@dataclass(frozen=True)
+class _Traced:
     """The program as one graph of ATen operators. Open sizes are symbols, all others are numbers."""
+
+    root: fx.GraphModule
+    mode: FakeTensorMode
+    symbols: dict[_OpenSize, Any]
+
+    @property
+    def guards(self) -> list[Any]:
+        """The conditions on sizes by which tracing chose operations."""
+        assert self.mode.shape_env is not None
+        return self.mode.shape_env.guards
+
+    def condition(self) -> str | None:
+        """A condition on sizes that does not hold for all of them, as far as samples show; None if all hold."""
+        for guard in self.guards:
+            involved = [(one, symbol) for one, symbol in self.symbols.items() if symbol in guard.expr.free_symbols]
+            for sizes in itertools.product(*([size for size in _SAMPLES[1:] if one.admits(size)] for one, _ in involved)):
+                numbers = {symbol: size for (_, symbol), size in zip(involved, sizes, strict=True)}
+                if guard.expr.xreplace(numbers) != True:  # noqa: E712  # a value of sympy, or still an expression
+                    return str(guard.expr)
+        return None
+
+
+def _trace(job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str, Mapping[int, _OpenSize | None]]) -> _Traced:
+    """Trace the program. The graph is right for all open sizes if no `condition` on them was met."""
     logger.info("tracing a batch of %d", len(arguments[0]))
     mode = uncached_fakes(ShapeEnv())
+    symbols: dict[_OpenSize, Any] = {}
     try:
         fakes = []
         for name, value in zip(job.names(), arguments, strict=True):
             varying = [number in dimensions[name] for number in range(value.ndim)]
-            kinds = [DimDynamic.DYNAMIC if varies else DimDynamic.STATIC for varies in varying]
+            kinds = [DimDynamic.DUCK if varies else DimDynamic.STATIC for varies in varying]
             sizes: Any = StatelessSymbolicContext(kinds)
             fakes.append(mode.from_tensor(value, source=constant_source(f"argument_{name}"), symbolic_context=sizes))
+            symbols |= {one: fakes[-1].shape[number].node.expr for number, one in dimensions[name].items() if one is not None}
         with (
             fx_traceback.preserve_node_meta(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
+            torch.backends.nnpack.flags(enabled=False),  # it is chosen by the size of the batch
         ):
             traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic")(*fakes)
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
-    return traced
+    return _Traced(traced, mode, symbols)
 
 
-def _operations(traced: fx.GraphModule) -> list[str]:
-    return [f"{node.op} {node.target}" for node in traced.graph.nodes]
-
-
-def _export(
-    job: _Job,
-    traced: fx.GraphModule,
-    arguments: Sequence[torch.Tensor],
-    opened: Sequence[_OpenSize],
-    dimensions: Mapping[str, Mapping[int, _OpenSize | None]],
-) -> tuple[ExportedProgram, Program]:
+def _export(job: _Job, traced: _Traced, arguments: Sequence[torch.Tensor]) -> tuple[ExportedProgram, Program]:
     """The exported program, and the record of its stages."""
-    traced.graph.owning_module = None  # passes replace this module
-    lowered = Program(traced, traced.graph, job.module.title, history=list(job.module.history), properties=[])
-    record(lowered, "lower", "trace", PassResult(len(traced.graph.nodes)), _VERIFIED_LATER)
+    traced.root.graph.owning_module = None  # passes replace this module
+    lowered = Program(traced.root, traced.root.graph, job.module.title, history=list(job.module.history), properties=[])
+    record(lowered, "lower", "trace", PassResult(len(lowered.graph.nodes)), _VERIFIED_LATER)
     run_passes(lowered, passes_of(Settings(module=job.module), "lower"))
     logger.info("exporting %d operations", len(lowered.graph.nodes))
-    for node, name in zip(lowered.graph.find_nodes(op="placeholder"), job.names(), strict=True):
-        node.target = name
-        node.name = name
-    program = fx.GraphModule(lowered.root, lowered.graph)
-    symbols = {
-        one: Dim(f"size_{number}" if number else "batch", min=one.lower, max=one.upper) for number, one in enumerate(opened)
-    }
-    shapes = tuple(
-        {number: symbols[one] for number, one in dimensions[name].items() if one is not None} or None for name in job.names()
-    )
+    limits = {symbol: limits_of_size(one.lower, one.upper) for one, symbol in traced.symbols.items()}
+    traced.guards.clear()  # they hold for all of these sizes, so the program need not check them
     try:
-        exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
+        named = dict(zip(job.names(), arguments, strict=True))
+        exported = exported_program(lowered.graph, lowered.root, named, traced.mode, limits)
         if any(map(is_in_place, exported.graph.nodes)):
-            exported = exported.run_decompositions({})  # only if needed: this takes far longer than the export
+            exported = exported.run_decompositions({})  # only if needed: this takes far longer than the rest
     except Exception as error:
         raise _SizeError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export import ExportedProgram
 
 from lrpfx.errors import LoweringError
 from lrpfx.passes.lower.forward_forms import FORMS_OF_HALVES, FORWARD_FORMS
@@ -70,21 +70,10 @@ def expanded(program: ExportedProgram, forms: Forms) -> ExportedProgram:
             graph.erase_node(node)
     root = fx.GraphModule(program.graph_module, graph)
     root.meta.update(program.graph_module.meta)
-    return rebuilt(program, ExportedProgram, root, signature)
-
-
-def rebuilt(
-    program: ExportedProgram,
-    kind: type[ExportedProgram],
-    root: fx.GraphModule | None = None,
-    signature: ExportGraphSignature | None = None,
-) -> ExportedProgram:
-    """A program of class `kind` with the same parameters, and with another graph and signature if they are given."""
-    root = root or program.graph_module
-    return kind(
+    return ExportedProgram(
         root,
-        root.graph,
-        signature or program.graph_signature,
+        graph,
+        signature,
         program.state_dict,
         program.range_constraints,
         copy.deepcopy(program.module_call_graph),

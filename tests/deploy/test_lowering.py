@@ -559,11 +559,25 @@ def test_one_tensor_as_the_example_of_two_inputs(capture, dynamic_batch):
 
 
 def test_a_condition_on_an_open_size_that_torch_cannot_prove():
-    """The entry in the middle: n // 2 < n. The program is for the example's length, and says so."""
+    """The entry in the middle: n // 2 < n holds for all lengths."""
     model = Binary(lambda a, b: a[:, a.shape[1] // 2] + (a + b).mean(1))
     examples = torch.rand(3, 4, 5), torch.rand(3, 4, 5)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=examples, capture="export")
-    with pytest.warns(LrpfxWarning, match=r"its program is for the example's: dimension 1 of a \(4\)"):
-        program = lrpfx.lower(explain_model, examples)
-    a, b = torch.rand(2, 4, 5), torch.rand(2, 4, 5)
-    assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)
+    program = lrpfx.lower(explain_model, examples)
+    for length in (1, 2, 7):
+        a, b = torch.rand(2, length, 5), torch.rand(2, length, 5)
+        assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)
+
+
+class OtherForLargeBatches(Hook):
+    """Halves relevance in batches of more than four samples."""
+
+    def propagate(self, call, relevance):
+        return (relevance / 2 if len(relevance) > 4 else relevance,)
+
+
+def test_a_rule_that_does_something_else_for_other_sizes():
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus(layer_map=[(nn.ReLU, OtherForLargeBatches())]))
+    with pytest.raises(LoweringError, match="other operations where .* does not hold"):
+        lrpfx.lower(explain_model, images())
+    lrpfx.lower(explain_model, images(), dynamic_batch=False)
