@@ -24,8 +24,8 @@ def exported_program(
 ) -> ExportedProgram:
     """The program of a graph of ATen operators that was traced in `mode`, and whose nodes have their values in `meta["val"]`.
 
-    `arguments`: examples of its arguments by name, in the order of the placeholders. `limits`: the ranges of symbolic sizes. The
-    tensors of `root` that the graph reads become buffers of the program under their names.
+    `arguments`: examples of its arguments by name, in the order of the placeholders. `limits`: the ranges of symbolic sizes.
+    The tensors of `root` that the graph reads become buffers of the program under their names.
     """
     own = fx.Graph()
     copies = {

@@ -578,6 +578,6 @@ class OtherForLargeBatches(Hook):
 
 def test_a_rule_that_does_something_else_for_other_sizes():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus(layer_map=[(nn.ReLU, OtherForLargeBatches())]))
-    with pytest.raises(LoweringError, match="other operations where .* does not hold"):
+    with pytest.raises(LoweringError, match=r"other operations where .* does not hold"):
         lrpfx.lower(explain_model, images())
     lrpfx.lower(explain_model, images(), dynamic_batch=False)
