@@ -198,6 +198,40 @@ def test_targets_and_reductions(explain_model, target, reduce):
         assert_close(result, expected, 1e-10)
 
 
+@pytest.mark.parametrize("file", ["model.pt2", "model.onnx", pytest.param("package", marks=pytest.mark.slow)])
+def test_several_targets_of_each_sample(file, tmp_path):
+    explain_model = lrpfx.transform(small_net().float(), EpsilonAlpha2Beta1Flat())
+    settings = {"target": "targets", "record": ["relu"], "balance": True, "conditions": "conv1"}
+    program = lrpfx.lower(explain_model, images().float(), number_of_targets=3, **settings)
+    path = lrpfx.package(program, tmp_path / "model.pt2") if file == "package" else lrpfx.save(program, tmp_path / file)
+    runner = lrpfx.load(path)
+    assert runner.verify() <= 1e-5 and runner.manifest["arguments"]["target"]["shape"] == [None, 3]
+    targets, x = torch.tensor([[0, 1, 4], [2, 2, 3], [4, 0, 1], [3, 3, 3], [1, 2, 0]]), images(5).float()
+    mask = torch.rand(5, *runner.manifest["arguments"]["mask_conv1"]["shape"][1:], dtype=torch.float32).round()
+    found = runner(x, targets, mask_conv1=mask)
+    expected = lrpfx.attribute(explain_model, x, targets=list(targets.T), record=["relu"], conditions=[{"conv1": mask}])
+    assert_close(found["relevance"], expected.relevance[0].movedim(0, 1), 1e-5)
+    assert_close(found["relu"], expected.layers["relu"][0].movedim(0, 1), 1e-5)
+    gained = found["relevance"].flatten(2).sum(2) - expected.output.gather(1, targets)
+    assert_close(found["balance"], gained, 1e-4)
+    with pytest.raises(lrpfx.InputError, match="target 5 is out of range"):
+        runner(x, torch.full((5, 3), 5))
+
+
+def test_the_forward_runs_once_for_several_targets(explain_model):
+    counts = []
+    for number in (1, 4):
+        program = lrpfx.lower(explain_model, images(), target="targets", number_of_targets=number)
+        counts.append(sum(node.target == torch.ops.aten.relu.default for node in program.graph.nodes))
+    assert counts[0] == counts[1] > 0
+
+
+def test_the_number_of_targets(explain_model):
+    for settings in ({"target": "targets"}, {"number_of_targets": 2}, {"target": "targets", "number_of_targets": 0}):
+        with pytest.raises(lrpfx.InputError, match="number_of_targets is a positive integer"):
+            lrpfx.lower(explain_model, images(), **settings)
+
+
 def test_several_inputs_and_a_fixed_batch():
     class Two(torch.nn.Module):
         def __init__(self):
