@@ -58,8 +58,8 @@ def run(
 ) -> None:
     """Explain the images of a folder with an exported program: a heatmap for each, and a CSV file of the outputs.
 
-    A program that takes several targets makes as many heatmaps of each image, by default of the largest outputs. The file's own preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped
-    run resumes.
+    A program that takes several targets makes as many heatmaps of each image, by default of the largest outputs. The file's own
+    preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped run resumes.
     """
     if categories is not None and target is None:
         raise InputError(

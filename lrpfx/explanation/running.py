@@ -263,7 +263,8 @@ class CompiledProgram(Compiled):
             arrays = {name: as_array(value)[:count] for name, value in found.items()}
             outputs = checked_output(arrays.pop("output"))
             kept = {name: value for name, value in arrays.items() if name == "relevance" or name in wanted}
-            rows += [{name: value[:, number] if several else value for name, value in kept.items()} for number in range(len(together))]
+            for number in range(len(together)):
+                rows.append({name: value[:, number] if several else value for name, value in kept.items()})
         answers = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
         return Run(list(outputs), answers, str(manifest.get("composite", "")), Scores.UNKNOWN)
 
@@ -288,7 +289,7 @@ class CompiledProgram(Compiled):
             )
 
     def _run_indices(self, inputs: torch.Tensor, columns: Sequence[Sequence[Class]]) -> Any:
-        """The results for columns of classes: one, or up to as many as the program takes at once, where the last is repeated."""
+        """The results for columns of classes: one, or up to as many as the program takes at once; the last fills the rest."""
         classes = self.runner.manifest["results"]["output"]["shape"][-1]
         several = number_of_targets(self.runner.manifest)
 

@@ -149,11 +149,16 @@ def decompositions_of_backwards() -> dict[Any, Callable[..., Any]]:
     return {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
 
 
-def load_archive(file: Any) -> Any:
-    """The contents of a program in torch's current format; older formats are refused."""
-    from torch.export.pt2_archive._package import load_pt2
+@cache
+def codes_of_archives() -> dict[str, dict[int, Any]]:
+    """Kind of an argument in torch's archives -> what the numbers there stand for."""
+    from torch._export.serde import serialize
 
-    return load_pt2(file)
+    return {
+        "as_scalar_type": serialize._SERIALIZE_TO_TORCH_DTYPE,
+        "as_layout": serialize._SERIALIZE_TO_TORCH_LAYOUT,
+        "as_memory_format": serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+    }
 
 
 def compile_program(program: Any, path: str, configs: dict[str, Any]) -> None:
@@ -196,7 +201,7 @@ def decompositions_for_onnx(registry: Any) -> dict[Any, Callable[..., Any]]:
 
 
 def translated_for_onnx(program: Any, registry: Any) -> Any:
-    """A program of operators in the registry as a model of onnx_ir; its graph gets the conversions of dtypes that torch implies.
+    """A program of operators in the registry as a model of onnx_ir; its graph gets the conversions of dtypes that torch does.
 
     torch.onnx.export would decompose the program again, and run all of its operations to find the conversions.
     """
