@@ -694,8 +694,6 @@ class _Job:
         asked = {"targets": targets} if several else {"target": targets[0]}
         question = Question(**asked, conditions=conditions, record=self.record, output=self.output)
         found = Computation(self.module, values, question)
-        with torch.no_grad():
-            result = self.module(**values)
         names = [*(name for name, value in values.items() if is_floating(value)), *self.embeddings]
 
         def of_target(number: int, target: Any) -> _OfTarget:
@@ -707,7 +705,7 @@ class _Job:
                 relevances.update(_by_name(name, of_inputs[name]))
             return _OfTarget(relevance_of_output(found.output, target), relevances, layers)
 
-        return self.results(result, list(itertools.starmap(of_target, enumerate(targets))))
+        return self.results(found.result, list(itertools.starmap(of_target, enumerate(targets))))
 
 
 @dataclass(frozen=True)
@@ -836,7 +834,8 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str
             kinds = [DimDynamic.DUCK if varies else DimDynamic.STATIC for varies in varying]
             sizes: Any = StatelessSymbolicContext(kinds)
             fakes.append(mode.from_tensor(value, source=constant_source(f"argument_{name}"), symbolic_context=sizes))
-            symbols |= {one: fakes[-1].shape[number].node.expr for number, one in dimensions[name].items() if one is not None}
+            shape: Sequence[Any] = fakes[-1].shape
+            symbols |= {one: shape[number].node.expr for number, one in dimensions[name].items() if one is not None}
         with (
             fx_traceback.preserve_node_meta(),
             sdpa_kernel(SDPBackend.MATH),
@@ -963,7 +962,8 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor], changes: int = 6) -
         return tolerance_of(dtype)
     found = _in_double_precision(plain, arguments)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(changes):
+    can_change = any(value.is_floating_point() for value in arguments[: len(job.inputs)])
+    for _ in range(changes if can_change else 0):
         shaken = list(arguments)
         for place, value in enumerate(arguments[: len(job.inputs)]):
             if value.is_floating_point():

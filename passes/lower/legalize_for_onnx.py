@@ -29,8 +29,9 @@ class LegalizeForOnnx(GraphPass):
         values = (node.meta.get("val") for node in program.graph.nodes)
         has_halves = any(getattr(value, "dtype", None) == torch.float16 for value in values)
         known = {**decompositions_of_backwards(), **FORWARD_FORMS, **(FORMS_OF_HALVES if has_halves else {})}
-        own = set(torch.export.default_decompositions()) - set(FORWARD_FORMS)  # translation applies these itself
-        matches = sum(node.target in known and node.target not in own for node in program.graph.nodes)
+        found = [node.target for node in program.graph.nodes if node.target in known]
+        own = set(torch.export.default_decompositions()) - set(FORWARD_FORMS) if found else ()  # translation applies these
+        matches = sum(target not in own for target in found)
         if not matches:
             return PassResult()
         try:

@@ -270,9 +270,9 @@ def _separate_weights(model: Any) -> None:
         if node.inputs and constant.issuperset(node.inputs):
             constant.update(node.outputs)
         weight = node.inputs[1] if node.op_type == "ConvTranspose" else None
-        if weight in constant and (weight.producer() or len(weight.uses()) > 1):
+        if weight is not None and weight in constant and (weight.producer() or len(weight.uses()) > 1):
             value = onnx_ir.tensor(_computed(weight), name=f"{weight.name}.transposed{number}")
-            own = onnx_ir.Value(name=value.name, shape=value.shape, type=weight.type, const_value=value)
+            own = onnx_ir.Value(name=value.name, shape=weight.shape, type=weight.type, const_value=value)
             graph.register_initializer(own)
             node.replace_input_with(1, own)
     RemoveUnusedNodesPass()(model)
