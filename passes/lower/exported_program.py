@@ -44,6 +44,7 @@ def exported_program(
             with own.inserting_before(inputs[0]):
                 value = mode.from_tensor(tensors[name], static_shapes=True)
                 buffers[name] = _placeholder(own, f"b_{name.replace('.', '_')}", value)
+            buffers[name].target = buffers[name].name  # without characters such as "-"
         copies[node] = buffers[name]
     for node in graph.nodes:
         if node.op.startswith("call"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import Binary, Unary, assert_close, small_net, torchvision_model
 from small_families import small_family
-from torch import nn
+from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
@@ -19,8 +19,11 @@ from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
 from lrpfx.errors import LoweringError, LrpfxWarning
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
+from lrpfx.passes.lower.plain_sizes import PlainSizes
 from lrpfx.passes.program import Program
 from lrpfx.rules import Hook
+
+aten = torch.ops.aten
 
 
 @pytest.fixture
@@ -159,7 +162,16 @@ def test_history_and_dumps_reach_the_program(explain_model, tmp_path, monkeypatc
     compiled = lrpfx.history(explain_model)
     assert stages[: len(compiled)] == compiled
     names = [stage.name for stage in stages[len(compiled) :]]
-    assert names == ["trace", "drop_detach", "out_of_place", "plain_views", "name_tensors", "derive_weights", "export"]
+    assert names == [
+        "trace",
+        "drop_detach",
+        "out_of_place",
+        "plain_views",
+        "plain_sizes",
+        "name_tensors",
+        "derive_weights",
+        "export",
+    ]
     by_name = {stage.name: stage for stage in stages}
     assert by_name["drop_detach"].matches and "detach" not in by_name["drop_detach"].code
     assert "self.conv1.merged_weight" in by_name["name_tensors"].code
@@ -615,3 +627,21 @@ def test_a_rule_that_does_something_else_for_other_sizes():
     with pytest.raises(LoweringError, match=r"other operations where .* does not hold"):
         lrpfx.lower(explain_model, images())
     lrpfx.lower(explain_model, images(), dynamic_batch=False)
+
+
+def test_numbers_of_entries_and_strides_become_products_of_sizes():
+    traced = make_fx(lambda x: x.new_ones(x.numel(), x.stride(0)), tracing_mode="symbolic")(torch.rand(3, 4, 6))
+    names = [str(node.target) for node in traced.graph.nodes]
+    assert "aten.sym_numel.default" in names and "aten.sym_stride.int" in names
+    program = Program(traced, traced.graph, "model")
+    assert PlainSizes().run(program).matches == 2
+    assert not [node for node in program.graph.nodes if node.target in (aten.sym_numel.default, aten.sym_stride.int)]
+    assert fx.GraphModule(program.root, program.graph)(torch.rand(2, 5, 7)).shape == (70, 35)
+
+
+def test_names_that_python_does_not_take():
+    model = nn.Sequential(collections.OrderedDict({"layer-0": nn.Linear(6, 5), "layer_0": nn.Linear(5, 5)})).eval()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus()), torch.rand(2, 6))
+    assert {"layer-0.weight", "layer_0.weight"} <= set(program.state_dict)
+    x = torch.rand(3, 6)
+    assert_close(program.module()(x, torch.tensor([0, 1, 2]))["output"], model(x), 1e-12)
