@@ -9,7 +9,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lrpfx.errors import LoweringError
-from lrpfx.passes.lower.forward_forms import FORMS_OF_HALVES, FORWARD_FORMS
+from lrpfx.passes.lower.forward_forms import FORMS_OF_DOUBLES, FORMS_OF_HALVES, FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
 from lrpfx.support.torch_internals import decompositions_of_backwards, fake_mode_of, make_fx, pytree
@@ -26,11 +26,13 @@ class LegalizeForOnnx(GraphPass):
     ensures = (ONNX_OPERATORS,)
 
     def run(self, program: Program) -> PassResult:
-        values = (node.meta.get("val") for node in program.graph.nodes)
-        has_halves = any(getattr(value, "dtype", None) == torch.float16 for value in values)
-        known = {**decompositions_of_backwards(), **FORWARD_FORMS, **(FORMS_OF_HALVES if has_halves else {})}
+        dtypes = {getattr(node.meta.get("val"), "dtype", None) for node in program.graph.nodes}
+        ours = dict(FORWARD_FORMS)
+        for dtype, forms in ((torch.float16, FORMS_OF_HALVES), (torch.float64, FORMS_OF_DOUBLES)):
+            ours |= forms if dtype in dtypes else {}
+        known = {**decompositions_of_backwards(), **ours}
         found = [node.target for node in program.graph.nodes if node.target in known]
-        own = set(torch.export.default_decompositions()) - set(FORWARD_FORMS) if found else ()  # translation applies these
+        own = set(torch.export.default_decompositions()) - set(ours) if found else ()  # translation applies these
         matches = sum(target not in own for target in found)
         if not matches:
             return PassResult()
