@@ -15,23 +15,29 @@ _NUMBERS = {
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1.0),
 }
 _PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2}
+#: Names of functions that fill with zeros what their operand does not reach.
+_FILLING = ("tril", "triu", "diag", "diag_embed", "diagflat")
 
 
 def number_filling(value: Any) -> float | None:
     """The number that all entries of a value are, as the graph shows: that of torch.ones, of a view of it, or a number."""
+    filled = False
     while isinstance(value, fx.Node):
         name = function_name(value)
+        filled = filled or name in _FILLING
         given: dict[Any, Any] = dict(enumerate(value.args)) | value.kwargs
         if name in _NUMBERS:
-            return _NUMBERS[name]
+            return _NUMBERS[name] if not filled or _NUMBERS[name] == 0 else None
         if name in _PLACES_OF_NUMBERS:
             value = given.get("fill_value", given.get(_PLACES_OF_NUMBERS[name]))
             continue
         spelling = spelling_of(value)
-        if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or len(value.all_input_nodes) != 1:
+        row = None if spelling is None else spelling.operator
+        if row is None or not (row.moves or row.converts) or row.name == "pad" or len(value.all_input_nodes) != 1:
             return None
         value = value.args[0]
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and (not filled or value == 0)
+    return float(value) if is_number else None
 
 
 def known_size(value: Any, dim: int) -> int | None:

@@ -16,7 +16,7 @@ from lrpfx.errors import LrpfxError, LrpfxWarning, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, has_info, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
-from lrpfx.support.torch_internals import pytree
+from lrpfx.support.torch_internals import Interpreter, pytree
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Verification:
         """Raise `CaptureError` if a result differs between two runs; prefer to name an operation that draws randomly."""
         runs = []
         for _ in range(2):
-            interpreter = fx.Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
+            interpreter = Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
             with torch.no_grad():
                 interpreter.run(*fresh(self.args))
             runs.append(interpreter.env)
@@ -186,13 +186,12 @@ def _leaves(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-class _Interpreter(fx.Interpreter):
+class _Interpreter(Interpreter):
     """Runs a graph. Optionally records shapes and dtypes, and passes copies of parameters and buffers."""
 
     def __init__(self, program: Program, records: bool, copies: bool) -> None:
         super().__init__(program.root, graph=program.graph)
         self.records, self.copies = records, copies
-        self.extra_traceback = False  # it would add fx's account of the node to messages for the user
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.errors import CaptureError, LrpfxWarning, PassError
 from lrpfx.ir.guards import Guard
-from lrpfx.ir.node import NodeInfo, set_info
+from lrpfx.ir.node import NodeInfo, node_info, set_info, update_info
 from lrpfx.passes.properties import NAMED, Property
 from lrpfx.support.html import element
 from lrpfx.support.torch_internals import OpOverload
@@ -125,7 +125,9 @@ def insert_call(
 
 
 def replace_call(node: fx.Node, new: fx.Node) -> None:
-    """Let all readers of a call read `new`, and remove the call."""
+    """Let all readers of a call read `new`, which has the same value, and remove the call."""
+    if node_info(new).shape is None:
+        update_info(new, shape=node_info(node).shape, dtype=node_info(node).dtype)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
 

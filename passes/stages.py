@@ -32,6 +32,7 @@ from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.normalize.simplify import Simplify
 from lrpfx.passes.normalize.split_complex_numbers import SplitComplexNumbers
 from lrpfx.passes.normalize.undo_decompositions import UndoDecompositions
 from lrpfx.passes.program import GraphPass
@@ -77,6 +78,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         FindActivations(),
         Decompose(),
         SplitComplexNumbers(),
+        Simplify(),
         FindLinear(),
         FindSoftmax(),
         FindRecurrent(),

@@ -20,6 +20,11 @@ class Pair:
     network: type
 
     @property
+    def captures(self) -> tuple[str, ...]:
+        """The front ends that trace it: a symbolic trace has no y[...] = value."""
+        return ("export",) if self.written in _WRITING else ("symbolic", "export")
+
+    @property
     def kind(self) -> str:
         """Whether the layer is linear, a "layer", recurrent, a "series", or a softmax, a "function"."""
         if issubclass(self.network, Series):
@@ -182,6 +187,15 @@ class Graph(Network):
         return self.head(torch.relu(out))
 
 
+class Edges(Graph):
+    """The same, where the layer also weighs the values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = self.value(x)
+        scores = F.leaky_relu(self.of_source(values)[self.source] + self.of_target(values)[self.target], 0.2)
+        return self.head(torch.relu(self.layer(self, (scores[:, 0], values))))
+
+
 class Series(Network):
     """The last state of a recurrent layer, which is a function of the network and a series, and a classifier."""
 
@@ -247,6 +261,26 @@ def _standardized(m, x):
 def _standardized_by_hand(m, x):
     weight = m.weight - m.weight.mean(1, keepdim=True)
     return x @ (weight / m.weight.std(1, keepdim=True)).t() + m.bias
+
+
+def _column_by_column(m, x):
+    out = x.new_empty(x.shape[0], 6)
+    for place in range(6):
+        out[:, place] = x @ m.weight[place] + m.bias[place]
+    return out
+
+
+def _half_by_half(m, x):
+    out = torch.zeros_like(x)
+    out[:, :3] = x @ m.weight[:3].T
+    out[:, 3:] = x @ m.weight[3:].T
+    return out + m.bias
+
+
+def _written_over(m, x):
+    y = x @ m.weight.T
+    y[:] = y + m.bias
+    return y
 
 
 def _with_column(m, x):
@@ -326,6 +360,18 @@ DENSE = {
         lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
         lambda m, x: torch.einsum("bi,i->bi", x @ m.weight.T, m.scale) + m.bias,
     ),
+    "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
+    "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
+    "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
+    "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
+    "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
+    "addbmm": (_linear, lambda m, x: torch.addbmm(m.bias, x[None], m.weight.T[None])),
+    "addcmul(b, x @ W.T, ones)": (_linear, lambda m, x: torch.addcmul(m.bias, x @ m.weight.T, x.new_ones(6))),
+    "addcdiv(x @ W.T, b, ones)": (_linear, lambda m, x: torch.addcdiv(x @ m.weight.T, m.bias, x.new_ones(6))),
+    "mean of products * n": (_linear, lambda m, x: (x[:, None, :] * m.weight).mean(-1) * 6 + m.bias),
+    "y[:] = y + b": (_linear, _written_over),
+    "y[:, i] = x @ W[i] + b[i]": (_linear, _column_by_column),
+    "y[:, :n] = x @ W[:n].T": (_linear, _half_by_half),
     "two halves under hstack": (_linear, lambda m, x: torch.hstack([x @ m.weight[:3].T, x @ m.weight[3:].T]) + m.bias),
     "two halves under cat": (_linear, lambda m, x: torch.cat([x @ m.weight[:3].T, x @ m.weight[3:].T], -1) + m.bias),
     "outputs under stack": (
@@ -392,6 +438,12 @@ BLOCKS = {
 }
 
 
+def _written_between_zeros(m, x):
+    padded = x.new_zeros(x.shape[0], 4, 10, 10)
+    padded[:, :, 1:-1, 1:-1] = x
+    return F.conv2d(padded, m.weight, m.bias)
+
+
 def _unfolded(m, x):
     columns = F.unfold(x, 3, padding=1)
     return (m.weight.flatten(1) @ columns + m.bias[:, None]).view(x.shape[0], 4, 8, 8)
@@ -427,6 +479,14 @@ IMAGES = {
         _conv,
         lambda m, x: (F.conv2d(x, m.weight, padding=1).permute(0, 2, 3, 1) + m.bias).permute(0, 3, 1, 2),
     ),
+    "conv2d, permuted by einsum, + b": (
+        _conv,
+        lambda m, x: (torch.einsum("bchw->bhwc", F.conv2d(x, m.weight, padding=1)) + m.bias).permute(0, 3, 1, 2),
+    ),
+    "torch.convolution": (
+        _conv,
+        lambda m, x: torch.convolution(x, m.weight, m.bias, (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
+    ),
     "batch norm by hand": (_batch_norm, _batch_norm_by_hand),
     "pad, then conv2d": (_conv, _padded),
     "ZeroPad2d, then conv2d": (_conv, lambda m, x: F.conv2d(nn.ZeroPad2d(1)(x), m.weight, m.bias)),
@@ -450,6 +510,7 @@ IMAGES = {
         ),
     ),
     "zeros by cat, then conv2d": (_conv, _between_zeros),
+    "written between zeros": (_conv, _written_between_zeros),
     "unfold": (_conv, _unfolded),
     "unfold, then linear": (_conv, _unfolded_rows),
 }
@@ -591,6 +652,11 @@ def _renormalized(m, x):
     return weights / weights.sum(-1, keepdim=True)
 
 
+def _triangle(m, x):
+    weights = x.exp().tril()
+    return weights / weights.sum(-1, keepdim=True)
+
+
 def _masked_by_where(m, x):
     weights = torch.where(m.allowed > 0, x.exp(), torch.zeros_like(x))
     return weights / weights.sum(-1, keepdim=True)
@@ -598,6 +664,9 @@ def _masked_by_where(m, x):
 
 SOFTMAXES = {
     "softmax * mask, normalized again": (_masked, _renormalized),
+    "exp.tril()": (_masked, _triangle),
+    "softmax.tril(), normalized again": (_masked, lambda m, x: F.normalize(torch.softmax(x, -1).tril(), p=1, dim=-1)),
+    "_softmax": (_softmax, lambda m, x: torch._softmax(x, -1, False)),
     "masked by where": (_masked, _masked_by_where),
     "exp / sum": (_softmax, _exp_by_sum),
     "exp / exp.sum, computed twice": (_softmax, lambda m, x: x.exp() / x.exp().sum(-1, keepdim=True)),
@@ -711,6 +780,9 @@ ACTIVATIONS = {
     "(1 + exp(-x)) ** -1": (lambda m, x: torch.sigmoid(x), lambda m, x: (1 + torch.exp(-x)) ** -1),
     "2 * sigmoid(2 * x) - 1": (lambda m, x: torch.tanh(x), lambda m, x: 2 * torch.sigmoid(2 * x) - 1),
     "log(1 + exp(x))": (lambda m, x: F.softplus(x), lambda m, x: torch.log(1 + torch.exp(x))),
+    "log1p(exp(x))": (lambda m, x: F.softplus(x), lambda m, x: torch.log1p(torch.exp(x))),
+    "exp(logsigmoid(x))": (lambda m, x: torch.sigmoid(x), lambda m, x: F.logsigmoid(x).exp()),
+    "sign(x) * relu(|x| - 0.3)": (lambda m, x: F.softshrink(x, 0.3), lambda m, x: torch.sign(x) * torch.relu(x.abs() - 0.3)),
     "logaddexp(x, 0)": (lambda m, x: F.softplus(x), lambda m, x: torch.logaddexp(x, torch.zeros_like(x))),
     "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
     "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
@@ -727,6 +799,74 @@ ACTIVATIONS = {
     "x * ndtr(x)": (lambda m, x: F.gelu(x), lambda m, x: x * torch.special.ndtr(x)),
 }
 
+# --- gates and weighted values ----------------------------------------------------------------------------------------------
+
+
+def _gated(m, given):
+    return given[1] * torch.sigmoid(given[0].mean(-1, keepdim=True))
+
+
+def _activated(m, given):
+    return given[1] * F.silu(given[0].mean(-1, keepdim=True))
+
+
+def _gated_activation(m, given):
+    value = given[0].mean(-1, keepdim=True)
+    return given[1] * value * torch.sigmoid(value)
+
+
+def _activated_gate(m, given):
+    value = given[0].mean(-1, keepdim=True)
+    return torch.sigmoid(value) * given[1] * value
+
+
+def _part_by_part(m, given):
+    weights, values = torch.softmax(given[0], -1), given[1]
+    return sum(weights[..., place, None] * values[:, place, None] for place in range(5))
+
+
+def _by_rows(m, given):
+    """Attention along edges, as a matrix of targets and edges."""
+    scores, values = given
+    member = m.target == torch.arange(5)[:, None]
+    return torch.softmax(scores.expand(5, -1).masked_fill(~member, -torch.inf), 1) @ values[m.source]
+
+
+def _along_edges(m, given):
+    scores, values = given
+    return torch.zeros_like(values).index_add(0, m.target, _by_index_add(m, scores)[:, None] * values[m.source])
+
+
+def _scattered_along_edges(m, given):
+    scores, values = given
+    messages = values.index_select(0, m.source) * _by_index_add(m, scores).view(-1, 1)
+    return torch.zeros_like(values).scatter_add(0, m.target[:, None].expand(-1, 6), messages)
+
+
+GATES = {
+    "gate by einsum": (_gated, lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1)))),
+    "gate by stack.prod": (
+        _gated,
+        lambda m, given: torch.stack([given[1], torch.sigmoid(given[0].mean(-1, keepdim=True)).expand_as(given[1])]).prod(0),
+    ),
+    "diag_embed(gate) @ v": (_gated, lambda m, given: torch.diag_embed(torch.sigmoid(given[0].mean(-1))) @ given[1]),
+    "v * x * sigmoid(x)": (_activated, _gated_activation),
+    "sigmoid(x) * v * x": (_activated, _activated_gate),
+    "(softmax * v).sum": (
+        _weigh,
+        lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),
+    ),
+    "(softmax * v).mean * n": (
+        _weigh,
+        lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).mean(2) * 5,
+    ),
+    "softmax[i] * v[i] + ...": (_weigh, _part_by_part),
+    "(exp @ v) / sum": (_weigh, _divided_last),
+    "einsum(exp, v) / sum": (_weigh, _einsum_divided_last),
+}
+
+_WRITING = (_column_by_column, _half_by_half, _written_over, _written_between_zeros)
+
 PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Dense) for name, pair in DENSE.items()},
     **{name: Pair(*pair, Sequences) for name, pair in SEQUENCES.items()},
@@ -734,16 +874,9 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, PreActivation) for name, pair in BLOCKS.items()},
     **{name: Pair(*pair, Activated) for name, pair in ACTIVATIONS.items()},
     **{name: Pair(*pair, Attention) for name, pair in SOFTMAXES.items()},
-    "(softmax * v).sum": Pair(
-        _weigh, lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2), Weighted
-    ),
-    "gate by einsum": Pair(
-        lambda m, given: given[1] * torch.sigmoid(given[0].mean(-1, keepdim=True)),
-        lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1))),
-        Weighted,
-    ),
-    "(exp @ v) / sum": Pair(_weigh, _divided_last, Weighted),
-    "einsum(exp, v) / sum": Pair(_weigh, _einsum_divided_last, Weighted),
+    **{name: Pair(*pair, Weighted) for name, pair in GATES.items()},
+    "softmax along edges * v": Pair(_by_rows, _along_edges, Edges),
+    "the same by scatter_add": Pair(_by_rows, _scattered_along_edges, Edges),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),
     "index_add": Pair(_by_groups, _by_index_add, Graph),

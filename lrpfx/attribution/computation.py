@@ -168,6 +168,8 @@ class Computation:
         wanted = [*self.arguments.leaves, *recorded_at, *(recorded_at[place] for place in self._again.values())]
         if not forward.output.requires_grad or not any(tensor.requires_grad for tensor in wanted):
             what = "the output" if self.question.start is None else self.question.start
+            if callable(self.question.output):
+                what = "what output= returns, computed without gradients or detached,"
             raise InputError(
                 f"{what} does not depend on the inputs through any operation that carries relevance",
                 topic="no-path-to-the-input",

@@ -16,7 +16,7 @@ from lrpfx.attribution.targets import Target, check_contrast, relevance_of_outpu
 from lrpfx.errors import InputError, os_errors
 from lrpfx.explanation.explanation import Answer, Array, Category, Explained, Several, category_of, index_of
 from lrpfx.explanation.running import CompiledModel, Wanted, as_array, checked_output
-from lrpfx.explanation.texts import ReadText, check_fits, read
+from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
@@ -134,18 +134,19 @@ def explain_sentences(
     for number, given in enumerate(progress_bar(texts, progress, "explaining", "text")):
         text = read(tokenizer, given)
         check_fits(model, tokenizer, text)
-        found.append(_explained(compiled_for, tokenizer, text, wanted.of_image(number), join))
+        found.append(_explained(compiled_for, model, tokenizer, text, wanted.of_image(number), join))
     return found
 
 
 def _explained(
     compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    model: Any,
     tokenizer: Any,
     text: ReadText,
     classes: Sequence[Any],
     join: bool,
 ) -> TextExplanation:
-    inputs: dict[str, Any] = dict(text.encoding)
+    inputs: dict[str, Any] = readable(model, text.encoding)
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
     seeds = [_Seed(one, compiled, tokenizer, text) for one in classes]
     answers: list[Answer] = []

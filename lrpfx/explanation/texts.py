@@ -1,5 +1,6 @@
 """What the front door takes as a text: strings, chats, token ids, and what a tokenizer returned; and what a model can read."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,8 @@ def texts_in(given: Any) -> tuple[list[Any], bool]:
         found, several = _texts_of_mapping(given)
     elif isinstance(given, str) or _is_chat(given) or _is_row_of_ids(given) or _is_native(given):
         found, several = [given], False
+    elif isinstance(given, np.ndarray) and given.ndim == 0 and (given.dtype == object or _holds_text(given)):
+        return texts_in(given.item())
     elif isinstance(given, (torch.Tensor, np.ndarray)) and given.dtype != object and not _holds_text(given):
         if given.ndim not in (1, 2):
             raise InputError(
@@ -233,6 +236,16 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> ReadText:
 
 
 # --- what a model can read ---------------------------------------------------------------------------------------------------
+
+
+def readable(model: Any, encoding: Encoding) -> dict[str, torch.Tensor]:
+    """The parts of an encoding that the model's forward takes. Those that it lacks are left out if they say nothing."""
+    parameters = inspect.signature(model.forward).parameters.values() if isinstance(model, nn.Module) else ()
+    if not parameters or any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters):
+        return dict(encoding)
+    taken = {one.name for one in parameters}
+    plain = {"attention_mask": 1, "token_type_ids": 0}  # no padding, and one segment
+    return {name: value for name, value in encoding.items() if name in taken or not bool((value == plain.get(name)).all())}
 
 
 def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:

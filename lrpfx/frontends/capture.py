@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.export import ExportedProgram
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence
@@ -70,7 +70,7 @@ from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 from lrpfx.support.tensors import not_dense
-from lrpfx.support.torch_internals import pytree, size_symbol
+from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
 
 logger = logging.getLogger(__name__)
 
@@ -536,7 +536,7 @@ def _of_exported(
             )
         return _normalized(program, TorchExport.name, None, settings), None
     with torch.no_grad(), RecordChoices() as record_of_choices:
-        values = fx.Interpreter(program.root, graph=program.graph).run(*given)
+        values = Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
     verification.choices = record_of_choices.made
     return _normalized(program, TorchExport.name, verification, settings), verification

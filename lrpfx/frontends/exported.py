@@ -181,7 +181,8 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
         "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
         'as a whole with capture="symbolic".'
     )
-    if "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
+    nested = "has no attribute 'constant'" in str(error)  # derivatives within torch.vmap
+    if nested or "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
         remedy = f"If forward reads .data, write .detach() instead. If it computes derivatives: {DIFFERENTIATES}"
     if unknown is not None:
         remedy = f"Wrap the model in a module that returns tensors, not a {name}."
@@ -419,6 +420,9 @@ class _Reader:
         source = node.args[0] if node.args else None
         if isinstance(source, fx.Node) and node.target is operator.getitem and source.target in _FIRST_OF_SEVERAL:
             return self.copies[source]  # the result; the others are for training
+        written = _whole(node)
+        if written is not None:
+            return self.copies[written]
         copied = self.graph.node_copy(node, self.copies.__getitem__)
         if node.target is aten.slice_scatter.default or node.target is aten.slice.Tensor:
             copied.args = tuple(None if argument == sys.maxsize else argument for argument in copied.args)
@@ -535,6 +539,19 @@ class _ModuleCalls:
         known = {f"{known.__module__}.{known.__qualname__}" for known in module_classes()}
         owns = name in known or (name.startswith("torch.nn.") and path not in self.parents)
         return ModuleCall(path, owns, name.rpartition(".")[2])
+
+
+def _whole(node: fx.Node) -> fx.Node | None:
+    """What a functional copy or slice is all of: the value that an assignment such as y[:, 2] = value writes."""
+    aten = torch.ops.aten
+    if node.target not in (aten.copy.default, aten.slice.Tensor, aten.slice_scatter.default) or node.kwargs:
+        return None
+    source = node.args[0 if node.target is aten.slice.Tensor else 1]
+    assert isinstance(source, fx.Node)
+    whole, part = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor) or whole.dtype != part.dtype:
+        return None
+    return source if whole.shape == part.shape else None
 
 
 def _source(node: fx.Node) -> str:

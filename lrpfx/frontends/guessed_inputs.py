@@ -14,7 +14,7 @@ from torch import fx, nn
 from lrpfx.frontends.exported import quiet
 from lrpfx.ir.node import attribute_of, data_calls, node_info
 from lrpfx.passes.program import NOT_VERIFIED, Program
-from lrpfx.support.torch_internals import UNKNOWN_TO_FAKES, FakeTensorMode, TorchDispatchMode, pytree
+from lrpfx.support.torch_internals import UNKNOWN_TO_FAKES, FakeTensorMode, Interpreter, TorchDispatchMode, pytree
 
 #: Heights and widths of images, lengths of signals. The small ones are tried last: few values are left of them in deep layers.
 _SIZES = (28, 32, 48, 64, 96, 112, 128, 160, 192, 224, 256, 299, 384, 16, 12, 8, 6, 4)
@@ -75,8 +75,7 @@ def _memory_of_run(program: Program, shape: tuple[int, ...], like: torch.Tensor)
     memory = _Memory()
     with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), memory:
         input = torch.empty(shape, dtype=like.dtype, device=like.device)
-        interpreter = fx.Interpreter(program.root, graph=program.graph)
-        interpreter.extra_traceback = False
+        interpreter = Interpreter(program.root, graph=program.graph)
         interpreter.run(input)
     return memory.most
 

@@ -20,7 +20,7 @@ from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxError
 from lrpfx.ir.guards import FixedSizes, Guard, Place, SharedSize, SizeCondition, place_of
 from lrpfx.passes.driver import Verification, record
 from lrpfx.passes.program import PassResult, Program
-from lrpfx.support.torch_internals import pytree
+from lrpfx.support.torch_internals import Interpreter, pytree
 
 DynamicShapes = Mapping[str, Any] | bool | None
 Dimension = tuple[Place, int]  # a tensor, and the number of one of its dimensions
@@ -550,7 +550,7 @@ def _evaluated(program: Program, wanted: fx.Node, named: Named) -> Any:
         if node not in needed:
             needed.add(node)
             pending += node.all_input_nodes
-    interpreter = fx.Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
+    interpreter = Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
     interpreter.args_iter = iter(named.values())
     with torch.no_grad():
         for node in program.graph.nodes:

@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import operator
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -307,6 +308,17 @@ def _explain(error: Exception, model: nn.Module, failed: "ModuleCall | None") ->
         return (
             f"the forward of {name} iterates over values whose number the trace does not know, such as those of x.chunk(2) or "
             f"x.shape{place}. Take a fixed number, a, b = x.chunk(2), or pass example_inputs: torch.export follows the loop."
+        )
+    size = re.match(r"(\w+)\(\) takes 1 positional argument but", str(error))
+    if size is not None and hasattr(torch, f"{size[1]}_like"):
+        return (
+            f"the forward of {name} cannot be traced symbolically: torch.{size[1]} takes sizes of a trace as one tuple{place}. "
+            f"Write torch.{size[1]}((rows, columns)), or pass example_inputs: torch.export takes either."
+        )
+    if "vmap(" in str(error):
+        return (
+            f"the forward of {name} calls torch.vmap, which a symbolic trace cannot follow{place}. Pass example_inputs: "
+            f"torch.export writes it out. If it differentiates there: {DIFFERENTIATES}"
         )
     if "transform API" in str(error) or "jvp(" in str(error):
         return f"the forward of {name} differentiates by torch.func{place}. {DIFFERENTIATES}"

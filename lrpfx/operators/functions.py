@@ -122,6 +122,11 @@ def weighted_values(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return input @ other
 
 
+def weighted_product(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`input` * `other`, where `input` holds attention weights and `other` values that are added up afterwards."""
+    return input * other
+
+
 def weighted_sum(input: torch.Tensor, other: torch.Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> torch.Tensor:
     """The sum of `input` * `other`, where `input` holds attention weights and `other` values."""
     return (input * other).sum(dim, keepdim)

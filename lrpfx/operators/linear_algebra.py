@@ -110,7 +110,7 @@ ROWS: tuple[Operator, ...] = (
         torch.linalg.multi_dot,
         "matrices",
         data="matrices",
-        aten="linalg_multi_dot.default",
+        aten="linalg_multi_dot.default chain_matmul.default",
         aliases="tensors=matrices",
         decomposition=_chain,
         sample=of(lambda x, y: torch.linalg.multi_dot([x, y, x]), (2, 4), (4, 2), batch=False),

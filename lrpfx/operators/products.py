@@ -20,6 +20,7 @@ from lrpfx.operators.functions import (
     values_weighted,
     values_weighted_einsum,
     weighted_einsum,
+    weighted_product,
     weighted_sum,
     weighted_values,
 )
@@ -47,7 +48,7 @@ def sum_and_product(first: str, second: str) -> Callable[[Builder], fx.Node]:
 
 def _sum_of_batch_and_product(build: Builder) -> fx.Node:
     """Beta * input + alpha * the sum of batch1 @ batch2 over the batch."""
-    products = build.call("sum", build.call("matmul", build["batch1"], build["batch2"]), 0)
+    products = build.call("einsum", "bij,bjk->ik", build["batch1"], build["batch2"], target=torch.einsum)
     return build.call("add", _scaled(build, build["input"], build["beta"]), _scaled(build, products, build["alpha"]))
 
 
@@ -94,15 +95,19 @@ def _bilinear_form(build: Builder) -> fx.Node:
     return product if build["bias"] is None else build.call("add", product, build["bias"])
 
 
-def _without_sums(build: Builder) -> fx.Node | None:
-    """An einsum of two signals that sums nothing is a product of their entries."""
+def _without_products(build: Builder) -> fx.Node | None:
+    """An einsum of two signals that sums nothing is a product of their entries; one of a single value permutes and sums."""
     node = build.node
     equation, *operands = node.args
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = list(operands[0])
     inputs, arrow, result = str(equation).replace(" ", "").partition("->")
     labels = inputs.split(",")
-    if node.kwargs or "." in inputs or not arrow or len(operands) != 2 or not all(map(is_data, operands)):
+    if node.kwargs or "." in inputs or not arrow or not all(map(is_data, operands)):
+        return None
+    if len(operands) == 1 and isinstance(operands[0], fx.Node):
+        return _permuted_and_summed(build, operands[0], inputs, result)
+    if len(operands) != 2:
         return None
     if set("".join(labels)) != set(result) or any(len(set(one)) != len(one) for one in (*labels, result)):
         return None
@@ -116,6 +121,17 @@ def _without_sums(build: Builder) -> fx.Node | None:
                 value = build.call("unsqueeze", value, place, target=torch.unsqueeze)
         aligned.append(value)
     return build.call("mul", *aligned, label="")
+
+
+def _permuted_and_summed(build: Builder, value: fx.Node, labels: str, result: str) -> fx.Node | None:
+    """An einsum of one value without a diagonal."""
+    summed = [place for place, letter in enumerate(labels) if letter not in result]
+    if len(set(labels)) != len(labels) or not set(result) <= set(labels):
+        return None
+    if summed:
+        value = build.call("sum", value, tuple(summed), target=torch.sum)
+    order = [label for label in labels if label in result]
+    return build.call("permute", value, tuple(map(order.index, result)), target=torch.permute)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
@@ -308,12 +324,22 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
     ),
     row(
+        "weighted_product",
+        types.WeightedValues,
+        weighted_product,
+        "input other",
+        data="input other",
+        sign=signs.of_product,
+        elementwise=True,
+        sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4)),
+    ),
+    row(
         "einsum",
         types.MatMul,
         functions=[torch.einsum],
         aten="einsum.default",
         contraction=contractions.of_einsum,
-        decomposition=_without_sums,
+        decomposition=_without_products,
         weighted="weighted_einsum",
         weighted_last="values_weighted_einsum",
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import layer as layers
 from lrpfx import types
-from lrpfx.ir.node import node_info
+from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
@@ -27,7 +27,10 @@ def _addition_adjoint(
 
 
 def _interpolated(build: Builder) -> fx.Node:
-    """`input` + weight * (end - input)."""
+    """`input` + weight * (end - input), or with a constant end, the sum of both with their shares."""
+    ends, weight = (build["input"], build["end"]), build["weight"]
+    if isinstance(weight, (int, float)) and not all(map(is_data, ends)):
+        return build.call("add", build.call("mul", ends[0], 1 - weight), build.call("mul", ends[1], weight))
     difference = build.call("sub", build["end"], build["input"])
     return build.call("add", build["input"], build.call("mul", difference, build["weight"]))
 

@@ -133,7 +133,7 @@ ROWS: tuple[Operator, ...] = (
     _moving(
         "view",
         methods="view view_as",
-        aten="view.default _unsafe_view.default view_as.default",
+        aten="view.default view.dtype _unsafe_view.default view_as.default",
         like={"view_as": ("shape",)},
         copying={
             torch.Tensor.view: torch.Tensor.reshape,

@@ -244,7 +244,9 @@ class ParamMod:
         if self.zeroes(name):
             return torch.zeros_like(parameter)
         changed = self.modifier(parameter, name) if self.arithmetic else on_copies(self.modifier, parameter, name)
-        return tensor_from(self.modifier, changed, parameter) if isinstance(parameter, torch.Tensor) else changed
+        if not isinstance(parameter, torch.Tensor):
+            return changed
+        return tensor_from(self.modifier, changed, parameter, computed_with=True)
 
     def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The original and the changed parameters of a module.

@@ -24,7 +24,7 @@ from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import tensor_from
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, require
+from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, Interpreter, require
 
 
 class RuleModule(Scope):
@@ -82,7 +82,7 @@ class ParameterModifier(nn.Module):
         self.parameter = parameter
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return tensor_from(self.modify, on_copies(self.modify, value, self.parameter), value)
+        return tensor_from(self.modify, on_copies(self.modify, value, self.parameter), value, computed_with=True)
 
 
 _TAKEN = (
@@ -262,7 +262,7 @@ class ExplainModule(TreeGraphModule):
         if self.fold_graph is None:
             return
         with undisturbed(), torch.inference_mode(False), torch.no_grad():
-            values = fx.Interpreter(self, graph=self.fold_graph).run()
+            values = Interpreter(self, graph=self.fold_graph).run()
         for name, value in zip(self.derived, values, strict=True):
             set_derived_buffer(self, name, value)
         self._sources = self._folded_tensors()

@@ -1,5 +1,6 @@
 """A model as a value: equal for copies of a model with other parameters, different for models that may run other code."""
 
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -122,7 +123,7 @@ class _Walk:
         if type(value) is MethodType:
             return _Same(value.__func__), self.describe(value.__self__, depth + 1)
         if type(value) is FunctionType:
-            return _Same(value), repr(described(value))  # a hook may read what it closes over
+            return _Same(value), repr(described(value)), self._all(vars(value).items(), depth)  # a hook may read all of these
         if type(value) is partial:
             return self._all((value.func, value.args, value.keywords), depth)
         if isinstance(value, type):
@@ -172,15 +173,18 @@ class _Same:
 
 
 def _state_of(value: Any) -> tuple[Any, ...] | None:
-    """All that an object holds, if its class leaves it to Python to say what that is; None otherwise."""
+    """All that an object holds, if Python says what that is, by default or by a class of its own library; None otherwise."""
     kind: Any = type(value)
-    if isinstance(value, type) or (kind.__reduce_ex__, kind.__reduce__, kind.__getstate__) != _OF_OBJECTS:
+    by_default = (kind.__reduce_ex__, kind.__reduce__, kind.__getstate__) == _OF_OBJECTS
+    if isinstance(value, type) or not (by_default or kind.__module__ in sys.stdlib_module_names):
         return None
     try:
-        _, _, state, items, pairs = value.__reduce_ex__(2)
+        reduced = value.__reduce_ex__(2)
+        _, args, state, items, pairs = (*reduced, *[None] * (5 - len(reduced)))
     except Exception:  # it holds what Python does not see
         return None
-    return state, None if items is None else list(items), None if pairs is None else list(pairs)
+    contents = [None if one is None else list(one) for one in (items, pairs)]
+    return (state, *contents) if by_default else (args, state, *contents)
 
 
 _OF_OBJECTS = (object.__reduce_ex__, object.__reduce__, object.__getstate__)

@@ -26,8 +26,11 @@ def not_dense(value: torch.Tensor) -> str | None:
         return None if value.layout == torch.strided else f"of layout {value.layout}"
 
 
-def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None) -> torch.Tensor:
-    """What a user's function returned. `RuleError` unless it is a tensor, and of the shape of `like`, which it was given."""
+def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None, computed_with: bool = False) -> torch.Tensor:
+    """What a user's function returned. `RuleError` unless it is a tensor, and of the shape of `like`, which it was given.
+
+    `computed_with`: the layer computes with the result, so it has the dtype of `like`, too.
+    """
     name = getattr(function, "__name__", None) or repr(function)
     if not isinstance(result, torch.Tensor):
         raise RuleError(
@@ -36,6 +39,10 @@ def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None) ->
     if like is not None and result.shape != like.shape:
         raise RuleError(
             f"{name} returned a tensor of shape {tuple(result.shape)}, not of {tuple(like.shape)}", topic="own-rules"
+        )
+    if computed_with and like is not None and result.dtype != like.dtype:
+        raise RuleError(
+            f"{name} returned a tensor of {result.dtype}, not of {like.dtype}, with which its layer computes", topic="own-rules"
         )
     return result
 

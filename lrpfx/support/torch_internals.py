@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -252,3 +253,11 @@ def apply(function: Any, *values: Any) -> Any:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*values)
     return _apply(function)(*values)
+
+
+class Interpreter(fx.Interpreter):
+    """Runs a graph. Errors keep their message: torch's class adds its account of the node, which says nothing to a user."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.extra_traceback = False

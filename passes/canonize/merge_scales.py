@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from lrpfx.passes.canonize.merge_batch_norm import (
     scale_output_channels,
     scale_output_channels_transposed,
 )
-from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.constants import number_filling
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
@@ -55,9 +57,7 @@ class MergeScales(GraphPass):
         for node in list(calls(program.graph)):
             expanded = _expanded_constant(program, node)
             if expanded is not None:
-                node.replace_input_with(expanded, expanded.all_input_nodes[0])
-                if not expanded.users:
-                    program.graph.erase_node(expanded)
+                node.replace_input_with(expanded, _narrowed(program, expanded))
         for node in list(calls(program.graph)):
             if not is_layer_of_parameters(node):
                 continue
@@ -76,22 +76,57 @@ class MergeScales(GraphPass):
 
 
 def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
-    """The parameter that is expanded to the shape of the value that it scales or shifts, as broadcasting would do."""
+    """A constant in the shape of the value that it scales or shifts, to which broadcasting brings parameters alone, too."""
     operator, shape = node_info(node).operator, node_info(node).shape
     if operator is None or not operator.affine_in or len(node.args) != 2 or shape is None:
         return None
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
-        spelling, source = spelling_of(constant), constant.args[0] if constant.args else None
-        if spelling is not None and spelling.operator.name in ("expand", "broadcast_to", "repeat", "tile"):
-            alike = node_info(value).shape == node_info(constant).shape == shape
-            if not alike or not isinstance(source, fx.Node) or node_info(source).role is not Role.PARAMETER:
-                continue
-            sizes = parameter_value(source, program.root).shape
-            if all(size in (1, after) for size, after in zip(reversed(sizes), reversed(shape), strict=False)):
-                return constant
+        parameters = None if node_info(constant).role is Role.PARAMETER else _parameters(constant)
+        if not parameters or node_info(value).shape != shape:
+            continue
+        sizes = torch.broadcast_shapes(*(parameter_value(one, program.root).shape for one in parameters))
+        if all(size in (1, after) for size, after in zip(reversed(sizes), reversed(shape), strict=False)):
+            return constant
     return None
+
+
+_EXPANDING = ("expand", "broadcast_to", "repeat", "tile")
+
+
+def _parameters(constant: Any) -> list[fx.Node] | None:
+    """The parameters from which element-wise operations, with numbers of a size of the run, make a constant."""
+    if not isinstance(constant, fx.Node) or number_filling(constant) is not None:
+        return []
+    if node_info(constant).role is Role.PARAMETER:
+        return [constant]
+    spelling = spelling_of(constant)
+    if spelling is None:
+        return None
+    if spelling.operator.name in _EXPANDING:
+        return _parameters(constant.args[0])
+    fills = spelling.operator.name == "outer" and number_filling(constant.args[0]) is not None
+    if constant.kwargs or not (spelling.operator.affine_in or fills):
+        return None
+    found = [_parameters(one) for one in constant.args]
+    return None if None in found else [one for some in found for one in some or ()]
+
+
+def _narrowed(program: Program, constant: Any) -> Any:
+    """The same constant as a function of the parameters in their own shapes, and of numbers."""
+    if not isinstance(constant, fx.Node) or node_info(constant).role is Role.PARAMETER:
+        return constant
+    number = number_filling(constant)
+    if number is not None:
+        return number
+    spelling = spelling_of(constant)
+    name = "" if spelling is None else spelling.operator.name
+    if name in _EXPANDING:
+        return _narrowed(program, constant.args[0])
+    args = tuple(_narrowed(program, one) for one in constant.args)
+    info = replace(node_info(constant), name=f"{node_info(constant).name}.narrowed", role=Role.PARAMETER, shape=None)
+    return insert_call(program.graph, constant, torch.mul if name == "outer" else constant.target, args, info)
 
 
 def _through_views(value: fx.Node) -> list[fx.Node]:

@@ -1,5 +1,6 @@
 """Inserts the calls that a decomposed or normalized call consists of."""
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,12 @@ def causal_bias(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def queries_per_key(query: torch.Tensor, key: torch.Tensor) -> int:
     """The number of query heads that share one key head."""
     return query.size(-3) // key.size(-3)
+
+
+def number_of_products(first: torch.Tensor, second: torch.Tensor, dims: tuple[int, ...]) -> int:
+    """The number of entries of an element-wise product along some dimensions."""
+    shape = torch.broadcast_shapes(first.shape, second.shape)
+    return math.prod(shape[dim] for dim in dims)
 
 
 class CallBuilder(Builder):
@@ -68,6 +75,9 @@ class CallBuilder(Builder):
 
     def queries_per_key(self, query: fx.Node, key: fx.Node) -> fx.Node:
         return self._metadata(queries_per_key, query, key)
+
+    def number_of_products(self, first: Any, second: Any, dims: tuple[int, ...]) -> fx.Node:
+        return self._metadata(number_of_products, first, second, dims)
 
     def _metadata(self, function: Callable[..., Any], *args: Any) -> fx.Node:
         """Insert a call whose result depends only on shapes and dtypes."""

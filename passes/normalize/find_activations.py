@@ -27,7 +27,9 @@ _TOLERANCE = 1e-9  # relative: a small number that is added to a value is not ro
 _LARGEST = 12  # calls of an activation that is written out
 
 #: Rows of which one takes part; products, quotients and scaled arguments alone are no activation of their own.
-_JOINING = frozenset({"add", "sub", "rsub", "expm1", "log", "where", "maximum", "minimum", "masked_fill", "logaddexp"})
+_JOINING = frozenset(
+    {"add", "sub", "rsub", "expm1", "log", "log1p", "logsigmoid", "where", "maximum", "minimum", "masked_fill", "logaddexp"}
+)
 
 _Candidate = tuple[str, Callable[..., torch.Tensor]]
 #: Activations of a scaled value, and those with one number as their argument.
@@ -46,7 +48,13 @@ _PLAIN: tuple[_Candidate, ...] = (
     ("selu", functional.selu),
     ("elu", functional.elu),
 )
-_WITH_NUMBER: tuple[_Candidate, ...] = (("elu", functional.elu), ("celu", functional.celu), ("softplus", functional.softplus))
+_WITH_NUMBER: tuple[_Candidate, ...] = (
+    ("elu", functional.elu),
+    ("celu", functional.celu),
+    ("softplus", functional.softplus),
+    ("softshrink", functional.softshrink),
+    ("hardshrink", functional.hardshrink),
+)
 _FACTORS = (1, -1, 2, 0.5, -2, -0.5)
 
 
@@ -63,7 +71,7 @@ class FindActivations(GraphPass):
     def run(self, program: Program) -> PassResult:
         result, places = PassResult(), {node: place for place, node in enumerate(program.graph.nodes)}
         for node in reversed(list(calls(program.graph))):
-            new = _replacement(program, node, places) if node.users and is_data(node) and _is_pointwise(node) else None
+            new = _replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
             if new is not None:
                 result.matches += 1
                 result.details.append((node_info(node).name, f"now {node_info(new).name}"))
@@ -126,7 +134,7 @@ def _sources(node: fx.Node, places: dict[fx.Node, int]) -> Iterator[tuple[fx.Nod
         latest = max(open_values, key=places.__getitem__)
         if len(open_values) == 1 and is_data(latest):
             yield latest, inner[::-1]
-        if not _is_pointwise(latest):
+        if not is_pointwise(latest):
             return
         open_values.remove(latest)
         open_values |= set(_read(latest))
@@ -147,7 +155,7 @@ def _is_number(value: fx.Node, reader: fx.Node) -> bool:
     return (name.endswith("_like") and sizes in reader.all_input_nodes) or (sizes in ((), []) and not name.startswith("new_"))
 
 
-def _is_pointwise(node: fx.Node) -> bool:
+def is_pointwise(node: fx.Node) -> bool:
     """Whether an entry of a call's result is a function of that entry of its operands, and of numbers."""
     row = node_info(node).operator
     if node.op != "call_function" or row is None or row.parameters or row.results or row.view or row.converts:

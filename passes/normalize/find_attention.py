@@ -1,14 +1,17 @@
 """NORMALIZE: distinguish the product of attention weights and values from other matrix products."""
 
+import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from lrpfx.ir.node import Role, calls, is_data, node_info, nodes_in, update_info
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, row_of, update_info
 from lrpfx.ir.operator import Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.find_softmax import grouped_sum
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
-from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 from lrpfx.types import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
 
@@ -16,8 +19,9 @@ from lrpfx.types import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
 class FindAttention(GraphPass):
     """Mark a matrix product of which one factor is a softmax as weighted values, with the softmax as the first argument.
 
-    So is the sum of an element-wise product with a softmax, unless its weights are those of chosen places, which route tokens
-    to experts: they remain a gate, so that relevance of the experts adds up to that of their sum.
+    So is the sum or mean of an element-wise product with a softmax, unless its weights are those of chosen places, which route
+    tokens to experts: they remain a gate, so that relevance of the experts adds up to that of their sum. The sum may be one by
+    `index_add` and the like, as along the edges of a graph, or one of the products with the parts of a softmax.
 
     The pass looks through element-wise functions, sums and means of softmaxes, views, constant factors and divisors. It does
     not look through dense layers.
@@ -29,8 +33,9 @@ class FindAttention(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
-        for node in calls(program.graph):
-            found = _weighted_sum(node) or _weighted_product(node)
+        for node in list(calls(program.graph)):
+            node = _as_sum(program, node)
+            found = _weighted_sum(node) or _weighted_product(node) or _added_product(node)
             if found is None:
                 continue
             name, arguments, weights = found
@@ -75,22 +80,80 @@ def _weighted_sum(node: fx.Node) -> _Found | None:
     product, dimensions = bound["input"], (bound.get("dim"), bound.get("keepdim", False))
     if not isinstance(product, fx.Node) or dimensions[0] is None or bound.get("dtype") is not None or nodes_in(dimensions):
         return None
+    factors = _factors(product)
+    return None if factors is None else ("weighted_sum", (*factors, *dimensions), factors[0])
+
+
+def _as_sum(program: Program, node: fx.Node) -> fx.Node:
+    """A sum of weighted values, divided by their number, in place of their mean; other calls as they are."""
+    if not is_call_of(node, "mean") or not isinstance(node.args[0], fx.Node):
+        return node
+    build, shape = CallBuilder(program, node, row_of(node)), node_info(node.args[0]).shape
+    bound = {**row_of(node).arguments, **bound_arguments(node, row_of(node))}
+    dims = [bound["dim"]] if isinstance(bound["dim"], int) else bound["dim"]
+    if shape is None or dims is None or nodes_in(dims) or bound["dtype"] is not None or _factors(node.args[0]) is None:
+        return node
+    total = build.call("sum", node.args[0], bound["dim"], bound["keepdim"], target=torch.sum)
+    first, second = node.args[0].args[:2]
+    size = build.number_of_products(first, second, tuple(dims))
+    replace_call(node, build.call("div", total, size))
+    return total
+
+
+def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The weights and the values of an element-wise product with a softmax that one call reads; None for others."""
     multiplied = node_info(product).operator
     if multiplied is None or multiplied.name not in _PRODUCTS or len(product.users) > 1 or product.kwargs:
         return None
-    factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
-    if len(factors) != 2:
-        return None
-    for values, weights in (factors, factors[::-1]):
+    first, *others = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
+    for values, weights in [(first, other) for other in others] + [(other, first) for other in others]:
         if _is_softmax(weights):
-            return None if _are_chosen(weights) else ("weighted_sum", (weights, values, *dimensions), weights)
+            return None if _are_chosen(weights) else (weights, values)
     return None
+
+
+def _added_product(node: fx.Node) -> _Found | None:
+    """An element-wise product with a softmax, the results of which are added in groups, or one after another."""
+    factors = _factors(node)
+    reader = next(iter(node.users), None)
+    while reader is not None and node_info(reader).operator is not None and row_of(reader).moves and len(reader.users) == 1:
+        reader = next(iter(reader.users))
+    if factors is None or reader is None or node_info(reader).operator is None:
+        return None
+    weights, in_groups = factors[0], grouped_sum(reader, row_of(reader), bound_arguments(reader, row_of(reader))) is not None
+    if in_groups or (is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)):
+        return "weighted_product", factors, weights
+    return None
+
+
+def _others_added(total: fx.Node, product: fx.Node) -> set[fx.Node]:
+    """The softmaxes whose parts weigh the other values of the sum that a call is a part of."""
+    while (reader := next(iter(total.users), None)) is not None and len(total.users) == 1 and is_call_of(reader, "add"):
+        total = reader
+    found, pending = set[fx.Node](), [total]
+    while pending:
+        node = pending.pop()
+        if is_call_of(node, "add"):
+            pending += [one for one in node.args if isinstance(one, fx.Node)]
+        elif node is not product:
+            weights = node.args[0] if is_call_of(node, "weighted_product") else (_factors(node) or (None,))[0]
+            if isinstance(weights, fx.Node):
+                found.add(_softmax_of(weights))
+    return found
+
+
+def _softmax_of(weights: fx.Node) -> fx.Node:
+    """The value of which weights are a part."""
+    while node_info(weights).operator is not None and row_of(weights).moves and len(weights.all_input_nodes) == 1:
+        weights = weights.all_input_nodes[0]
+    return weights
 
 
 #: Element-wise products of two values: a softmax is the scale of a gate, which is its last factor.
 _PRODUCTS = ("product", "gate", "gated_product")
 
-#: Arguments that say where entries are read; others, such as a mask, hide entries at their place.
+#: Arguments that say where entries are read; others, such as a mask, hide entries at their place. A router makes them from
+#: signals, and the edges of a graph are given.
 _PLACES = {"index", "indices"}
 
 
@@ -102,7 +165,9 @@ def _are_chosen(weights: fx.Node) -> bool:
         row = node_info(node).operator
         if node.op != "call_function" or row is None:
             continue
-        if row.discrete_results or not _PLACES.isdisjoint(row.indices):
+        given = dict(zip(map(str, range(9)), node.args, strict=False)) | bound_arguments(node, row)
+        places = [given.get(name) for name in row.indices] if _PLACES.intersection(row.indices) else []
+        if row.discrete_results or any(node_info(one).role is Role.CONSTANT for one in nodes_in(places)):
             return True
         if not (row.neutral or issubclass(row.kind, (Softmax, Gate, Sum))):
             continue

@@ -206,6 +206,8 @@ class _Exponentials:
                 value, plain = bound["input"], False
             elif row.name == "where" and (_is_zero(bound["input"]) or _is_zero(bound["other"])):
                 value, plain = bound["other"] if _is_zero(bound["input"]) else bound["input"], False
+            elif row.name in ("tril", "triu"):
+                value, plain = _arguments(value)[0], False
             elif row.keeps_order and row.elementwise:
                 value = _arguments(value)[0]
             else:
@@ -242,7 +244,7 @@ def _divisor(value: Any) -> _Divisor | None:
                 return None
             summed, dims, keepdim = found
             return _Divisor(value, summed, dims, keepdim, exact, added, base)
-        grouped = _grouped_sum(value, row, bound)
+        grouped = grouped_sum(value, row, bound)
         if grouped is not None:
             summed, dim, index = grouped
             if gathered is not None and (gathered[0] != dim or not _same_index(gathered[1], index)):
@@ -276,7 +278,7 @@ def _sum(node: fx.Node, row: Operator) -> tuple[fx.Node, Dims, bool] | None:
     return summed, _dims(given.get("dim")), bool(given.get("keepdim", False))
 
 
-def _grouped_sum(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[Any, int, Any] | None:
+def grouped_sum(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[Any, int, Any] | None:
     """The terms, the dimension and the index of a sum in groups."""
     adds = row.name in ("scatter_add", "index_add") and bound.get("alpha", 1) == 1
     if adds or (row.name == "scatter_averaged" and bound["reduce"] == "sum"):
@@ -463,7 +465,7 @@ class _Quotient:
     def _weighted_in_groups(
         self, total: fx.Node, row: Operator, divisor: _Divisor, exponentials: _Exponentials
     ) -> fx.Node | None:
-        grouped = _grouped_sum(total, row, bound_arguments(total, row))
+        grouped = grouped_sum(total, row, bound_arguments(total, row))
         if grouped is None or divisor.dims is None or not isinstance(divisor.index, fx.Node):
             return None
         product, dim, index = grouped

@@ -113,6 +113,7 @@ class NormalizeOperators(GraphPass):
             update_info(node, unlisted=Unknown)
             return before != (node.op, node.target, node.args, dict(node.kwargs))
         row = spelling.operator
+        _refuse_bits(node, row)
         update_info(node, operator=row)
         if row.arguments:
             try:
@@ -133,6 +134,18 @@ class NormalizeOperators(GraphPass):
         else:
             _put_first_argument_first(node)
         return before != (node.op, node.target, node.args, dict(node.kwargs))
+
+
+def _refuse_bits(node: fx.Node, row: Operator) -> None:
+    """Raise `CaptureError` for a view that reads the bits of a signal as those of numbers of another dtype."""
+    dtypes = [one for one in (*node.args[1:], *node.kwargs.values()) if isinstance(one, torch.dtype)]
+    own = node_info(node.args[0]).dtype if node.args and isinstance(node.args[0], fx.Node) else None
+    if row.always_view and dtypes and own not in dtypes and node_info(node).role is Role.DATA:
+        raise CaptureError(
+            f"{node_info(node).located} reads the bits of its values as {dtypes[0]}, and relevance belongs to the values. "
+            "Convert them with .to(dtype).",
+            topic="operation-without-a-rule",
+        )
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ class UndoDecompositions(GraphPass):
     requires = (NAMED,)
 
     def applies(self, program: Program) -> bool:
-        return any(node.target in _FORMS or _dense_layer(node, program.root) for node in calls(program.graph))
+        return any(
+            node.target in (_FORMS.keys() | _OVERLOADS.keys() | {torch.chain_matmul}) or _dense_layer(node, program.root)
+            for node in calls(program.graph)
+        )
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
@@ -42,6 +45,9 @@ class UndoDecompositions(GraphPass):
                 node.target, node.args, node.kwargs = functional.linear, dense, {}
                 result.matches += 1
                 continue
+            if node.target is torch.chain_matmul:
+                node.target, node.args = torch.linalg.multi_dot, (list(node.args),)
+            node.target = _OVERLOADS.get(node.target, node.target) if node.op == "call_function" else node.target
             form, several = _FORMS.get(node.target, (None, False)) if node.op == "call_function" else (None, False)
             read = [user for user in node.users if user in live] if several else []
             if form is None or not all(map(_takes_first, read)):
@@ -193,4 +199,9 @@ _FORMS: dict[Any, tuple[Callable[[fx.Node], Form | None], bool]] = {
     aten("_log_softmax.default"): (_softmax(torch.log_softmax), False),
     aten("_scaled_dot_product_flash_attention_for_cpu.default"): (_attention, True),
     aten("_unsafe_view.default"): (_view, False),
+}
+
+#: Functions of torch -> the operators with these names, which have no other overload.
+_OVERLOADS: dict[Any, Any] = {
+    getattr(torch, str(operator).split(".")[1]): operator for operator in _FORMS if hasattr(torch, str(operator).split(".")[1])
 }

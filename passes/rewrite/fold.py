@@ -7,6 +7,7 @@ from lrpfx.ir.node import NodeInfo, Role, ancestors_of, calls, node_info, set_in
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.module_tree import free_name, set_derived_buffer
+from lrpfx.support.torch_internals import Interpreter
 
 
 class Fold(GraphPass):
@@ -26,7 +27,7 @@ class Fold(GraphPass):
                 return PassResult()
             program.fold_graph = _subgraph(graph, folded, results)
             with torch.no_grad():
-                values = fx.Interpreter(program.root, graph=program.fold_graph).run()
+                values = Interpreter(program.root, graph=program.fold_graph).run()
             others = {n for n, value in zip(results, values, strict=True) if not isinstance(value, torch.Tensor)}
             if not others:
                 break

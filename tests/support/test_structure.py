@@ -1,8 +1,11 @@
 """Structures are equal for copies with other parameters, and different after any other change."""
 
+import array
+import collections
 import copy
 import functools
 import re
+import types
 from collections import OrderedDict
 
 import numpy as np
@@ -128,6 +131,36 @@ def test_changes_in_place_of_what_a_class_holds_are_seen(monkeypatch):
     model = Model()
     before = Structure(model)
     Model.options["a"].append(2)
+    assert before.layout != Structure(model).layout
+
+
+def described():
+    """A function with an attribute."""
+
+
+described.offset = 1.0
+CONTAINERS = {
+    "SimpleNamespace": (lambda: types.SimpleNamespace(scale=1.0), lambda held: setattr(held, "scale", 2.0)),
+    "deque": (lambda: collections.deque([1, 2], maxlen=2), lambda held: held.append(3)),
+    "Counter": (lambda: collections.Counter("aab"), lambda held: held.update("b")),
+    "defaultdict": (lambda: collections.defaultdict(list), lambda held: held["a"].append(1)),
+    "ChainMap": (lambda: collections.ChainMap({"a": 1}, {"b": 2}), lambda held: held.maps[1].update(b=3)),
+    "UserList": (lambda: collections.UserList([1]), lambda held: held.append(2)),
+    "array": (lambda: array.array("d", [1.0, 2.0]), lambda held: held.__setitem__(0, 3.0)),
+    "bytearray": (lambda: bytearray(b"ab"), lambda held: held.__setitem__(0, 99)),
+    "a set of tuples": (lambda: {(1, 2)}, lambda held: held.add((3, 4))),
+    "an attribute of a function": (lambda: described, lambda held: setattr(held, "offset", held.offset + 1)),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_changes_of_containers_are_seen(name):
+    make, change = CONTAINERS[name]
+    model = Model()
+    model.held = make()
+    before = Structure(model)
+    assert before.layout == Structure(model).layout
+    change(model.held)
     assert before.layout != Structure(model).layout
 
 

@@ -60,7 +60,7 @@ def table(kind):
     lines = [f"| written as | {' | '.join(named)} |", "|---|" + "---:|" * len(named)]
     for name, pair in PAIRS.items():
         if pair.kind == kind:
-            worst = [max(difference(pair, one, capture) for capture in ("symbolic", "export")) for one in named]
+            worst = [max(difference(pair, one, capture) for capture in pair.captures) for one in named]
             cells = ["≤ 1e-12" if value <= 1e-12 else f"{value:.0e}" for value in worst]
             lines.append(f"| `{name.replace('|', '&#124;')}` | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -66,6 +66,7 @@ def test_golden_code():
         "fold_masks",
         "find_activations",
         "decompose",
+        "simplify",
         "find_linear",
         "find_softmax",
         "find_recurrent",

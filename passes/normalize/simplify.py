@@ -1,0 +1,297 @@
+"""NORMALIZE: write what has a plainer form in that form: pieces that are written into a tensor, sums and products of stacks.
+
+Later passes then see one spelling: `cat` or padding, sums of two values, element-wise products.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.node import (
+    Role,
+    calls,
+    function_name,
+    is_call_of,
+    is_data,
+    is_floating,
+    is_learned,
+    node_info,
+    nodes_in,
+    parameter_value,
+    row_of,
+)
+from lrpfx.layers.layer import bound_arguments
+from lrpfx.passes.constants import known_size, number_filling
+from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.find_activations import is_pointwise
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED
+from lrpfx.types import Activation
+
+
+class Simplify(GraphPass):
+    """Replace calls by plainer ones that compute the same: with neutral numbers, of stacks, and writes into new tensors."""
+
+    name = "simplify"
+    stage = "normalize"
+    requires = (CANONICAL, DECOMPOSED)
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        for node in list(calls(program.graph)):
+            info = node_info(node)
+            form = None if info.operator is None or info.role is not Role.DATA else _FORMS.get(info.operator.name)
+            new = None if form is None else form(CallBuilder(program, node, row_of(node)), node)
+            if new is not None:
+                result.matches += 1
+                result.details.append((info.name, f"{info.operator}: now {node_info(new).name}"))
+                replace_call(node, new)
+        if result.matches:
+            remove_unread(program.graph)
+        return result
+
+
+Form = Callable[[CallBuilder, fx.Node], fx.Node | None]
+
+
+# --- sums, means and products -----------------------------------------------------------------------------------------------
+
+
+def _without_ones(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The operand of a product or quotient whose other one is made of ones, and changes neither shape nor dtype."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    for value, other in ((first, second), (second, first)) if is_call_of(node, "mul") else ((first, second),):
+        if not isinstance(value, fx.Node) or not is_data(value) or not isinstance(other, fx.Node) or is_data(other):
+            continue
+        if number_filling(other) == 1 and _keeps(value, other, node):
+            return value
+    return None
+
+
+def _keeps(value: Any, ones: Any, product: fx.Node) -> bool:
+    """Whether a product has the shape and the dtype of one factor, in every run: a size of 1 may be larger in another run."""
+    info, shape = node_info(value), node_info(ones).shape
+    if info.shape is None or shape is None or (info.shape, info.dtype) != (node_info(product).shape, node_info(product).dtype):
+        return False
+    return 1 not in shape or (function_name(ones).endswith("_like") and ones.args[0] is value)
+
+
+def _product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """A product without ones, of a column with a row of parameters, or of three factors of which two are an activation."""
+    return _without_ones(build, node) or _column_times_row(build, node) or _activated(build, node)
+
+
+def _column_times_row(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The dense layer of one input that a product with a vector of parameters is: x[..., None] * weight."""
+    first, second = node.args[:2]
+    for column, row in ((first, second), (second, first)):
+        if not isinstance(column, fx.Node) or not is_data(column) or not isinstance(row, fx.Node):
+            continue
+        if node_info(column).shape is None or node_info(row).role is not Role.PARAMETER:
+            continue
+        weight = parameter_value(row, build.program.root)
+        plain = is_floating(weight) and weight.ndim == 1 and len(weight) > 1 and weight.dtype == node_info(column).dtype
+        if plain and is_learned(row, build.program.root) and (known_size(column, -1) == 1 or _adds_last(column)):
+            return build.call("linear", column, build.call("unsqueeze", row, 1, target=torch.unsqueeze))
+    return None
+
+
+def _adds_last(value: fx.Node) -> bool:
+    """Whether a call adds the last dimension: x.unsqueeze(-1) or x[..., None]."""
+    if is_call_of(value, "unsqueeze"):
+        return value.args[1:] == (-1,) or value.args[1:] == (len(node_info(value).shape or ()) - 1,)
+    index = value.args[1] if function_name(value) == "getitem" and isinstance(value.args[1], tuple) else ()
+    return bool(index) and index[-1] is None
+
+
+def _activated(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded activation, in any order of the factors."""
+    factors: Any = node.args[:2]
+    for inner, last in (factors, factors[::-1]):
+        if not is_call_of(inner, "mul") or len(inner.users) > 1 or not all(map(is_data, (*inner.args[:2], last))):
+            continue
+        own: Any = inner.args[:2]
+        for signal, other in (own, own[::-1]):
+            for value, scale in ((other, last), (last, other)):
+                if _is_bounded_function(scale, value):
+                    return build.call("mul", signal, build.call("mul", value, scale))
+    return None
+
+
+def _is_bounded_function(scale: fx.Node, value: fx.Node) -> bool:
+    """Whether a bounded activation of a value, perhaps scaled and shifted by numbers, makes a factor."""
+    bounded = False
+    while scale is not value:
+        row, read = node_info(scale).operator, scale.all_input_nodes
+        if row is None or len(read) != 1 or not is_pointwise(scale):
+            return False
+        bounded = bounded or (row.kind is Activation and bool(row.scales))
+        scale = read[0]
+    return bounded
+
+
+def _of_stack(combined: str) -> Form:
+    """The parts of a stack along whose new dimension a call takes sums or products, combined one after another."""
+
+    def form(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+        bound = _bound(node, ("input", "dim", "keepdim", "dtype"))
+        stack, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
+        if not is_call_of(stack, "stack") or shape is None or bound.get("keepdim") or bound.get("dtype") is not None:
+            return None
+        parts: Any = stack.args[0]
+        along: Any = next(iter((*stack.args[1:], *stack.kwargs.values())), 0)
+        dim: Any
+        (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
+        plain = isinstance(parts, (tuple, list)) and isinstance(dim, int) and isinstance(along, int)
+        if not plain or dim % len(shape) != along % len(shape) or len(set(map(_dtype, parts))) != 1:
+            return None
+        if combined == "add" and all(map(is_data, parts)):  # sums of signals are the same in either form
+            return None
+        total = reduce(lambda one, other: build.call(combined, one, other), parts)
+        return build.call("div", total, len(parts)) if is_call_of(node, "mean") else total
+
+    return form
+
+
+def _bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a call by name, with the defaults that its row has."""
+    return {**row_of(node).arguments, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _dtype(value: Any) -> torch.dtype | None:
+    return node_info(value).dtype
+
+
+def _mean(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The mean of products with parameters is their sum, divided by their number."""
+    bound = {**row_of(node).arguments, **bound_arguments(node, row_of(node))}
+    product, dims = bound["input"], bound["dim"]
+    if is_call_of(product, "mul") and len(product.users) == 1 and dims is not None and bound["dtype"] is None:
+        factors = [one for one in product.args if isinstance(one, fx.Node)]
+        learned = any(not is_data(one) and is_learned(one, build.program.root) for one in factors)
+        along = (dims,) if isinstance(dims, int) else tuple(dims)
+        if learned and any(map(is_data, factors)) and not nodes_in(along):
+            total = build.call("sum", product, dims, *([True] if bound["keepdim"] else []), target=torch.sum)
+            return build.call("div", total, _number_of_terms(build, product, along))
+    return _of_stack("add")(build, node)
+
+
+def _number_of_terms(build: CallBuilder, product: fx.Node, dims: tuple[int, ...]) -> Any:
+    """The size of some dimensions of a product: a number if those of a parameter show it."""
+    parameters = [one for one in product.all_input_nodes if node_info(one).role is Role.PARAMETER]
+    shape = parameter_value(parameters[0], build.program.root).shape if parameters else ()
+    rank = len(node_info(product).shape or ())
+    places = [dim if dim < 0 else dim - rank for dim in dims]
+    if rank and all(-place <= len(shape) and shape[place] > 1 for place in places):
+        return math.prod(shape[place] for place in places)
+    first, second = product.args[:2]
+    return build.number_of_products(first, second, dims)
+
+
+def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """A product with a diagonal matrix of signals scales rows or columns."""
+    first, second = node.args[:2]
+    matrix: Any
+    for matrix, other, dim in ((first, second, -1), (second, first, -2)):
+        if is_data(matrix) and function_name(matrix) == "diag_embed" and len(matrix.args) == 1 and not matrix.kwargs:
+            shape = node_info(other).shape if isinstance(other, fx.Node) else None
+            if shape is not None and len(shape) > 1:
+                return build.call("mul", build.call("unsqueeze", matrix.args[0], dim, target=torch.unsqueeze), other)
+    return None
+
+
+# --- writes -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What is written into a part of a dimension: from `first` to before `last`, which is None at the end."""
+
+    value: Any
+    first: int
+    last: int | None
+    selected: bool = False  # whether the value is without the dimension
+
+
+def _written(node: fx.Node) -> tuple[fx.Node, int, _Piece] | None:
+    """The tensor into which a call writes, the dimension, and the piece; None if the places are not known."""
+    row = row_of(node) if node.op == "call_function" and node_info(node).operator is not None else None
+    if row is None or row.name not in ("select_scatter", "slice_scatter"):
+        return None
+    selected = row.name == "select_scatter"
+    names = ("input", "src", "dim", "index") if selected else ("input", "src", "dim", "start", "end", "step")
+    bound: dict[str, Any] = {"dim": 0, "start": 0, "end": None, "step": 1} | _bound(node, names)
+    base, dim, first, last = bound["input"], bound["dim"], bound["start"] or 0, bound["end"]
+    if nodes_in((dim, first, last, bound.get("index"))) or bound["step"] != 1 or node_info(node).shape is None:
+        return None
+    if selected:
+        first, last = bound["index"], None if bound["index"] == -1 else bound["index"] + 1
+    dim %= len(node_info(node).shape or ())
+    size = _size(base, dim)
+    if size is not None:
+        first, last, _ = slice(first, last).indices(size)
+        last = None if last == size else last
+    return (base, dim, _Piece(bound["src"], first, last, selected)) if first >= 0 else None
+
+
+def _size(base: Any, dim: int) -> int | None:
+    """The size of a tensor of one number into which pieces are written, if the graph shows it."""
+    while isinstance(base, fx.Node) and function_name(base) in ("slice_scatter", "select_scatter"):
+        base = base.args[0]
+    return known_size(base, dim)
+
+
+def _write(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The pieces of which a tensor consists, put together, or one that is written between zeros, as padding."""
+    found = _written(node)
+    if found is None or any((written := _written(user)) is not None and written[:2] == (node, found[1]) for user in node.users):
+        return None  # or the last call of several decides
+    base, dim, piece = found
+    pieces = [piece]
+    while (before := _written(base)) is not None and before[1] == dim:
+        base = before[0]
+        pieces.append(before[2])
+    if {_dtype(one.value) for one in pieces} != {node_info(node).dtype}:
+        return None
+    pieces.sort(key=lambda one: one.first)
+    starts = [one.first for one in pieces]
+    if starts[0] == 0 and [one.last for one in pieces] == [*starts[1:], None]:
+        return _joined(build, pieces, dim)
+    if number_filling(base) != 0 or len(pieces) > 1 or piece.selected:
+        return None
+    after: int | None = 0 if piece.last is None else -piece.last
+    if piece.last is not None and piece.last >= 0:
+        size = _size(base, dim)
+        after = None if size is None else size - piece.last
+    behind = len(node_info(node).shape or ()) - 1 - dim
+    return None if after is None else build.call("pad", piece.value, pad=(*(0, 0) * behind, piece.first, after))
+
+
+def _joined(build: CallBuilder, pieces: Sequence[_Piece], dim: int) -> fx.Node:
+    if all(piece.selected for piece in pieces):
+        return build.call("stack", [piece.value for piece in pieces], dim, target=torch.stack)
+    values = [
+        build.call("unsqueeze", piece.value, dim, target=torch.unsqueeze) if piece.selected else piece.value for piece in pieces
+    ]
+    return values[0] if len(values) == 1 else build.call("cat", values, dim, target=torch.cat)
+
+
+#: Forms by the name of the row.
+_FORMS: dict[str, Form] = {
+    "mul": _product,
+    "div": _without_ones,
+    "sum": _of_stack("add"),
+    "mean": _mean,
+    "prod": _of_stack("mul"),
+    "matmul": _diagonal_product,
+    "slice_scatter": _write,
+    "select_scatter": _write,
+}
