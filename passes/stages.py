@@ -17,6 +17,7 @@ from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
 from lrpfx.passes.lower.out_of_place import OutOfPlace
+from lrpfx.passes.lower.plain_sizes import PlainSizes
 from lrpfx.passes.lower.plain_views import PlainViews
 from lrpfx.passes.normalize.decompose import Decompose
 from lrpfx.passes.normalize.find_activations import FindActivations
@@ -110,7 +111,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
     "fold": lambda settings: (Fold(),) if settings.fold else (),
     "fuse": lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
     "lower": lambda settings: (
-        (DropDetach(), OutOfPlace(), PlainViews(), NameTensors(settings.module), DeriveWeights(settings.module))
+        (DropDetach(), OutOfPlace(), PlainViews(), PlainSizes(), NameTensors(settings.module), DeriveWeights(settings.module))
         if settings.module
         else ()
     ),

@@ -88,8 +88,9 @@ class Question:
 
 @dataclass
 class _Forward:
-    """The result of a forward pass: the explained output, the recorded layers, and the factors of all relevances."""
+    """What the module returned in a forward pass, the explained output, recorded layers, and the factors of all relevances."""
 
+    result: Any
     explained: ExplainedOutput
     layers: list[torch.Tensor]
     factors: list[torch.Tensor | None]  # of the inputs and the layers: see `factors_of`
@@ -102,9 +103,10 @@ class _Forward:
 class Computation:
     """A forward pass, and the relevance of inputs and layers for each condition and target, which are *tasks*.
 
-    `output`: the explained output. `of_inputs`: relevance in the structure of the inputs. `layers`, `constants`, `multipliers`,
-    `values`: by the names of nodes; the values are those of the layers. `seeds`: the relevance that each target assigns to the
-    output, or to the node where it starts. `signals`: relevance of the inputs, or of the embeddings that read them, as a list.
+    `result`: what the module returned. `output`: the explained output. `of_inputs`: relevance in the structure of the inputs.
+    `layers`, `constants`, `multipliers`, `values`: by the names of nodes; the values are those of the layers. `seeds`: the
+    relevance that each target assigns to the output, or to the node where it starts. `signals`: relevance of the inputs, or of
+    the embeddings that read them, as a list.
     """
 
     def __init__(self, explain_model: nn.Module, inputs: Inputs, question: Question) -> None:
@@ -151,6 +153,7 @@ class Computation:
         forward = self._run(runner, self._traced, given | masking)
         if forward.output.is_meta:
             raise InputError(NO_VALUES.format(self.module.title), topic="kinds-of-inputs")
+        self.result = forward.result
         self.output = forward.output.detach()
         self.seeds = self._seeds_of(forward.explained)
         self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
@@ -179,7 +182,7 @@ class Computation:
         chosen, recorded = (result[0], list(result[1:])) if self._recording else (result, [])
         plain = [None for _ in self.arguments.leaves]
         factors = [*plain, *factors_of(recorder, recorded), *(None for _ in self._again)]
-        return _Forward(explained_output(chosen, self.question.output), recorded, factors)
+        return _Forward(chosen, explained_output(chosen, self.question.output), recorded, factors)
 
     def _seeds_of(self, explained: ExplainedOutput) -> list[torch.Tensor]:
         """The relevance that each target assigns to the explained output."""

@@ -38,6 +38,7 @@ class Target(StrEnum):
     """The kinds of target that a program can take."""
 
     INDEX = "index"
+    TARGETS = "targets"
     TOKEN = "token"
     WEIGHTS = "weights"
     MAX = "max"
@@ -60,6 +61,9 @@ def export(
     weights: WEIGHTS = None,
     metadata: METADATA = None,
     target: Annotated[Target, typer.Option(help="The target that the program takes.")] = Target.INDEX,
+    number_of_targets: Annotated[
+        int | None, typer.Option(min=1, help="How many classes of each sample, with --target targets.")
+    ] = None,
     record: Annotated[list[str] | None, typer.Option(help="Layer whose relevance is returned. May be repeated.")] = None,
     reduce: Annotated[Reduction | None, typer.Option(help="Reduction of relevance over channels.")] = None,
     balance: Annotated[bool, typer.Option("--balance", help="Return relevance of the input minus that of the output.")] = False,
@@ -114,6 +118,7 @@ def export(
             explain_model,
             example,
             target=target.value,
+            number_of_targets=number_of_targets,
             record=record or (),
             dynamic_batch=not fixed_batch,
             reduce=None if reduce is None else reduce.value,

@@ -97,10 +97,9 @@ def _endings_of_results(folder: Path) -> tuple[str, ...]:
 
 
 def _is_result(name: str, endings: Iterable[str]) -> bool:
-    """Whether a file has the name of an image with one of the endings."""
-    named = any(
-        name.endswith(ending) and Path(name.removesuffix(ending)).suffix.lower() in image_suffixes() for ending in endings
-    )
+    """Whether a file has the name of an image with one of the endings, and a number before it if there are several."""
+    names = (re.sub(r"\.\d+$", "", name.removesuffix(ending)) for ending in endings if name.endswith(ending))  # of an image
+    named = any(Path(one).suffix.lower() in image_suffixes() for one in names)
     return named or name == _UNFINISHED
 
 

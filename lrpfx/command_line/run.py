@@ -27,7 +27,7 @@ from lrpfx.command_line.results import Place, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.preprocessing import StoredPreprocessing, check_photographs, image_shape, stored_form
-from lrpfx.deploy.program import inputs_of
+from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.image import CMAPS, get_cmap, imsave
@@ -40,7 +40,11 @@ def run(
     images: Annotated[Path, typer.Argument(help="A folder with images in it, at any depth, or one image.")],
     output: Annotated[Path, typer.Argument(help="The folder for heatmaps and outputs.csv.")],
     target: Annotated[
-        str | None, typer.Option(help="The class to explain, by name or index; by default the largest output.")
+        list[str] | None,
+        typer.Option(
+            help="The class to explain, by name or index; by default the largest output. Given once for each target of the "
+            "program, if it takes several."
+        ),
     ] = None,
     mean: MEAN = None,
     std: STD = None,
@@ -54,8 +58,8 @@ def run(
 ) -> None:
     """Explain the images of a folder with an exported program: a heatmap for each, and a CSV file of the outputs.
 
-    The file's own preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped
-    run resumes.
+    A program that takes several targets makes as many heatmaps of each image, by default of the largest outputs. The file's own
+    preprocessing applies, unless options change it. Earlier results in the same folder are kept, so a stopped run resumes.
     """
     if categories is not None and target is None:
         raise InputError(
@@ -88,13 +92,27 @@ def run(
         raise InputError(
             f"there are {len(names)} names of classes, but the output has {classes} classes", topic="classes-and-their-names"
         )
-    chosen = None if target is None else class_of(target, names, classes)
+    chosen = [class_of(one, names, classes) for one in target or ()]
+    several = number_of_targets(runner.manifest)
+    if len(chosen) not in (0, several or 1):
+        raise InputError(
+            f"the program explains {several or 1} classes of each image, but --target gives {len(chosen)}",
+            topic="options-of-commands",
+        )
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     if fixed is None and preprocessing.size is None and None in shape:
         batch_size = 1  # each image has its own size
-    settings = {"program": given.origin, "target": chosen, "preprocessing": preprocessing.to_dict(), "cmap": cmap}
-    columns = ("largest", "explained", "relevance", *(f"output_{number}" for number in range(classes)))
-    place = Place(output, "run.json", "outputs.csv", columns, (".png",))
+    settings = {
+        "program": given.origin,
+        "target": chosen if several else next(iter(chosen), None),
+        "preprocessing": preprocessing.to_dict(),
+        "cmap": cmap,
+    }
+    numbers = [f"_{number + 1}" for number in range(several)] if several else [""]
+    explained = [f"{name}{number}" for number in numbers for name in ("explained", "relevance")]
+    columns = ("largest", *explained, *(f"output_{number}" for number in range(classes)))
+    pictures = tuple(f"{number.replace('_', '.')}.png" for number in numbers)
+    place = Place(output, "run.json", "outputs.csv", columns, pictures)
     with results_in(place, settings, found, "lrpfx run", one_program=True) as results:
         pending = [image for image in results.images if not results.has(image, _version_of(image))]
         with stages("explaining", len(found)) as shown:
@@ -102,7 +120,7 @@ def run(
             _explain_all(runner, pending, preprocessing, results, chosen, cmap, fixed or batch_size, fixed, shown)
     before = f", {len(found) - len(pending)} of them from before," if len(pending) < len(found) else ""
     done = len(found) - len(results.problems)
-    say(f"{counted(done, 'heatmap')}{before} and outputs.csv in {output}/")
+    say(f"{counted(done * len(pictures), 'heatmap')}{before} and outputs.csv in {output}/")
     results.raise_problems("these images cannot be read")
 
 
@@ -111,7 +129,7 @@ def _explain_all(
     images: Sequence[ImageFile],
     preprocessing: StoredPreprocessing,
     results: Results,
-    target: int | None,
+    targets: list[int],
     cmap: str,
     batch_size: int,
     fixed: int | None,
@@ -124,8 +142,9 @@ def _explain_all(
                 batch[image] = preprocessing.array(opened(image.path))
             except Exception as error:  # decoders raise errors of all kinds
                 results.add_problem(image, error)
-        for image, row, heatmap in _explained(runner, batch, target, fixed) if batch else ():
-            results.add(image, _version_of(image), row, [partial(imsave, obj=heatmap, cmap=cmap, symmetric=True)])
+        for image, row, heatmaps in _explained(runner, batch, targets, fixed) if batch else ():
+            writers = [partial(imsave, obj=heatmap, cmap=cmap, symmetric=True) for heatmap in heatmaps]
+            results.add(image, _version_of(image), row, writers)
         shown.advance(len(images[first : first + batch_size]))
 
 
@@ -165,35 +184,44 @@ def _check_cmap(cmap: str) -> None:
 
 
 def _explained(
-    runner: Runner, batch: dict[ImageFile, Array], target: int | None, fixed: int | None
-) -> Iterator[tuple[ImageFile, list[Any], Array]]:
-    """The figures of the table and the relevance of each image of a batch."""
+    runner: Runner, batch: dict[ImageFile, Array], targets: list[int], fixed: int | None
+) -> Iterator[tuple[ImageFile, list[Any], Sequence[Array]]]:
+    """The figures of the table and the relevance of each image of a batch, for each target."""
     pixels = np.stack(list(batch.values()))
     if fixed is not None:  # fill up the last batch with copies
         pixels = np.concatenate([pixels] * fixed)[:fixed]
     name = next(iter(runner.manifest["arguments"]))
     arguments = {name: pixels.astype(runner.manifest["arguments"][name]["dtype"])}
-    results = _run_for(runner, arguments, target)
+    results, explained = _run_for(runner, arguments, targets)
     maps = results["relevance"]
-    maps = maps if maps.ndim == 3 else maps.sum(1)
-    for image, values, heatmap in zip(batch, results["output"], maps, strict=False):
-        best = int(values.argmax())
-        total = None if heatmap.dtype == np.uint8 else float(heatmap.astype(np.float64).sum())
-        explained = best if target is None else target
-        yield image, [best, explained, "" if total is None else total, *map(float, values)], heatmap
+    maps = maps if number_of_targets(runner.manifest) else maps[:, None]
+    maps = maps if maps.ndim == 4 else maps.sum(2)
+    for image, values, classes, heatmaps in zip(batch, results["output"], explained, maps, strict=False):
+        totals = ["" if one.dtype == np.uint8 else float(one.astype(np.float64).sum()) for one in heatmaps]
+        figures = [figure for pair in zip(map(int, classes), totals, strict=True) for figure in pair]
+        yield image, [int(values.argmax()), *figures, *map(float, values)], list(heatmaps)
 
 
-def _run_for(runner: Runner, arguments: dict[str, Array], target: int | None) -> dict[str, Array]:
-    """The results for a class; if none is given, for the largest output of each sample."""
+def _run_for(runner: Runner, arguments: dict[str, Array], targets: list[int]) -> tuple[dict[str, Array], Array]:
+    """The results for classes, by default for the largest outputs of each sample, and these classes: (batch, targets)."""
     if runner.manifest["target"] == "max":
-        if target is not None:
+        if targets:
             raise InputError(
                 "the program explains its largest output; export it with --target index to choose a class",
                 topic="options-of-commands",
             )
-        return runner(**arguments)
-    count = len(next(iter(arguments.values())))
-    results = runner(**arguments, target=np.full(count, target or 0))
-    if target is None:
-        results = runner(**arguments, target=results["output"].argmax(1))
-    return results
+        results = runner(**arguments)
+        return results, results["output"].argmax(1)[:, None]
+    several = number_of_targets(runner.manifest)
+
+    def explained(classes: Array) -> dict[str, Array]:
+        return runner(**arguments, target=classes if several else classes[:, 0])
+
+    shape = (len(next(iter(arguments.values()))), several or 1)
+    chosen = np.broadcast_to(np.array(targets or 0), shape)
+    results = explained(chosen)
+    if not targets:
+        ranked = np.argsort(-results["output"], axis=1, kind="stable")
+        chosen = ranked[:, np.arange(shape[1]) % ranked.shape[1]]
+        results = explained(chosen)
+    return results, chosen

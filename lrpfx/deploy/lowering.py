@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,7 +32,6 @@ from lrpfx.attribution.plausibility import advice, saturates
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.attribution.targets import (
     OutputSelector,
-    Target,
     final_probabilities_of,
     relevance_of_class,
     relevance_of_output,
@@ -43,6 +42,7 @@ from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.passes.driver import record, run_passes, verified_after_all
+from lrpfx.passes.lower.exported_program import exported_program
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
@@ -57,8 +57,10 @@ from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct, not_dense
 from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
+    FakeTensorMode,
     constant_source,
     decomposition_of,
+    limits_of_size,
     make_fx,
     pytree,
     require,
@@ -98,7 +100,7 @@ DECOMPOSED = {
 }
 
 #: The kinds of target that a program can take.
-TARGETS = ("index", "token", "weights", "max")
+TARGETS = ("index", "targets", "token", "weights", "max")
 
 ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
@@ -128,6 +130,7 @@ def lower(
     example_inputs: ProgramInputs,
     *,
     target: str = "index",
+    number_of_targets: int | None = None,
     record: str | Sequence[str] = (),
     dynamic_batch: bool = True,
     reduce: str | None = None,
@@ -147,9 +150,13 @@ def lower(
     example_inputs
         Inputs of the sizes that the program is for.
     target
-        With "index" the program takes class indices of shape (batch,) as `target`, with "token" a position and a token for each
-        sample, of shape (batch, 2), for outputs of shape (batch, positions, tokens), with "weights" the relevance of the
-        output, in its shape, and with "max" no target: it explains the largest output.
+        With "index" the program takes class indices of shape (batch,) as `target`, with "targets" several for each sample, of
+        shape (batch, number_of_targets), with "token" a position and a token for each sample, of shape (batch, 2), for outputs
+        of shape (batch, positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target:
+        it explains the largest output.
+    number_of_targets
+        How many targets of each sample the program takes with "targets". Its forward runs once. All relevances, and the
+        balance, have the shape (batch, number_of_targets, ...).
     record
         Nodes, as for `lrpfx.attribute`, whose relevance is also a result.
     dynamic_batch
@@ -187,13 +194,16 @@ def lower(
     with torch.device("cpu"), ExitStack() as stack:  # the program does not depend on the caller's context
         for device in sorted(devices - {"meta"}):
             stack.enter_context(torch.autocast(device, enabled=False))
-        return _lowered(module, example_inputs, target, record, dynamic_batch, reduce, balance, output, conditions)
+        return _lowered(
+            module, example_inputs, target, number_of_targets, record, dynamic_batch, reduce, balance, output, conditions
+        )
 
 
 def _lowered(
     module: ExplainModule,
     example_inputs: ProgramInputs,
     target: str,
+    number_of_targets: int | None,
     record: str | Sequence[str],
     dynamic_batch: bool,
     reduce: str | None,
@@ -211,6 +221,13 @@ def _lowered(
         raise InputError(f"{module.title} is on the meta device, which holds no values to explain", topic="kinds-of-inputs")
     if target not in TARGETS:
         raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}", topic="lowering")
+    counts = type(number_of_targets) is int and number_of_targets > 0
+    if counts != (target == "targets") or not (counts or number_of_targets is None):
+        raise InputError(
+            f'number_of_targets is a positive integer with target="targets", and left out otherwise, not {number_of_targets!r} '
+            f"with target={target!r}",
+            topic="lowering",
+        )
     if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
         raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}", topic="lowering")
     record = recorded_names(module.unfused_graph, record)
@@ -227,10 +244,13 @@ def _lowered(
     placed = embeddings_of(module, Arguments({**inputs, **constants}, module))
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
     is_linear = _computes_output(module, {**inputs, **constants}, output)
-    job = _Job(module, tuple(inputs), constants, embeddings, target, record, reduce, balance, output, is_linear, masks)
+    job = _Job(
+        *(module, tuple(inputs), constants, embeddings, target, number_of_targets),
+        *(record, reduce, balance, output, is_linear, masks),
+    )
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
-    of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "max")
+    of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "targets", "max")
     if final is not None and of_classes and saturates(final):
         warnings.warn(LrpfxWarning(advice(final), topic="softmax-at-the-end"), stacklevel=5)
     opened = _open_sizes(module, inputs) if dynamic_batch else []
@@ -273,13 +293,14 @@ def _program(
         raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}", topic="lowering") from error
     dimensions = _dimensions(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
     dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
-    graphs = [_trace(job, example, dimensions) for example in examples[:2]]
-    if any(_operations(graph) != _operations(graphs[0]) for graph in graphs):
+    traced = _trace(job, examples[0], dimensions)
+    condition = traced.condition()
+    if condition is not None:
         raise _SizeError(
-            f"{module.title} has different operations for a batch of {len(examples[0][0])} than for one of "
-            f"{len(examples[1][0])}; lower it with dynamic_batch=False, for one batch size"
+            f"{module.title} has other operations where {condition} does not hold for its sizes; lower it with "
+            "dynamic_batch=False, for one batch size"
         )
-    program, lowered = _export(job, graphs[0], examples[0], opened, dimensions)
+    program, lowered = _export(job, traced, examples[0])
     tolerance = _tolerance(job, examples[0])
     function = program.module()
     results = []
@@ -500,6 +521,7 @@ class _Job:
     constants: dict[str, Any]  # arguments that the graph has fixed
     embeddings: dict[str, tuple[str, ...]]  # integer input -> the embeddings that it indexes
     target: str
+    number_of_targets: int | None  # of each sample, if the program takes several
     record: tuple[str, ...]
     reduce: str | None
     balance: bool
@@ -556,7 +578,10 @@ class _Job:
                 f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}",
                 topic="lowering",
             )
-        return torch.arange(len(result), device=result.device) % result.shape[1]
+        samples = torch.arange(len(result), device=result.device)
+        if self.number_of_targets is not None:
+            samples = samples[:, None] + torch.arange(self.number_of_targets, device=result.device)
+        return samples % result.shape[1]
 
     def values(self, arguments: Sequence[torch.Tensor]) -> dict[str, Any]:
         """The model's arguments by name."""
@@ -575,28 +600,34 @@ class _Job:
         """The masks of conditions among the program's arguments."""
         return arguments[len(arguments) - len(self.conditions) :]
 
-    def target_of(self, arguments: Sequence[torch.Tensor]) -> Target:
-        """The target for `lrpfx.attribute`."""
+    def targets_in(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+        """The targets for `lrpfx.attribute`, of which there is one unless the program takes several."""
+        if self.number_of_targets is not None:
+            return list(self.target_in(arguments).unbind(1))
         if self.target == "token":
             positions, tokens = self.target_in(arguments).unbind(1)
-            return positions, tokens
-        return None if self.target == "max" else self.target_in(arguments)
+            return [(positions, tokens)]
+        return [None if self.target == "max" else self.target_in(arguments)]
 
-    def results(
-        self, result: Any, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: dict[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """The program's results, from the module's output and the relevance of inputs and layers by name."""
-        reduced = {name: self._reduced(name, relevance) for name, relevance in relevances.items()}
-        single = len(reduced) == 1
+    def results(self, result: Any, explanations: Sequence["_OfTarget"]) -> dict[str, torch.Tensor]:
+        """The program's results, from the module's output and what was found for each target."""
         found = {"output": self.explained(result).value.detach()}
         if not isinstance(result, torch.Tensor):
             found.update({f"output.{key}": value.detach() for key, value in _tensors_of(result)})
-        found.update({"relevance" if single else f"relevance.{name}": value for name, value in reduced.items()})
-        found.update(layers)
+        named = [self._results_of(one) for one in explanations]
+        several = self.number_of_targets is not None
+        return found | {name: torch.stack([one[name] for one in named], 1) if several else named[0][name] for name in named[0]}
+
+    def _results_of(self, found: "_OfTarget") -> dict[str, torch.Tensor]:
+        """The results that depend on the target."""
+        relevances = found.relevances
+        reduced = {name: self._reduced(name, relevance) for name, relevance in relevances.items()}
+        named = {"relevance" if len(reduced) == 1 else f"relevance.{name}": value for name, value in reduced.items()}
+        named.update(found.layers)
         if self.balance:
             totals = [relevance.flatten(1).sum(1) for relevance in relevances.values()]
-            found["balance"] = torch.stack(totals).sum(0) - seed.flatten(1).sum(1)
-        return found
+            named["balance"] = torch.stack(totals).sum(0) - found.seed.flatten(1).sum(1)
+        return named
 
     def _reduced(self, name: str, relevance: torch.Tensor) -> torch.Tensor:
         """Relevance of an input, reduced over its channels. Embeddings have their channels last."""
@@ -613,56 +644,77 @@ class _Job:
             runner = recorder_of(self.module, recording) if recording else self.module
             read = {name: hiding(leaf) if name in self.masks else leaf for name, leaf in leaves.items()}
             masks = {mask_name(number): mask for number, mask in enumerate(self.masks_in(arguments))}
-            result = _Tracer(runner)(**{**values, **read, **masks})
+            result = _Tracer(runner, self.number_of_targets is not None)(**{**values, **read, **masks})
             result, recorded = (result[0], result[1:]) if recording else (result, ())
-            output = self.explained(result)
-            explained, seed = output.value, self._seed(output.value.detach(), arguments)
+            explained = self.explained(result).value
             factors = [*(None for _ in leaves), *factors_of(runner, recorded)]
-            start = self._multiplier(explained.detach(), seed, arguments) if self.is_linear else seed
-            found = relevances_of(explained, [*leaves.values(), *recorded], start, factors)
-        relevances, layers = dict(zip(leaves, found, strict=False)), dict(zip(names, found[len(leaves) :], strict=True))
+            wanted, targets = [*leaves.values(), *recorded], self.targets_in(arguments)
+            explanations = []
+            for left, target in zip(reversed(range(len(targets))), targets, strict=True):
+                seed = self._seed(explained.detach(), target)
+                start = self._multiplier(explained.detach(), seed, target) if self.is_linear else seed
+                found = relevances_of(explained, wanted, start, factors, retain_graph=left > 0)
+                layers = dict(zip(names, found[len(leaves) :], strict=True))
+                explanations.append(self._of_target(seed, dict(zip(leaves, found, strict=False)), layers))
+        return self.results(result, explanations)
+
+    def _of_target(
+        self, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: Mapping[str, torch.Tensor]
+    ) -> "_OfTarget":
+        """What was found for one target: the relevance of floating-point inputs, and of layers and embeddings."""
         for name, embeddings in self.embeddings.items():
             of_input = {embedding: layers[embedding] for embedding in embeddings}
             relevances.update(_by_name(name, of_input if len(of_input) > 1 else layers[embeddings[0]]))
-        return self.results(result, seed, relevances, {name: layers[name] for name in self.record})
+        return _OfTarget(seed, relevances, {name: layers[name] for name in self.record})
 
-    def _seed(self, output: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _seed(self, output: torch.Tensor, target: Any) -> torch.Tensor:
         if self.target == "weights":
-            return self.target_in(arguments)
+            return target  # type: ignore[no-any-return]
         if self.target == "token":
-            return _relevance_of_token(output, *self.target_in(arguments).unbind(1))
-        indices = output.argmax(1) if self.target == "max" else self.target_in(arguments)
-        return relevance_of_class(output, indices)
+            return _relevance_of_token(output, *target)
+        return relevance_of_class(output, output.argmax(1) if target is None else target)
 
-    def _multiplier(self, output: torch.Tensor, seed: torch.Tensor, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _multiplier(self, output: torch.Tensor, seed: torch.Tensor, target: Any) -> torch.Tensor:
         """The relevance of the output divided by the output."""
         if self.target == "weights":
             return multiplier_from(output, seed)
         filled = torch.where(output == 0, torch.ones_like(output), output)
         if self.target == "token":
-            seed = _relevance_of_token(filled, *self.target_in(arguments).unbind(1))
+            seed = _relevance_of_token(filled, *target)
         else:
-            seed = relevance_of_class(filled, output.argmax(1) if self.target == "max" else self.target_in(arguments))
+            seed = relevance_of_class(filled, output.argmax(1) if target is None else target)
         return seed / filled
 
     def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The program's results according to `lrpfx.attribute`."""
         values = self.values(arguments)
-        target = self.target_of(arguments)
+        targets, several = self.targets_in(arguments), self.number_of_targets is not None
         named = zip(self.conditions, self.masks_in(arguments), strict=True)
         conditions = [dict(named)] if self.conditions else None
-        question = Question(target, conditions=conditions, record=self.record, output=self.output)
+        asked = {"targets": targets} if several else {"target": targets[0]}
+        question = Question(**asked, conditions=conditions, record=self.record, output=self.output)
         found = Computation(self.module, values, question)
-        with torch.no_grad():
-            result = self.module(**values)
-        floating = [name for name, value in values.items() if is_floating(value)]
-        of_inputs, of_layers = found.of_inputs, found.layers
-        if conditions is not None:  # relevances have a dimension for them
-            of_inputs, of_layers = pytree.tree_map_only(torch.Tensor, lambda value: value[0], (of_inputs, of_layers))
-        relevances: dict[str, torch.Tensor] = {}
-        for name in (*floating, *self.embeddings):
-            relevances.update(_by_name(name, of_inputs[name]))
-        return self.results(result, relevance_of_output(found.output, target), relevances, of_layers)
+        names = [*(name for name, value in values.items() if is_floating(value)), *self.embeddings]
+
+        def of_target(number: int, target: Any) -> _OfTarget:
+            """Relevances have a dimension for conditions, and one for targets, if there are any."""
+            place = (*(() if conditions is None else (0,)), *((number,) if several else ()))
+            of_inputs, layers = pytree.tree_map_only(torch.Tensor, lambda value: value[place], (found.of_inputs, found.layers))
+            relevances: dict[str, torch.Tensor] = {}
+            for name in names:
+                relevances.update(_by_name(name, of_inputs[name]))
+            return _OfTarget(relevance_of_output(found.output, target), relevances, layers)
+
+        return self.results(found.result, list(itertools.starmap(of_target, enumerate(targets))))
+
+
+@dataclass(frozen=True)
+class _OfTarget:
+    """The relevance of the output for one target, and that of inputs and layers by name."""
+
+    seed: torch.Tensor
+    relevances: dict[str, torch.Tensor]
+    layers: dict[str, torch.Tensor]
 
 
 def _example_mask(value: torch.Tensor) -> torch.Tensor:
@@ -719,8 +771,9 @@ EXPORTABLE: dict[Any, Callable[..., Any]] = {
 class _Tracer(fx.Interpreter):
     """Runs a module's graph, and notes the node that each operation comes from."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(executed(module, Execution(traced=True)), graph=module.graph)
+    def __init__(self, module: fx.GraphModule, several: bool) -> None:
+        """`several`: whether several relevances will be propagated."""
+        super().__init__(executed(module, Execution(traced=True, several=several)), graph=module.graph)
 
     def __call__(self, **inputs: Any) -> Any:
         """The results for inputs given by name."""
@@ -744,61 +797,71 @@ class _Tracer(fx.Interpreter):
             return super().call_module(target, args, kwargs)
 
 
-def _trace(
-    job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str, Mapping[int, _OpenSize | None]]
-) -> fx.GraphModule:
+@dataclass(frozen=True)
+class _Traced:
     """The program as one graph of ATen operators. Open sizes are symbols, all others are numbers."""
+
+    root: fx.GraphModule
+    mode: FakeTensorMode
+    symbols: dict[_OpenSize, Any]
+
+    @property
+    def guards(self) -> list[Any]:
+        """The conditions on sizes by which tracing chose operations."""
+        assert self.mode.shape_env is not None
+        return self.mode.shape_env.guards
+
+    def condition(self) -> str | None:
+        """A condition on sizes that does not hold for all of them, as far as samples show; None if all hold."""
+        for guard in self.guards:
+            involved = [(one, symbol) for one, symbol in self.symbols.items() if symbol in guard.expr.free_symbols]
+            for sizes in itertools.product(*([size for size in _SAMPLES[1:] if one.admits(size)] for one, _ in involved)):
+                numbers = {symbol: size for (_, symbol), size in zip(involved, sizes, strict=True)}
+                if guard.expr.xreplace(numbers) != True:  # noqa: E712  # a value of sympy, or still an expression
+                    return str(guard.expr)
+        return None
+
+
+def _trace(job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str, Mapping[int, _OpenSize | None]]) -> _Traced:
+    """Trace the program. The graph is right for all open sizes if no `condition` on them was met."""
     logger.info("tracing a batch of %d", len(arguments[0]))
     mode = uncached_fakes(ShapeEnv())
+    symbols: dict[_OpenSize, Any] = {}
     try:
         fakes = []
         for name, value in zip(job.names(), arguments, strict=True):
             varying = [number in dimensions[name] for number in range(value.ndim)]
-            kinds = [DimDynamic.DYNAMIC if varies else DimDynamic.STATIC for varies in varying]
+            kinds = [DimDynamic.DUCK if varies else DimDynamic.STATIC for varies in varying]
             sizes: Any = StatelessSymbolicContext(kinds)
             fakes.append(mode.from_tensor(value, source=constant_source(f"argument_{name}"), symbolic_context=sizes))
+            shape: Sequence[Any] = fakes[-1].shape
+            symbols |= {one: shape[number].node.expr for number, one in dimensions[name].items() if one is not None}
         with (
             fx_traceback.preserve_node_meta(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.mkldnn.flags(enabled=False),
+            torch.backends.nnpack.flags(enabled=False),  # it is chosen by the size of the batch
         ):
             traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic")(*fakes)
     except Exception as error:
         raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
-    return traced
+    return _Traced(traced, mode, symbols)
 
 
-def _operations(traced: fx.GraphModule) -> list[str]:
-    return [f"{node.op} {node.target}" for node in traced.graph.nodes]
-
-
-def _export(
-    job: _Job,
-    traced: fx.GraphModule,
-    arguments: Sequence[torch.Tensor],
-    opened: Sequence[_OpenSize],
-    dimensions: Mapping[str, Mapping[int, _OpenSize | None]],
-) -> tuple[ExportedProgram, Program]:
+def _export(job: _Job, traced: _Traced, arguments: Sequence[torch.Tensor]) -> tuple[ExportedProgram, Program]:
     """The exported program, and the record of its stages."""
-    traced.graph.owning_module = None  # passes replace this module
-    lowered = Program(traced, traced.graph, job.module.title, history=list(job.module.history), properties=[])
-    record(lowered, "lower", "trace", PassResult(len(traced.graph.nodes)), _VERIFIED_LATER)
+    traced.root.graph.owning_module = None  # passes replace this module
+    lowered = Program(traced.root, traced.root.graph, job.module.title, history=list(job.module.history), properties=[])
+    record(lowered, "lower", "trace", PassResult(len(lowered.graph.nodes)), _VERIFIED_LATER)
     run_passes(lowered, passes_of(Settings(module=job.module), "lower"))
     logger.info("exporting %d operations", len(lowered.graph.nodes))
-    for node, name in zip(lowered.graph.find_nodes(op="placeholder"), job.names(), strict=True):
-        node.target = name
-        node.name = name
-    program = fx.GraphModule(lowered.root, lowered.graph)
-    symbols = {
-        one: Dim(f"size_{number}" if number else "batch", min=one.lower, max=one.upper) for number, one in enumerate(opened)
-    }
-    shapes = tuple(
-        {number: symbols[one] for number, one in dimensions[name].items() if one is not None} or None for name in job.names()
-    )
+    limits = {symbol: limits_of_size(one.lower, one.upper) for one, symbol in traced.symbols.items()}
+    traced.guards.clear()  # they hold for all of these sizes, so the program need not check them
     try:
-        exported = torch.export.export(program, tuple(arguments), dynamic_shapes=shapes, strict=False)
+        named = dict(zip(job.names(), arguments, strict=True))
+        exported = exported_program(lowered.graph, lowered.root, named, traced.mode, limits)
         if any(map(is_in_place, exported.graph.nodes)):
-            exported = exported.run_decompositions({})  # only if needed: this takes far longer than the export
+            exported = exported.run_decompositions({})  # only if needed: this takes far longer than the rest
     except Exception as error:
         raise _SizeError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported
@@ -899,7 +962,8 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor], changes: int = 6) -
         return tolerance_of(dtype)
     found = _in_double_precision(plain, arguments)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(changes):
+    can_change = any(value.is_floating_point() for value in arguments[: len(job.inputs)])
+    for _ in range(changes if can_change else 0):
         shaken = list(arguments)
         for place, value in enumerate(arguments[: len(job.inputs)]):
             if value.is_floating_point():

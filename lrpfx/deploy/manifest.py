@@ -132,8 +132,10 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     if not names or "output" not in results or manifest["target"] not in TARGETS:
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
-    dimensions = {"index": 2, "token": 3}.get(manifest["target"])
+    dimensions = {"index": 2, "targets": 2, "token": 3}.get(manifest["target"])
     if not has_target or dimensions not in (None, len(results["output"]["shape"])):
+        raise RefusedError("its manifest does not describe the program's target")
+    if manifest["target"] == "targets" and [type(size) for size in manifest["arguments"]["target"]["shape"][1:]] != [int]:
         raise RefusedError("its manifest does not describe the program's target")
     described = [
         manifest["canonizers"],

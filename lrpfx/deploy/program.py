@@ -73,3 +73,9 @@ def inputs_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a program that are inputs of the model: without the target and the masks of conditions."""
     others = {"target", *manifest.get("conditions", ())}
     return {name: described for name, described in manifest["arguments"].items() if name not in others}
+
+
+def number_of_targets(manifest: Mapping[str, Any]) -> int | None:
+    """How many targets of each sample a program takes at once; None if it takes one, or explains the largest output."""
+    number: int | None = manifest["arguments"]["target"]["shape"][1] if manifest["target"] == "targets" else None
+    return number

@@ -134,7 +134,7 @@ class Runner:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
-        if self.manifest["target"] in ("index", "token"):
+        if self.manifest["target"] in ("index", "targets", "token"):
             self._check_classes(tensors["target"])
         return tensors
 
@@ -220,7 +220,7 @@ class Runner:
 
     def _check_classes(self, target: torch.Tensor) -> None:
         classes = self.manifest["results"]["output"]["shape"][-1]
-        target = target[:, 1] if target.ndim == 2 else target
+        target = target[:, 1] if self.manifest["target"] == "token" else target
         outside = target[(target < 0) | (target >= classes)]
         if outside.numel():
             raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")

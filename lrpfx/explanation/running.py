@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, index_of_place, relevance_of_class
+from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of, index_of, listed
@@ -255,12 +256,15 @@ class CompiledProgram(Compiled):
         places = [place % count for place in range(size)]
         inputs = inputs.to(getattr(torch, described["dtype"]))[places]
         rows, outputs = [], np.zeros((0, 0))
-        for column in columns:
-            column = [column[place] for place in places]
-            found = self.runner(inputs) if only_largest else self._run_index(inputs, column)
+        several = number_of_targets(manifest)
+        for first in range(0, len(columns), several or 1):
+            together = [[column[place] for place in places] for column in columns[first : first + (several or 1)]]
+            found = self.runner(inputs) if only_largest else self._run_indices(inputs, together)
             arrays = {name: as_array(value)[:count] for name, value in found.items()}
             outputs = checked_output(arrays.pop("output"))
-            rows.append({name: value for name, value in arrays.items() if name == "relevance" or name in wanted})
+            kept = {name: value for name, value in arrays.items() if name == "relevance" or name in wanted}
+            for number in range(len(together)):
+                rows.append({name: value[:, number] if several else value for name, value in kept.items()})
         answers = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
         return Run(list(outputs), answers, str(manifest.get("composite", "")), Scores.UNKNOWN)
 
@@ -268,7 +272,7 @@ class CompiledProgram(Compiled):
         """Raise `InputError` unless the program returns relevance of images for classes, and that of the layers in `record`."""
         manifest = self.runner.manifest
         results = manifest["results"]
-        if manifest["target"] not in ("index", "max") or "relevance" not in results:
+        if manifest["target"] not in ("index", "targets", "max") or "relevance" not in results:
             raise InputError(
                 "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one of each",
                 topic="classes-and-their-names",
@@ -284,15 +288,22 @@ class CompiledProgram(Compiled):
                 topic="explainers",
             )
 
-    def _run_index(self, inputs: torch.Tensor, column: Sequence[Class]) -> Any:
+    def _run_indices(self, inputs: torch.Tensor, columns: Sequence[Sequence[Class]]) -> Any:
+        """The results for columns of classes: one, or up to as many as the program takes at once; the last fills the rest."""
         classes = self.runner.manifest["results"]["output"]["shape"][-1]
-        chosen = [0 if one is None else index_of(one, self.categories, classes) for one in column]
-        found = self.runner(inputs, torch.tensor(chosen))
-        if None in column:
-            best = found["output"].argmax(1).tolist()
-            resolved = [best[place] if one is None else chosen[place] for place, one in enumerate(column)]
-            found = found if resolved == chosen else self.runner(inputs, torch.tensor(resolved))
-        return found
+        several = number_of_targets(self.runner.manifest)
+
+        def run(indices: torch.Tensor) -> Any:
+            filled = indices[:, torch.arange(several or 1).clamp(max=len(columns) - 1)]
+            return self.runner(inputs, filled if several else filled[:, 0])
+
+        chosen = torch.tensor(
+            [[0 if one is None else index_of(one, self.categories, classes) for one in column] for column in columns]
+        ).T
+        found = run(chosen)
+        is_largest = torch.tensor([[one is None for one in column] for column in columns]).T
+        resolved = torch.where(is_largest, found["output"].argmax(1)[:, None].cpu(), chosen)
+        return found if torch.equal(resolved, chosen) else run(resolved)
 
     def ledger(self, explanation: Explanation) -> Ledger:
         raise InputError("an exported program has no ledger", topic="explainers")

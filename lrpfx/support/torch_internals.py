@@ -6,6 +6,7 @@ classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) ar
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -121,6 +122,14 @@ def size_symbol(number: int) -> Any:
     return make_symbol(SymT.SIZE, number, integer=True)
 
 
+def limits_of_size(lower: int, upper: int | None) -> Any:
+    """The range of a symbolic size, both ends included."""
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return ValueRanges(lower, int_oo if upper is None else upper)
+
+
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
     """Torch's decomposition of an operator."""
     found: Callable[..., Any] = torch._decomp.decomposition_table[operator]
@@ -141,11 +150,16 @@ def decompositions_of_backwards() -> dict[Any, Callable[..., Any]]:
     return {op: form for op, form in torch._decomp.core_aten_decompositions().items() if "_backward" in str(op)}
 
 
-def load_archive(file: Any) -> Any:
-    """The contents of a program in torch's current format; older formats are refused."""
-    from torch.export.pt2_archive._package import load_pt2
+@cache
+def codes_of_archives() -> dict[str, dict[int, Any]]:
+    """Kind of an argument in torch's archives -> what the numbers there stand for."""
+    from torch._export.serde import serialize
 
-    return load_pt2(file)
+    return {
+        "as_scalar_type": serialize._SERIALIZE_TO_TORCH_DTYPE,
+        "as_layout": serialize._SERIALIZE_TO_TORCH_LAYOUT,
+        "as_memory_format": serialize._SERIALIZE_TO_TORCH_MEMORY_FORMAT,
+    }
 
 
 def compile_program(program: Any, path: str, configs: dict[str, Any]) -> None:
@@ -170,6 +184,7 @@ def load_compiled(path: str) -> Callable[..., Any]:
     return loaded
 
 
+@cache
 def onnx_registry(opset: int) -> Any:
     """The operators that torch.onnx translates."""
     from torch.onnx._internal.exporter import _registration
@@ -177,12 +192,45 @@ def onnx_registry(opset: int) -> Any:
     return _registration.ONNXRegistry.from_torchlib(opset)
 
 
+@cache
 def decompositions_for_onnx(registry: Any) -> dict[Any, Callable[..., Any]]:
     """What torch.onnx makes of operators that it does not translate."""
     from torch.onnx._internal.exporter import _decomp
 
     translated: Any = set(_decomp.get_onnx_implemented_overloads(registry))
     return _decomp.create_onnx_friendly_decomposition_table(translated)
+
+
+def translated_for_onnx(program: Any, registry: Any) -> Any:
+    """A program of operators in the registry as a model of onnx_ir; its graph gets the conversions of dtypes that torch does.
+
+    torch.onnx.export would decompose the program again, and run all of its operations to find the conversions.
+    """
+    from torch.onnx._internal.exporter import _core, _fx_passes
+
+    module = program.graph_module
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with fake_mode_of(values), torch._dispatch.python.enable_python_dispatcher():
+        _conversions_of(module).run(*values)
+    _fx_passes.remove_assertion_nodes(module)
+    for node in module.graph.nodes:
+        node.meta.setdefault("nn_module_stack", {})  # there is a warning for each node without it
+    return _core._exported_program_to_onnx_program(program, registry=registry).model
+
+
+def _conversions_of(module: torch.fx.GraphModule) -> Any:
+    """An interpreter that inserts the conversions of dtypes before operations, and runs these operations alone."""
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    class Conversions(type_promotion._TypePromotionInterpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            rule = type_promotion.get_type_promotion_rule(n, self.type_promotion_table)
+            if rule:
+                with self._set_current_node(n):
+                    self._maybe_promote_node(n, rule)
+            return n.meta.get("val")
+
+    return Conversions(module, type_promotion.TypePromotionTable())
 
 
 def compiler_of(compiled: torch.nn.Module) -> Callable[[torch.nn.Module], Callable[..., Any]]:

@@ -445,6 +445,25 @@ FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _layer_norm_of_doubles(
+    input: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Any:
+    """The norm, its mean and its reciprocal deviation, of which ONNX returns the latter two in float32."""
+    if input.dtype != torch.float64:
+        return NotImplemented
+    dimensions = list(range(-len(shape), 0))
+    mean = input.mean(dimensions, keepdim=True)
+    centered = input - mean
+    reciprocal = ((centered * centered).mean(dimensions, keepdim=True) + eps).rsqrt()
+    output = centered * reciprocal
+    output = output if weight is None else output * weight
+    return output if bias is None else output + bias, mean, reciprocal
+
+
+#: Operators that ONNX computes in float32 in part -> the same in float64, for float64 only.
+FORMS_OF_DOUBLES: dict[Any, Callable[..., Any]] = {aten.native_layer_norm.default: _layer_norm_of_doubles}
+
+
 def _zeros(input: torch.Tensor, size: Sequence[int] | None = None, *strides: Any, **settings: Any) -> torch.Tensor:
     """Zeros of the size and settings of an operator that makes a tensor like `input`."""
     settings.pop("pin_memory", None)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export import ExportedProgram
 
 from lrpfx.errors import LoweringError
-from lrpfx.passes.lower.forward_forms import FORMS_OF_HALVES, FORWARD_FORMS
+from lrpfx.passes.lower.forward_forms import FORMS_OF_DOUBLES, FORMS_OF_HALVES, FORWARD_FORMS
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
 from lrpfx.support.torch_internals import decompositions_of_backwards, fake_mode_of, make_fx, pytree
@@ -28,14 +28,18 @@ class LegalizeForOnnx(GraphPass):
 
     def forms(self, graph: fx.Graph) -> Forms:
         """The forms of operators that the target lacks."""
-        values = (node.meta.get("val") for node in graph.nodes)
-        has_halves = any(getattr(value, "dtype", None) == torch.float16 for value in values)
-        return {**decompositions_of_backwards(), **FORWARD_FORMS, **(FORMS_OF_HALVES if has_halves else {})}
+        dtypes = {getattr(node.meta.get("val"), "dtype", None) for node in graph.nodes}
+        ours = dict(FORWARD_FORMS)
+        for dtype, forms in ((torch.float16, FORMS_OF_HALVES), (torch.float64, FORMS_OF_DOUBLES)):
+            ours |= forms if dtype in dtypes else {}
+        return {**decompositions_of_backwards(), **ours}
 
     def run(self, program: Program) -> PassResult:
         known = self.forms(program.graph)
-        own = set(torch.export.default_decompositions()) - set(FORWARD_FORMS)  # translation applies these itself
-        matches = sum(node.target in known and node.target not in own for node in program.graph.nodes)
+        found = [node.target for node in program.graph.nodes if node.target in known]
+        ours = {*FORWARD_FORMS, *FORMS_OF_HALVES, *FORMS_OF_DOUBLES}
+        own = set(torch.export.default_decompositions()) - ours if found else ()  # translation applies these
+        matches = sum(target not in own for target in found)
         if not matches:
             return PassResult()
         try:
@@ -75,21 +79,10 @@ def expanded(program: ExportedProgram, forms: Forms) -> ExportedProgram:
             graph.erase_node(node)
     root = fx.GraphModule(program.graph_module, graph)
     root.meta.update(program.graph_module.meta)
-    return rebuilt(program, ExportedProgram, root, signature)
-
-
-def rebuilt(
-    program: ExportedProgram,
-    kind: type[ExportedProgram],
-    root: fx.GraphModule | None = None,
-    signature: ExportGraphSignature | None = None,
-) -> ExportedProgram:
-    """A program of class `kind` with the same parameters, and with another graph and signature if they are given."""
-    root = root or program.graph_module
-    return kind(
+    return ExportedProgram(
         root,
-        root.graph,
-        signature or program.graph_signature,
+        graph,
+        signature,
         program.state_dict,
         program.range_constraints,
         copy.deepcopy(program.module_call_graph),

@@ -66,6 +66,26 @@ def test_other_programs(folder, options):
         assert len(list(csv.DictReader(file))) == 3
 
 
+def test_several_targets(folder):
+    exported("model.pt2", "--target", "targets", "--number-of-targets", "2")
+    status, printed = run("run", "model.pt2", "images", "results")
+    assert status == 0 and "6 heatmaps and outputs.csv in results/" in printed
+    assert {"0.png.1.png", "0.png.2.png"} < set(os.listdir("results"))
+    for row in rows_of().values():
+        outputs = [float(row[f"output_{number}"]) for number in range(5)]
+        assert [int(row["explained_1"]), int(row["explained_2"])] == sorted(range(5), key=lambda one: -outputs[one])[:2]
+    run("run", "model.pt2", "images", "chosen", "--target", "2", "--target", "0")
+    image = np.array(Image.open("images/0.png"), dtype=np.float64).transpose(2, 0, 1) / 255.0
+    found = lrpfx.load("model.pt2")(image[None].astype(np.float32), np.array([[2, 0]]))["relevance"]
+    row = rows_of("chosen")["0.png"]
+    for number, relevance in enumerate(found[0]):
+        assert float(row[f"relevance_{number + 1}"]) == pytest.approx(relevance.sum(), rel=1e-5)
+    assert "3 heatmaps" not in run("run", "model.pt2", ".", "again")[1]  # heatmaps in a folder are not explained
+    assert set(rows_of("again")) == {"images/0.png", "images/1.png", "images/2.png"}
+    with pytest.raises(lrpfx.InputError, match="explains 2 classes of each image, but --target gives 1"):
+        run("run", "model.pt2", "images", "third", "--target", "1")
+
+
 def test_images_that_cannot_be_read(folder):
     exported_before()
     (folder / "images" / "broken.png").write_bytes(b"no image")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import Binary, Unary, assert_close, small_net, torchvision_model
 from small_families import small_family
-from torch import nn
+from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
@@ -19,8 +19,11 @@ from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
 from lrpfx.errors import LoweringError, LrpfxWarning
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
+from lrpfx.passes.lower.plain_sizes import PlainSizes
 from lrpfx.passes.program import Program
 from lrpfx.rules import Hook
+
+aten = torch.ops.aten
 
 
 @pytest.fixture
@@ -159,7 +162,16 @@ def test_history_and_dumps_reach_the_program(explain_model, tmp_path, monkeypatc
     compiled = lrpfx.history(explain_model)
     assert stages[: len(compiled)] == compiled
     names = [stage.name for stage in stages[len(compiled) :]]
-    assert names == ["trace", "drop_detach", "out_of_place", "plain_views", "name_tensors", "derive_weights", "export"]
+    assert names == [
+        "trace",
+        "drop_detach",
+        "out_of_place",
+        "plain_views",
+        "plain_sizes",
+        "name_tensors",
+        "derive_weights",
+        "export",
+    ]
     by_name = {stage.name: stage for stage in stages}
     assert by_name["drop_detach"].matches and "detach" not in by_name["drop_detach"].code
     assert "self.conv1.merged_weight" in by_name["name_tensors"].code
@@ -196,6 +208,40 @@ def test_targets_and_reductions(explain_model, target, reduce):
     else:
         expected = {None: full, "sum": full.sum(1), "absolute": full.abs().sum(1)}[reduce]
         assert_close(result, expected, 1e-10)
+
+
+@pytest.mark.parametrize("file", ["model.pt2", "model.onnx", pytest.param("package", marks=pytest.mark.slow)])
+def test_several_targets_of_each_sample(file, tmp_path):
+    explain_model = lrpfx.transform(small_net().float(), EpsilonAlpha2Beta1Flat())
+    settings = {"target": "targets", "record": ["relu"], "balance": True, "conditions": "conv1"}
+    program = lrpfx.lower(explain_model, images().float(), number_of_targets=3, **settings)
+    path = lrpfx.package(program, tmp_path / "model.pt2") if file == "package" else lrpfx.save(program, tmp_path / file)
+    runner = lrpfx.load(path)
+    assert runner.verify() <= 1e-5 and runner.manifest["arguments"]["target"]["shape"] == [None, 3]
+    targets, x = torch.tensor([[0, 1, 4], [2, 2, 3], [4, 0, 1], [3, 3, 3], [1, 2, 0]]), images(5).float()
+    mask = torch.rand(5, *runner.manifest["arguments"]["mask_conv1"]["shape"][1:], dtype=torch.float32).round()
+    found = runner(x, targets, mask_conv1=mask)
+    expected = lrpfx.attribute(explain_model, x, targets=list(targets.T), record=["relu"], conditions=[{"conv1": mask}])
+    assert_close(found["relevance"], expected.relevance[0].movedim(0, 1), 1e-5)
+    assert_close(found["relu"], expected.layers["relu"][0].movedim(0, 1), 1e-5)
+    gained = found["relevance"].flatten(2).sum(2) - expected.output.gather(1, targets)
+    assert_close(found["balance"], gained, 1e-4)
+    with pytest.raises(lrpfx.InputError, match="target 5 is out of range"):
+        runner(x, torch.full((5, 3), 5))
+
+
+def test_the_forward_runs_once_for_several_targets(explain_model):
+    counts = []
+    for number in (1, 4):
+        program = lrpfx.lower(explain_model, images(), target="targets", number_of_targets=number)
+        counts.append(sum(node.target == torch.ops.aten.relu.default for node in program.graph.nodes))
+    assert counts[0] == counts[1] > 0
+
+
+def test_the_number_of_targets(explain_model):
+    for settings in ({"target": "targets"}, {"number_of_targets": 2}, {"target": "targets", "number_of_targets": 0}):
+        with pytest.raises(lrpfx.InputError, match="number_of_targets is a positive integer"):
+            lrpfx.lower(explain_model, images(), **settings)
 
 
 def test_several_inputs_and_a_fixed_batch():
@@ -559,11 +605,43 @@ def test_one_tensor_as_the_example_of_two_inputs(capture, dynamic_batch):
 
 
 def test_a_condition_on_an_open_size_that_torch_cannot_prove():
-    """The entry in the middle: n // 2 < n. The program is for the example's length, and says so."""
+    """The entry in the middle: n // 2 < n holds for all lengths."""
     model = Binary(lambda a, b: a[:, a.shape[1] // 2] + (a + b).mean(1))
     examples = torch.rand(3, 4, 5), torch.rand(3, 4, 5)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=examples, capture="export")
-    with pytest.warns(LrpfxWarning, match=r"its program is for the example's: dimension 1 of a \(4\)"):
-        program = lrpfx.lower(explain_model, examples)
-    a, b = torch.rand(2, 4, 5), torch.rand(2, 4, 5)
-    assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)
+    program = lrpfx.lower(explain_model, examples)
+    for length in (1, 2, 7):
+        a, b = torch.rand(2, length, 5), torch.rand(2, length, 5)
+        assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)
+
+
+class OtherForLargeBatches(Hook):
+    """Halves relevance in batches of more than four samples."""
+
+    def propagate(self, call, relevance):
+        return (relevance / 2 if len(relevance) > 4 else relevance,)
+
+
+def test_a_rule_that_does_something_else_for_other_sizes():
+    explain_model = lrpfx.transform(small_net(), EpsilonPlus(layer_map=[(nn.ReLU, OtherForLargeBatches())]))
+    with pytest.raises(LoweringError, match=r"other operations where .* does not hold"):
+        lrpfx.lower(explain_model, images())
+    lrpfx.lower(explain_model, images(), dynamic_batch=False)
+
+
+def test_numbers_of_entries_and_strides_become_products_of_sizes():
+    traced = make_fx(lambda x: x.new_ones(x.numel(), x.stride(0)), tracing_mode="symbolic")(torch.rand(3, 4, 6))
+    names = [str(node.target) for node in traced.graph.nodes]
+    assert "aten.sym_numel.default" in names and "aten.sym_stride.int" in names
+    program = Program(traced, traced.graph, "model")
+    assert PlainSizes().run(program).matches == 2
+    assert not [node for node in program.graph.nodes if node.target in (aten.sym_numel.default, aten.sym_stride.int)]
+    assert fx.GraphModule(program.root, program.graph)(torch.rand(2, 5, 7)).shape == (70, 35)
+
+
+def test_names_that_python_does_not_take():
+    model = nn.Sequential(collections.OrderedDict({"layer-0": nn.Linear(6, 5), "layer_0": nn.Linear(5, 5)})).eval()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus()), torch.rand(2, 6))
+    assert {"layer-0.weight", "layer_0.weight"} <= set(program.state_dict)
+    x = torch.rand(3, 6)
+    assert_close(program.module()(x, torch.tensor([0, 1, 2]))["output"], model(x), 1e-12)

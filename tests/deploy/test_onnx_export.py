@@ -94,7 +94,7 @@ def test_layer_norm_in_float16(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_dtypes_that_onnx_runtime_does_not_compute_are_refused_first(tmp_path, dtype, monkeypatch):
     program = lrpfx.lower(lrpfx.transform(pooled_net(dtype), EpsilonPlus()), torch.rand(2, 3, 8, 8).to(dtype))
-    monkeypatch.setattr(torch.onnx, "export", None)
+    monkeypatch.setattr("lrpfx.deploy.backends.onnx.translated_for_onnx", None)
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(lrpfx.LoweringError, match=rf"does not compute aten.convolution.default in {name}, from 0.*\.float\(\)"):
         lrpfx.save(program, tmp_path / "model.onnx")
@@ -107,6 +107,16 @@ def test_float16(tmp_path):
     x, target = torch.rand(3, 3, 8, 8).half(), torch.arange(3)
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
     assert_close(runner(x, target)["relevance"].float(), lrpfx.attribute(explain_model, x, target).relevance.float(), 1e-2)
+
+
+def test_layer_norm_in_float64(tmp_path):
+    """ONNX has the mean and the deviation of a layer norm in float32."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 4)).double().eval()
+    x, target = torch.rand(3, 6, dtype=torch.float64), torch.arange(3)
+    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=x)
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
+    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-9)
 
 
 def test_what_onnx_does_not_have_is_named():

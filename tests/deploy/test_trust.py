@@ -185,7 +185,7 @@ def test_inspecting_loads_no_program(exported, onnx_file, monkeypatch):
     def fails(*arguments, **options):
         raise AssertionError("a program was loaded")
 
-    monkeypatch.setattr(exported_backend, "program_of", fails)
+    monkeypatch.setattr(exported_backend, "read_program", fails)
     monkeypatch.setattr(onnxruntime, "InferenceSession", fails)
     assert artefact.manifest_in(exported)["kind"] == "exported"
     assert artefact.manifest_in(onnx_file)["kind"] == "onnx"

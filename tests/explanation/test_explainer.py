@@ -175,6 +175,17 @@ def test_explainable_modules_and_programs(model, photographs, tmp_path):
     found = lrpfx.explain(runner, photographs, targets=["dog", None], preprocess=PREPROCESS, categories=NAMES, record="second")
     np.testing.assert_allclose(found[0].input_relevance, expected[0].input_relevance, rtol=1e-4, atol=1e-7)
     assert found[1].answers[1].category == found[1].top(1)[0] and found[0].recorded["second"].shape == (8, 6, 6)
+    settings = {"target": "targets", "number_of_targets": 2, "record": ["second"]}
+    several = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, input, **settings), tmp_path / "several.pt2"))
+    for targets in ([1], ["dog", None], [2, 1, None]):
+        one, other = (
+            lrpfx.explain(made, photographs, targets=targets, preprocess=PREPROCESS, categories=NAMES, record="second")
+            for made in (runner, several)
+        )
+        for answer, expected_answer in zip(other[1].answers, one[1].answers, strict=True):
+            assert answer.category == expected_answer.category
+            np.testing.assert_allclose(answer.input_relevance, expected_answer.input_relevance, rtol=1e-4, atol=1e-7)
+            np.testing.assert_allclose(answer.layers["second"], expected_answer.layers["second"], rtol=1e-4, atol=1e-7)
     with pytest.raises(InputError, match="does not record 'first'"):
         lrpfx.explain(runner, photographs[0], preprocess=PREPROCESS, record="first")
     with pytest.raises(InputError, match="no ledger"):

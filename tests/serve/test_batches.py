@@ -13,11 +13,15 @@ from lrpfx.errors import InputError
 
 @pytest.fixture(scope="module")
 def images_runner(tmp_path_factory):
-    """A runner of a file."""
+    return runner_of_file(tmp_path_factory)
+
+
+def runner_of_file(tmp_path_factory, **settings):
+    """A runner of a file. `settings`: those of `lrpfx.lower`."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5)).eval()
-    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 3, 8, 8))
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 3, 8, 8), **settings)
     return lrpfx.load(lrpfx.save(program, tmp_path_factory.mktemp("programs") / "model.pt2"))
 
 
@@ -36,6 +40,24 @@ def test_each_request_gets_its_own_rows(images_runner):
         for name, value in alone.items():
             assert results[name].shape == value.shape
             assert np.abs(results[name] - value).max() <= 1e-6 * np.abs(value).max()
+
+
+def test_several_targets(tmp_path_factory):
+    runner = runner_of_file(tmp_path_factory, target="targets", number_of_targets=2)
+    generator = np.random.default_rng(0)
+    requests = [
+        {"input": generator.random((size, 3, 8, 8), dtype=np.float32), "target": generator.integers(0, 5, (size, 2))}
+        for size in (1, 2, 3)
+    ]
+    with serving({"model": runner}, max_batch=8, max_delay=0.05) as client:
+        _, described = client.get("/v2/models/model")
+        assert described["inputs"][1] == {"name": "target", "datatype": "INT64", "shape": [-1, 2]}
+        found = together(lambda request: client.results("model", **request), requests)
+        assert client.post("model", request_of(input=requests[0]["input"], target=np.array([[0, 5]])))[0] == 400
+    for request, results in zip(requests, found, strict=True):
+        alone = runner(**request)["relevance"]
+        assert results["relevance"].shape == (len(alone), 2, 3, 8, 8)
+        assert np.abs(results["relevance"] - alone).max() <= 1e-6 * np.abs(alone).max()
 
 
 def test_batches_are_as_large_as_allowed():

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from lrpfx.deploy.archive import (
     SELF_TEST,
     Entries,
     RefusedError,
-    archive_of,
     check_entries,
     read_archive,
     read_signed_archive,
@@ -32,19 +31,17 @@ from lrpfx.deploy.archive import (
 )
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored
 from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.program_reader import CONFIGS, MODEL, read_program
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
 from lrpfx.deploy.torch_operators import check_calls, guarded, is_allowed
 from lrpfx.ir.node import attribute_of
 from lrpfx.runtime.propagation import ORIGIN
-from lrpfx.support.torch_internals import OpOverload, load_archive, pytree
+from lrpfx.support.torch_internals import OpOverload, pytree
 
-#: torch's deserializer keeps its state in a global variable.
-_DESERIALIZING = threading.Lock()
 _FOLDING = threading.Lock()
 
-_MODEL, _SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
-_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_SAMPLES = "data/sample_inputs/model.pt"
 
 
 class Exported(Backend):
@@ -79,35 +76,32 @@ class Exported(Backend):
         entries = stored.content
         check_entries(
             entries,
-            "|".join([*map(re.escape, (_MODEL, _SAMPLES, *_CONFIGS)), r"data/(weights|constants)/\w+"]),
-            (_MODEL, *_CONFIGS),
+            "|".join([*map(re.escape, (MODEL, _SAMPLES, *CONFIGS)), r"data/(weights|constants)/\w+"]),
+            (MODEL, *CONFIGS),
         )
         if entries.get(_SAMPLES):
             raise RefusedError("it holds pickled inputs")
-        for config in _CONFIGS:
+        for config in CONFIGS:
             _check_config(entries, config)
-        _check_program(entries[_MODEL])
+        _check_program(entries[MODEL])
 
     def load(self, path: Path, stored: Stored) -> Function:
-        with _DESERIALIZING, torch.device("cpu"):  # torch's reader supports one thread, and no modes
-            exported = program_of(stored.content)
-            for name, tensor in {**exported.state_dict, **exported.constants}.items():
-                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() < tensor.nbytes:
-                    raise RefusedError(f"{name} is larger than its data in the file")
-            check_calls(exported.graph)
-            program = exported.module()
+        program, names = read_program(stored.content)
+        check_calls(program.graph)
         for node in program.graph.nodes:
             if isinstance(node.target, OpOverload):
                 node.target = guarded(node.target)
         program.recompile()
-        return _Program(program)
+        return _Program(program, names)
 
 
 class _Program:
     """A program that computes what depends only on its tensors in its first call: loading computes nothing."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, names: Sequence[str]) -> None:
+        """`module`: from tensors to a tuple of results with these names."""
         self.module = module
+        self.names = names
         self.is_folded = False
 
     def __call__(self, *tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -116,8 +110,7 @@ class _Program:
                 if not self.is_folded:
                     fold_constants(self.module)
                     self.is_folded = True
-        results: Mapping[str, torch.Tensor] = self.module(*tensors)
-        return results
+        return dict(zip(self.names, self.module(*tensors), strict=True))
 
 
 def plain_entries(content: bytes) -> Entries:
@@ -126,19 +119,13 @@ def plain_entries(content: bytes) -> Entries:
     These are stack traces, which contain paths of this machine, and conditions on sizes, which runners check.
     """
     entries = read_archive(content)
-    program = json.loads(entries[_MODEL])
+    program = json.loads(entries[MODEL])
     program["guards_code"] = []
     for node in program["graph_module"]["graph"]["nodes"]:
         origin = json.loads(node["metadata"].get("custom", "{}")).get(ORIGIN)
         node["metadata"] = {} if origin is None else {"custom": json.dumps({ORIGIN: origin})}
-    entries[_MODEL] = json.dumps(program).encode()
+    entries[MODEL] = json.dumps(program).encode()
     return entries
-
-
-def program_of(entries: Mapping[str, bytes]) -> ExportedProgram:
-    """The program of a checked archive. torch.export.load would fall back to an older form, which is pickled."""
-    program: ExportedProgram = load_archive(io.BytesIO(archive_of(entries))).exported_programs["model"]
-    return program
 
 
 def _check_config(entries: Mapping[str, bytes], name: str) -> None:

@@ -10,7 +10,6 @@ import logging
 import mmap
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -27,9 +26,9 @@ from lrpfx.deploy.onnx_operators import check_operators, check_sizes
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
-from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded, rebuilt
+from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded
 from lrpfx.runtime.propagation import ORIGIN
-from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree
+from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree, translated_for_onnx
 
 logger = logging.getLogger(__name__)
 
@@ -171,43 +170,26 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
 
     Errors: `LoweringError`, which names operators that ONNX lacks with the nodes and rules that they come from.
     """
-    try:
-        exported = torch.onnx.export(
-            _in_onnx_operators(program),
-            dynamo=True,
-            verbose=False,
-            optimize=False,
-            opset_version=OPSET,
-        )
-    except LoweringError:
-        raise
-    except Exception as error:
-        cause = error
-        while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
-            cause = cause.__cause__  # torch.onnx wraps the error in advice
-        raise LoweringError(f"torch.onnx cannot translate the program: {cause}", topic="formats-of-programs") from error
-    if exported is None:
-        raise LoweringError(
-            "torch.onnx returned no program; a .pt2 file or lrpfx.package does not need it", topic="formats-of-programs"
-        )
-    _simplify(exported.model)
-    _rename(exported.model.graph, [*arguments, *results])
-    model = exported.model_proto
-    _separate_weights(model)
-    _tidy(model, {node.name: origin_of(node) for node in program.graph.nodes})
-    return model
+    import onnx_ir
+    from onnxscript.version_converter import convert_version
 
-
-class _Translatable(ExportedProgram):
-    """A program of operators that torch.onnx translates. Decomposing it again would take longer than all other steps."""
-
-    def run_decompositions(self, *decompositions: Any) -> ExportedProgram:
-        return self
-
-
-def _in_onnx_operators(program: ExportedProgram) -> ExportedProgram:
-    """The program in operators that torch.onnx translates. `LoweringError` names operators without a translation."""
     registry = onnx_registry(OPSET)
+    translatable = _in_onnx_operators(program, registry)
+    try:
+        model = translated_for_onnx(translatable, registry)
+        convert_version(model, OPSET, fallback=True)
+    except Exception as error:
+        raise LoweringError(f"torch.onnx cannot translate the program: {error}", topic="formats-of-programs") from error
+    _simplify(model)
+    _rename(model.graph, [*arguments, *results])
+    _separate_weights(model)
+    stored = onnx_ir.to_proto(model)
+    _tidy(stored, {node.name: origin_of(node) for node in program.graph.nodes})
+    return stored
+
+
+def _in_onnx_operators(program: ExportedProgram, registry: Any) -> ExportedProgram:
+    """A copy of the program in operators that torch.onnx translates. `LoweringError` names operators without a translation."""
     program = expanded(program, decompositions_for_onnx(registry))
     operations = [node for node in program.graph.nodes if isinstance(node.target, OpOverload)]
     missing = [node for node in operations if not registry.is_registered(node.target)]
@@ -217,7 +199,7 @@ def _in_onnx_operators(program: ExportedProgram) -> ExportedProgram:
             {node: node.target for node in missing},
             "use a .pt2 file or lrpfx.package, which support these operators",
         )
-    return rebuilt(program, _Translatable)
+    return program
 
 
 def _simplify(model: Any) -> None:
@@ -270,42 +252,34 @@ def _separate_weights(model: Any) -> None:
 
     A weight that operations derive is computed here. The same operations on a copy of the parameter do not help.
     """
-    from onnx import numpy_helper
+    import onnx_ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     graph = model.graph
-    readers = Counter(name for node in graph.node for name in node.input)
-    readers.update(one.name for one in graph.output)
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    makers = {name: node for node in graph.node for name in node.output}
-    constant = set(stored)
-    for number, node in enumerate(graph.node):
-        if node.input and constant.issuperset(node.input):
-            constant.update(node.output)
-        name = node.input[1] if node.op_type == "ConvTranspose" else ""
-        if name in constant and (name in makers or readers[name] > 1):
-            value = _computed(name, stored, makers)
-            node.input[1] = f"{name}.transposed{number}"
-            graph.initializer.append(numpy_helper.from_array(value, node.input[1]))
-            readers.update([node.input[1]])
-            readers[name] -= 1
-    for node in reversed(list(graph.node)):  # what nobody reads any more
-        if not any(readers[name] for name in node.output):
-            readers.subtract(node.input)
-            graph.node.remove(node)
-    for tensor in [tensor for tensor in graph.initializer if not readers[tensor.name]]:
-        graph.initializer.remove(tensor)
+    constant = set(graph.initializers.values())
+    for number, node in enumerate(graph):
+        if node.inputs and constant.issuperset(node.inputs):
+            constant.update(node.outputs)
+        weight = node.inputs[1] if node.op_type == "ConvTranspose" else None
+        if weight is not None and weight in constant and (weight.producer() or len(weight.uses()) > 1):
+            value = onnx_ir.tensor(_computed(weight), name=f"{weight.name}.transposed{number}")
+            own = onnx_ir.Value(name=value.name, shape=weight.shape, type=weight.type, const_value=value)
+            graph.register_initializer(own)
+            node.replace_input_with(1, own)
+    RemoveUnusedNodesPass()(model)
 
 
-def _computed(name: str, stored: Mapping[str, Any], makers: Mapping[str, Any]) -> Any:
-    """A value that depends on stored ones alone, as an array."""
-    from onnx import numpy_helper
+def _computed(value: Any) -> Any:
+    """A value of a model that depends on stored ones alone, as an array."""
+    import onnx_ir
     from onnx.reference import ReferenceEvaluator
 
-    if name in stored:
-        return numpy_helper.to_array(stored[name])
-    maker = makers[name]
-    results: Any = ReferenceEvaluator(maker).run(None, {one: _computed(one, stored, makers) for one in maker.input if one})
-    return results[list(maker.output).index(name)]
+    maker = value.producer()
+    if maker is None:
+        return value.const_value.numpy()
+    given = {one.name: _computed(one) for one in maker.inputs if one is not None}
+    results: Any = ReferenceEvaluator(onnx_ir.to_proto(maker)).run(None, given)
+    return results[value.index()]
 
 
 def _tidy(model: Any, origins: Mapping[str, str]) -> None:
