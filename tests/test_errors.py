@@ -346,7 +346,7 @@ class Written(nn.Module):
     [
         (lambda layer, x: layer(x) + torch.zeros(x.shape[0], 4), r"torch\.zeros takes sizes of a trace as one tuple"),
         (lambda layer, x: torch.vmap(layer)(x), r"calls torch\.vmap, which a symbolic trace cannot follow"),
-        (lambda layer, x: layer(x).view(torch.float64), r"reads the bits of its values as torch\.float64"),
+        (lambda layer, x: layer(x).view(torch.float32), r"reads the bits of its values as torch\.float32"),
     ],
 )
 def test_what_a_symbolic_trace_cannot_follow(forward, message):
@@ -356,19 +356,19 @@ def test_what_a_symbolic_trace_cannot_follow(forward, message):
 
 def test_bits_are_no_values_in_an_export_either():
     with pytest.raises(lrpfx.CaptureError, match="reads the bits of its values"):
-        model = Written(lambda layer, x: layer(x).view(torch.float64)).eval()
+        model = Written(lambda layer, x: layer(x).view(torch.float32)).eval()
         lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 4), capture="export")
 
 
 @pytest.mark.parametrize("modifiers", ["input_modifiers", "param_modifiers"])
 def test_modifiers_that_change_the_dtype(modifiers):
-    rule = lrpfx.core.BasicHook(**{modifiers: [lambda value, *name: value.double()]})
+    rule = lrpfx.core.BasicHook(**{modifiers: [lambda value, *name: value.half()]})
     composite = lrpfx.composites.NameMapComposite([(["0"], rule)])
     with pytest.raises(lrpfx.RuleError) as caught:
         x = torch.randn(2, 3)
         lrpfx.attribute(lrpfx.transform(nn.Sequential(nn.Linear(3, 2)).eval(), composite), x, 1)
     message = str(caught.value)
-    assert "returned a tensor of torch.float64, not of torch.float32" in message and "While executing" not in message
+    assert "returned a tensor of torch.float16, not of torch.float64" in message and "While executing" not in message
 
 
 class WrongBranch(nn.Module):

@@ -3,6 +3,7 @@
 As sums and products, their constants would take shares of the relevance, which an activation passes on whole.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -185,7 +186,7 @@ def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tupl
 
 
 def _note(numbers: set[float], leaf: Any) -> None:
-    if isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+    if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and math.isfinite(leaf):
         numbers.add(abs(float(leaf)))
 
 

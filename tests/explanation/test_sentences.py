@@ -178,7 +178,6 @@ IDS = [1, 3, 4, 5]
         torch.tensor([IDS]),
         np.array(IDS),
         np.array(FILM),
-        np.array([FILM]),
         ChatTokenizer(ends=False)(FILM, return_tensors="pt"),
         {"text": FILM, "label": 1, "input_ids": IDS, "attention_mask": [1, 1, 1, 1]},
         {"input_ids": [IDS], "special_tokens_mask": [[1, 0, 0, 0]]},
