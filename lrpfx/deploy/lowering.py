@@ -44,7 +44,6 @@ from lrpfx.ir.operator import Probability
 from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.exported_program import exported_program
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
-from lrpfx.passes.lower.out_of_place import is_in_place
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
@@ -860,8 +859,6 @@ def _export(job: _Job, traced: _Traced, arguments: Sequence[torch.Tensor]) -> tu
     try:
         named = dict(zip(job.names(), arguments, strict=True))
         exported = exported_program(lowered.graph, lowered.root, named, traced.mode, limits)
-        if any(map(is_in_place, exported.graph.nodes)):
-            exported = exported.run_decompositions({})  # only if needed: this takes far longer than the rest
     except Exception as error:
         raise _SizeError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported

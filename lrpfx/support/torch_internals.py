@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -261,3 +262,10 @@ class Interpreter(fx.Interpreter):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.extra_traceback = False
+
+
+def functional_program(*parts: Any) -> ExportedProgram:
+    """An exported program without operations in place, of the parts of one that has such operations."""
+    from torch._export.verifier import TrainingIRVerifier
+
+    return ExportedProgram(nn.Module(), *parts, verifiers=[TrainingIRVerifier]).run_decompositions({})

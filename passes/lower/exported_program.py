@@ -9,7 +9,8 @@ from torch.export import ExportedProgram, ExportGraphSignature, ModuleCallEntry,
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
 from lrpfx.ir.node import attribute_of, output_node
-from lrpfx.support.torch_internals import FakeTensorMode, pytree
+from lrpfx.passes.lower.out_of_place import is_in_place
+from lrpfx.support.torch_internals import FakeTensorMode, functional_program, pytree
 
 #: What an exported program keeps of the metadata of a traced operation.
 _KEPT = ("val", "custom", "unbacked_bindings")
@@ -25,7 +26,8 @@ def exported_program(
     """The program of a graph of ATen operators that was traced in `mode`, and whose nodes have their values in `meta["val"]`.
 
     `arguments`: examples of its arguments by name, in the order of the placeholders. `limits`: the ranges of symbolic sizes.
-    The tensors of `root` that the graph reads become buffers of the program under their names.
+    The tensors of `root` that the graph reads become buffers of the program under their names. torch replaces operations that
+    are still in place, which takes far longer than the rest.
     """
     own = fx.Graph()
     copies = {
@@ -62,7 +64,10 @@ def exported_program(
     )
     examples: tuple[tuple[Any, ...], dict[str, Any]] = (tuple(arguments.values()), {})
     call = ModuleCallSignature([], [], pytree.tree_structure(examples), structure, list(arguments))
-    return ExportedProgram(nn.Module(), own, signature, tensors, dict(limits), [ModuleCallEntry("", call)], examples)
+    parts = (own, signature, tensors, dict(limits), [ModuleCallEntry("", call)], examples)
+    if any(map(is_in_place, own.nodes)):
+        return functional_program(*parts)
+    return ExportedProgram(nn.Module(), *parts)
 
 
 def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:

@@ -135,6 +135,25 @@ def test_results_that_are_zero_have_a_tolerance():
     assert lowering.facts_of(program)["tolerance"] == lowering.tolerance_of(torch.float32)
 
 
+class LargerOfTwo(nn.Module):
+    """The derivative of a maximum is written in place, in a tensor that shares its memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return torch.maximum(self.first(x), self.second(x))
+
+
+def test_derivatives_that_are_written_in_place():
+    x, target = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    explain_model = lrpfx.transform(LargerOfTwo().eval(), EpsilonPlus(), example_inputs=x)
+    program = lrpfx.lower(explain_model, x)
+    assert not [node for node in program.graph.nodes if is_in_place(node)]
+    assert_close(program.module()(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance)
+
+
 def test_operations_in_place_stay_where_others_see_them():
     def seen_by_a_view(x):
         changed = x + 1

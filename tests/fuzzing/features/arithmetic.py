@@ -401,6 +401,25 @@ def written_softmax(b: Builder) -> None:
 
 
 @feature("softmax")
+def weighted_part_by_part(b: Builder) -> None:
+    """Weighted values, added by a loop or by index_add, or averaged."""
+    operand = b.signal(3)
+    weights, length = b.local(), operand.shape[0]
+    line = f"{weights} = torch.softmax({operand.name} @ {operand.name}.mT, -1)"
+    text = b.choice(
+        [
+            "sum({1}[..., part, None] * {0}[:, part, None] for part in range({2}))",
+            "({1}[..., None] * {0}[:, None]).mean(2)",
+            "torch.zeros_like({0}).index_add(1, torch.tensor([0] * {2}), {1}[..., :1] * {0})",
+            "torch.stack([{0}, {1}[..., :1].expand_as({0})]).prod(0)",
+            "torch.diag_embed({1}[..., 0]) @ {0}",
+            "{0} * {1}[..., :1] * torch.sigmoid({1}[..., :1])",
+        ]
+    )
+    b.emit(line, text.format(operand.name, weights, length), shape=operand.shape)
+
+
+@feature("softmax")
 def written_weighted_mean(b: Builder) -> None:
     """Values that exponentials weigh, divided by the sum of these."""
     operand = b.signal(3)

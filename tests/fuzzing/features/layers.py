@@ -61,6 +61,11 @@ def linear_of_parameters(b: Builder) -> None:
             f"F.linear({operand.name}, {weight}, {bias}) * -{bias} + 2",
             f"-({operand.name} @ ({weight} - {weight}.mean(1, keepdim=True)).T - {bias})",
             f"({operand.name}.flatten(0, -2) @ {weight}.T).view(*{operand.name}.shape[:-1], {width}) + {bias}",
+            f"{operand.name} @ {weight}.T + {bias} * torch.ones_like({operand.name}[..., :1])",
+            f"torch.stack([{operand.name} @ {weight}.T, {bias}.expand(*{operand.name}.shape[:-1], {width})]).sum(0)",
+            f"torch.lerp({operand.name} @ {weight}.T, {bias}, 0.3)",
+            f"torch.addcmul({bias}, {operand.name} @ {weight}.T, torch.ones_like({bias}))",
+            f"({operand.name}.unsqueeze(-2) * {weight}).mean(-1) - {bias}",
         ]
     )
     b.emit(expression, shape=(*operand.shape[:-1], width))

@@ -232,6 +232,22 @@ def assigned_slice(b: Builder) -> None:
 
 
 @feature("slice_assignments")
+def pieces_of_a_new_tensor(b: Builder) -> None:
+    """Pieces are written into zeros, or into memory that they fill."""
+    operand = b.signal(fits=lambda value: value.shape[0] >= 2)
+    new, first = b.local(), operand.name
+    writes = b.choice(
+        [
+            (f"torch.zeros_like({first})", f"{new}[:, 1:] = {first}[:, 1:]"),
+            (f"torch.empty_like({first})", f"{new}[:, :1] = 2 * {first}[:, :1]", f"{new}[:, 1:] = {first}[:, 1:].relu()"),
+            (f"{first}.new_zeros(*{first}.shape)", f"{new}[:, 0] = {first}[:, 1]", f"{new}[:, 1] = {first}[:, 0]"),
+            (f"torch.ones_like({first})", f"{new}[:] = {first} * 2", f"{new}[:, :1] = {first}[:, :1]"),
+        ]
+    )
+    b.emit(f"{new} = {writes[0]}", *writes[1:], new, shape=operand.shape)
+
+
+@feature("slice_assignments")
 def alias_read_after_a_write(b: Builder) -> None:
     """A view shows what is written to the value that it looks at."""
     operand = b.signal(fits=lambda value: value.shape[0] >= 2)
