@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -54,7 +54,15 @@ report-page:
 	cd page && npm ci --no-fund --no-audit --ignore-scripts && npm run lint && npm run build
 
 test: $(VENV)/linked
-	$(BIN)/python -m pytest -m "not slow and not ray and not programs and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
+	$(BIN)/python -m pytest -m "core or rooms" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
+
+# The tests of what all rooms are built on.
+test-core: $(VENV)/linked
+	$(BIN)/python -m pytest -m core --numprocesses $(WORKERS) --dist worksteal --durations 10 tests/ir tests/operators tests/rules tests/passes tests/runtime
+
+# What `make test` covers, for more networks and parameters.
+test-thorough: $(VENV)/linked
+	$(BIN)/python -m pytest -m "thorough and not slow and not ray and not programs and not examples" --numprocesses $(WORKERS) --dist worksteal --durations 20 $(TESTS)
 
 # The tests that compile programs, start processes or run whole documents: five minutes.
 test-programs: $(VENV)/linked

@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,25 @@ OF_PROGRAMS = (
     "test_cli",
 )
 collect_ignore = [f"{name}.py" for name in OF_PROGRAMS] if release() < OLDEST_FOR_PROGRAMS else []
+
+
+HERE = Path(__file__).parent
+#: The rooms that all others are built on: their tests are the first to run.
+CORE = ("ir", "operators", "rules", "passes", "runtime")
+OTHERS = ("slow", "thorough", "programs", "ray", "examples")
+
+
+def pytest_collection_modifyitems(items):
+    """Give each test its tier: `core` or `rooms`, unless it has another one. Of the cases of `sampled(n)`, each n-th has it."""
+    cases = {}
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and item.get_closest_marker("slow") is None:
+            number = cases[item.function] = cases.get(item.function, -1) + 1
+            if number % sampled.args[0]:
+                item.add_marker("thorough")
+        if not any(map(item.get_closest_marker, OTHERS)):
+            item.add_marker("core" if item.path.relative_to(HERE).parts[0] in CORE else "rooms")
 
 
 @pytest.hookimpl(wrapper=True)

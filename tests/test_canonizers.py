@@ -160,6 +160,7 @@ def test_named_merges():
 
 @pytest.mark.parametrize("key", ["epsilon_plus", "epsilon_plus_flat", "epsilon_alpha2_beta1", "excitation_backprop"])
 @pytest.mark.parametrize("name, canonizer", [("resnet18", ResNetCanonizer), ("vgg11_bn", VGGCanonizer)])
+@pytest.mark.sampled(3)
 def test_torchvisions_networks_equal_zennit_and_graph_mode(name, canonizer, key):
     model, x = torchvision_model(name), torch.randn(1, 3, 32, 32)
     before = snapshot(model) if name == "resnet18" else None

@@ -85,6 +85,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("key", sorted(COMPOSITES))
+@pytest.mark.sampled(3)
 def test_built_in_composites(key):
     composite = composite_named(key, **({"low": -1.0, "high": 1.0} if key == "epsilon_gamma_box" else {}))
     assigned = rules_of(composite)
@@ -189,6 +190,7 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize("rule", [rules.Epsilon(), rules.ZPlus(), rules.Flat()])
+@pytest.mark.thorough
 def test_a_module_as_a_whole(rule):
     """A block that a composite maps by class or by name is one opaque layer; its parameters stay where they were."""
     torch.manual_seed(0)

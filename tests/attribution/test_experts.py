@@ -45,6 +45,7 @@ def explained(name, implementation, dtype, gamma=None):
 
 
 @pytest.mark.parametrize("implementation, dtype", [("grouped_mm", torch.float32), ("batched_mm", torch.float64)])
+@pytest.mark.thorough
 def test_relevance_of_experts_is_that_of_their_mixture(implementation, dtype, name="MixtralForCausalLM"):
     """For each token, over the experts to which the router sends it, as the model's own router tells."""
     model, inputs, explain_model = explained(name, implementation, dtype)
@@ -201,6 +202,7 @@ def test_experts_beside_other_conditions_and_targets(chunk_size):
 
 
 @pytest.mark.parametrize("name", ["MixtralForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"])
+@pytest.mark.thorough
 def test_experts_of_transformers_add_up(name):
     _, inputs, explain_model = explained(name, "batched_mm", torch.float64)
     (path, *_), residual = relevance_of_experts(explain_model, inputs, last_token, output="logits"), "model.layers.0.add"

@@ -83,6 +83,7 @@ MODELS = {one.__name__: lambda one=one: Attend(one) for one in (by_torch, spelle
     [(AttnLRP(), "symbolic"), (CPLRP(), "symbolic"), (EpsilonPlus(), "symbolic"), (AttnLRP(gamma=0.1), "export")],
 )
 @pytest.mark.parametrize("name", [*MODELS, "in a module"])
+@pytest.mark.sampled(3)
 def test_padding_hidden_by_infinity_changes_nothing(name, capture, composite):
     torch.manual_seed(0)
     model = InModule() if name == "in a module" else MODELS[name]()

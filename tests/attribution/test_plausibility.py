@@ -233,6 +233,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.sampled(3)
 def test_a_class_behind_a_softmax(name, capture):
     model, x = Ends(SOFTMAXES[name]), torch.rand(2, 4)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture=capture)
@@ -280,6 +281,7 @@ def test_the_output_that_is_chosen():
 
 
 @each_pair(name=[*SOFTMAXES, "sigmoid"], capture=["symbolic", "export"], optimize=[True, False])
+@pytest.mark.sampled(3)
 def test_logits(name, capture, optimize):
     model, x = Ends({**SOFTMAXES, **OTHERS}[name]), torch.rand(2, 4) - 0.5
     factor = 3 if name == "function" else 1

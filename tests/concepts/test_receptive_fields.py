@@ -213,6 +213,7 @@ def explained(model, x, capture="auto", composite=None):
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("name", EXACT)
+@pytest.mark.sampled(3)
 def test_fields_are_the_entries_with_a_derivative(name, capture):
     make, shape, paths = EXACT[name]
     if name == "Swin" and capture == "symbolic":
@@ -464,6 +465,7 @@ def summed(query, key, value, present):
 
 @pytest.mark.parametrize("with_padding", [False, True])
 @pytest.mark.parametrize("hide", [fused, masked, filled, added, summed])
+@pytest.mark.sampled(3)
 def test_causal_attention_sees_earlier_tokens(hide, with_padding):
     torch.manual_seed(0)
     inputs = {"tokens": torch.arange(6)[None]}

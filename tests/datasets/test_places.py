@@ -42,6 +42,7 @@ def test_an_object_store_has_what_a_folder_has(data, explain_model, remote, tmp_
 
 
 @pytest.mark.parametrize("data", [Noise(COUNT), Stream(Noise(COUNT))])
+@pytest.mark.thorough
 def test_a_run_goes_on(data, explain_model, remote, tmp_path):
     path, system, root = remote
     seen = []
@@ -197,6 +198,7 @@ def test_a_path_of_a_file_is_a_folder(explain_model, tmp_path):
 
 
 @pytest.mark.parametrize("data", [Noise(COUNT, broken=(5,)), Stream(Noise(COUNT))], ids=["sequence", "stream"])
+@pytest.mark.thorough
 def test_a_lost_chunk_is_missed_and_its_block_explained_anew(data, explain_model, remote):
     path, system, root = remote
     found = lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS)

@@ -152,6 +152,7 @@ def test_an_output_that_is_no_number_comes_first():
     assert found["prediction"].tolist() == [1, 3, 0]
 
 
+@pytest.mark.thorough
 def test_compiled_modules(explain_model, tmp_path):
     compiled = torch.compile(explain_model, backend="eager", fullgraph=True)
     plain = lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "a", record="first")
@@ -294,6 +295,7 @@ def explainer():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("form", ["folder", "paths", "images", "dicts", "contents", "undecoded", "undecoded_paths"])
+@pytest.mark.sampled(3)
 def test_photographs(form, workers, folder, explainer, tmp_path):
     paths = sorted(path for path in folder.rglob("*.png"))
     data = {
@@ -608,6 +610,7 @@ except lrpfx.ArtefactError as error:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of files are those of Linux")
+@pytest.mark.thorough
 def test_a_full_disk(tmp_path):
     """Files can no longer be written after some blocks: the run ends with an error, and nothing is lost."""
     from data_sets import run

@@ -42,6 +42,7 @@ GUILTY = {
 @pytest.mark.parametrize("batch_size", [1, COUNT])
 @pytest.mark.parametrize("form", GUILTY)
 @pytest.mark.filterwarnings("ignore:.*(nested|[Ss]parse|quantiz).*:UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.sampled(3)
 def test_what_makes_no_batch(form, batch_size, kind, explain_model, plain, tmp_path):
     samples = [(GUILTY[form](image) if number == WRONG else image, label) for number, (image, label) in enumerate(Noise(COUNT))]
     found = lrpfx.datasets.attribute(explain_model, kind(samples), tmp_path / "store", batch_size=batch_size, dtype="float64")
@@ -85,6 +86,7 @@ def failing(scores, numbers, error):
 @pytest.mark.parametrize("numbers", [(WRONG,), (0,), (0, 1, 7, 15)], ids=str)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("name", ["target", "targets", "select_output"])
+@pytest.mark.sampled(4)
 def test_functions_that_fail_for_some_samples(name, error, numbers, explain_model, plain, tmp_path):
     function = failing(torch.from_numpy(plain["output"][:]), numbers, error)
     asked = {name: [function, 1] if name == "targets" else function}

@@ -141,6 +141,7 @@ def test_a_clever_hans_is_found(clever_hans):
     assert three.gaps[1] > 2 * found[7].gaps[1]
 
 
+@pytest.mark.thorough
 def test_the_result(clever_hans):
     relevance, labels, _, images = clever_hans
     settings = {"classes": [3], "clusters": (2, 5), "typical": 7}
@@ -325,6 +326,7 @@ def test_umap(monkeypatch):
         spray(points, np.zeros(40, int), clusters=(2,), **{**QUICK, "embeddings": ("umap",)})
 
 
+@pytest.mark.thorough
 def test_scikit_learn_is_imported_when_it_is_needed():
     code = (
         "import sys, lrpfx.datasets.spray_analysis, lrpfx.datasets.virelay, lrpfx.datasets.statistics;"

@@ -78,6 +78,7 @@ def reference(explain_model, asked, number):
 
 @pytest.mark.parametrize("kind", ASKED)
 @pytest.mark.parametrize("entries", [tables._ENTRIES, 200])
+@pytest.mark.sampled(3)
 def test_against_attribute(kind, entries, explain_model, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_ENTRIES", entries)
     asked, targets, conditions = ASKED[kind]

@@ -120,6 +120,7 @@ def test_a_view_of_an_object_store_goes_to_other_processes(tmp_path):
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).relevance[:], found.relevance[:])
 
 
+@pytest.mark.thorough
 def test_spawned_processes_load_a_stored_array(store):
     whole = store["reached"][:]
     loader = DataLoader(store["reached"], batch_size=10, num_workers=1, multiprocessing_context="spawn")

@@ -360,6 +360,7 @@ def test_a_project_that_fails_leaves_the_one_before(tmp_path):
     project.close()
 
 
+@pytest.mark.thorough
 def test_a_kill_leaves_the_old_or_the_new_project(context, tmp_path):
     """Before each operation on the name of a file; the next call removes what was left."""
     write_project_of(tmp_path / "before", 1)

@@ -38,6 +38,7 @@ COMPOSITES = {
         for optimize in (True, False)
     ],
 )
+@pytest.mark.sampled(3)
 def test_weights_of_rules_are_not_held(name, optimize, monkeypatch):
     monkeypatch.setattr(derived_weights, "SMALLEST", 0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))

@@ -49,6 +49,7 @@ def without_executorch(monkeypatch):
         ("swin", AttnLRP, lrpfx.save),
     ],
 )
+@pytest.mark.sampled(8)
 def test_networks(name, composite, write, tmp_path):
     model, images = small_family(name)
     model, images = model.float(), images.float()

@@ -59,6 +59,7 @@ def test_convolutions(dimensions, transposed, chosen):
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
 @pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.thorough
 def test_pooling(dimensions, chosen):
     shape = (2, 3, *SIZES[dimensions])
     average, largest = (getattr(F, f"{kind}_pool{dimensions}d") for kind in ("avg", "max"))

@@ -230,6 +230,7 @@ def test_targets_and_reductions(explain_model, target, reduce):
 
 
 @pytest.mark.parametrize("file", ["model.pt2", "model.onnx", pytest.param("package", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_several_targets_of_each_sample(file, tmp_path):
     explain_model = lrpfx.transform(small_net().float(), EpsilonAlpha2Beta1Flat())
     settings = {"target": "targets", "record": ["relu"], "balance": True, "conditions": "conv1"}
@@ -593,6 +594,7 @@ def test_small_outputs_are_compared_by_their_own_size(size):
 @pytest.mark.parametrize(
     "cast", [lambda x: x.float(), lambda x: x.softmax(-1, dtype=torch.float32), lambda x: x.to(torch.float32) / 255 - 0.5]
 )
+@pytest.mark.sampled(3)
 def test_a_dtype_may_be_written_in_forward(cast, capture):
     """Rounding is measured in float64, where such a model may not run."""
 

@@ -63,6 +63,7 @@ def test_pooling_of_images_whose_channels_come_last(tmp_path):
         lambda x: functional.pad(x.flatten(2), (4, 3), mode="reflect"),
     ],
 )
+@pytest.mark.thorough
 def test_operators_that_torch_expands_for_onnx_in_others_that_it_lacks(tmp_path, function):
     """Alone in a program: nothing else makes it be expanded."""
     explain_model = lrpfx.transform(Unary(function).float(), EpsilonPlus(), example_inputs=torch.rand(2, 3, 5, 6).float())
@@ -198,6 +199,7 @@ CHECK = Path(__file__).parent.parent.parent / "examples" / "check.py"
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.thorough
 def test_other_runtimes_check_a_file_without_lrpfx(tmp_path, runtime, capsys):
     check = runpy.run_path(str(CHECK))
     path = strided_file(tmp_path)

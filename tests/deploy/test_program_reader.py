@@ -34,6 +34,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(3)
 def test_torch_reads_the_same_program(name, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(MODELS[name](), nn.LazyLinear(4)).eval()

@@ -49,6 +49,7 @@ def of_tokens(model, explain_model):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
+@pytest.mark.sampled(3)
 def test_language_models(lxt, name, method):
     model = LANGUAGE_MODELS[name]
     explain_model = lrpfx.transform(program_of(name), METHODS[method](), example_inputs={"input_ids": model.tokens()})

@@ -158,6 +158,7 @@ LIKE = {
 
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("name", LIKE)
+@pytest.mark.sampled(3)
 def test_what_is_read_for_its_shape_or_dtype_alone_has_no_part(name, capture):
     x, function = torch.randn(2, 4, 4), LIKE[name]
     explain_model = transform(Binary(lambda a, b: function(a, b)), (x, TOKENS), capture)

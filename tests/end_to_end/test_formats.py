@@ -44,6 +44,7 @@ MORE = (
 
 
 @pytest.mark.parametrize("some", [FEW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["few", "more"])
+@pytest.mark.thorough
 def test_a_few_operators(some):
     cases = [case for case in support_matrix.CASES if case.operator in some]
     for row in support_matrix.measure(cases, ("pt2", "ONNX")):

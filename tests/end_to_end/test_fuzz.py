@@ -17,6 +17,7 @@ NETWORKS, ALWAYS, CHUNK = 200, 30, 10
 @pytest.mark.parametrize(
     "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= ALWAYS)) for first in range(0, NETWORKS, CHUNK)]
 )
+@pytest.mark.thorough
 def test_random_networks(first):
     for seed in range(first, first + CHUNK):
         network, composite = generate(seed), random_composite(seed)
@@ -63,6 +64,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("check", WRONG)
+@pytest.mark.thorough
 def test_what_is_wrong_is_found_and_shrunk(check):
     wrong = [step if isinstance(step, tuple) else (step, "signal") for step in WRONG[check]]
     network = network_of(("torch.tanh({0})", "signal"), *wrong, ("2 * {0}", "signal"), ("{0} - 0.5 * x", "signal"))

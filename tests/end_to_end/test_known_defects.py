@@ -287,6 +287,7 @@ def test_stabilizer_is_odd_around_zero():
 
 @pytest.mark.filterwarnings("ignore:the map does not add up")  # norms keep their plain gradient
 @pytest.mark.parametrize("key", sorted(lrpfx.composites.COMPOSITES))
+@pytest.mark.sampled(3)
 def test_samples_do_not_depend_on_their_batch(key):
     bounds = (-4.0, 4.0) if key == "epsilon_gamma_box" else ()
     explain_model = lrpfx.transform(small_net(), lrpfx.composites.COMPOSITES[key](*bounds))

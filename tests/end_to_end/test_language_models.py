@@ -132,6 +132,7 @@ def compare(model, explain_model, alone, padded, row, targets):
 
 
 @pytest.mark.parametrize("name", some(*ENCODERS))
+@pytest.mark.thorough
 def test_padding_changes_nothing_in_encoders(name):
     model, sentence = model_of(name), tokens(1, 5)[0]
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=encoded(*tokens(2, 7)))
@@ -151,6 +152,7 @@ SIDES = {"Llama": "left", "GPT-2": "right"}
         for name in DECODERS
     ],
 )
+@pytest.mark.thorough
 def test_padding_changes_nothing_in_decoders(name, side):
     model, sentence = model_of(name), tokens(1, 5)[0]
     positions = (lambda inputs: inputs) if name == "OPT" else with_positions  # OPT's own positions do not count padding
@@ -162,6 +164,7 @@ def test_padding_changes_nothing_in_decoders(name, side):
 
 
 @pytest.mark.parametrize("name", some(*PAIRS))
+@pytest.mark.thorough
 def test_padding_changes_nothing_in_pairs_of_encoder_and_decoder(name):
     model, sentence, answer = model_of(name), tokens(1, 5)[0], tokens(1, 4)
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=encoded(*tokens(2, 7), decoder_input_ids=tokens(2, 3)))
@@ -184,6 +187,7 @@ def test_relevance_of_positions_is_not_that_of_the_mask():
 
 
 @pytest.mark.parametrize("name", ["Llama", pytest.param("T5", marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_caches_need_no_word_and_configurations_stay(name):
     model = model_of(name, **{"num_layers" if name == "T5" else "num_hidden_layers": 1})
     before = [(module, module.config.use_cache) for module in model.modules() if hasattr(module, "config")]
@@ -208,6 +212,7 @@ def test_caches_need_no_word_and_configurations_stay(name):
         ({"token_type_ids": torch.zeros(2, 5, dtype=torch.long)}, ["logits"]),  # which Llama ignores
     ],
 )
+@pytest.mark.thorough
 def test_options_of_a_call(options, keys):
     model, inputs = model_of("Llama", num_hidden_layers=1), {**encoded(*tokens(2, 5)), **options}
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=inputs)

@@ -177,6 +177,7 @@ def on_a_module(rule, module, inputs, seed):
 
 @pytest.mark.filterwarnings("ignore:the input .* gets no relevance")  # `Only` gives all to the other
 @pytest.mark.parametrize("rule, kinds, sort", TESTS)
+@pytest.mark.sampled(6)
 def test_relevance_is_accounted_for_or_refused(rule, kinds, sort):
     for name, (layer, shapes) in LAYERS[sort].items():
         inputs = tuple(torch.randn(shape) for shape in shapes)

@@ -16,6 +16,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("name, composite", PAIRS)
+@pytest.mark.sampled(3)
 def test_a_small_one_of_each_family(name, composite):
     torchvision_sweep.examine_model(name, *small_family(name), (composite,))
 

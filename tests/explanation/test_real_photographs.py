@@ -47,6 +47,7 @@ def test_other_classes_have_other_relevance(explainer):
     assert np.corrcoef(helmet, barbell)[0, 1] < 0.9
 
 
+@pytest.mark.thorough
 def test_an_explanation_costs_little_more_than_attribute(explainer):
     path = photographs.path("chelsea")
     input = explainer.preprocess(photographs.load("chelsea"))[None]

@@ -216,6 +216,7 @@ def test_a_model_without_a_mask():
         explainer({"input_ids": [IDS], "attention_mask": [[1, 1, 1, 0]]})
 
 
+@pytest.mark.thorough
 def test_several_texts_in_one_encoding():
     torch.manual_seed(0)
     explainer = lrpfx.Explainer(generator(), tokenizer=ChatTokenizer(ends=False))
@@ -310,6 +311,7 @@ class Bytes(Tokenizer):
         return "".join(self.convert_ids_to_tokens(ids))
 
 
+@pytest.mark.thorough
 def test_words_without_blanks_and_code_are_cut_and_join_is_passed_on():
     cut = ("好", "的", "电影", "def", "(", "x")
     for join in (True, False):

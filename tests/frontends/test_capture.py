@@ -41,6 +41,7 @@ SLOW_FAMILIES = ("vgg", "googlenet", "resnext", "regnet_x", "mobilenet_v3")
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_FAMILIES)) for name in FAMILIES if name not in NEED_EXPORT],
 )
+@pytest.mark.sampled(3)
 def test_both_give_the_same_relevance_and_names(name):
     compare_front_ends(*small_family(name))
 
@@ -68,6 +69,7 @@ def compare_front_ends(model, x):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "vgg11")) for name in sorted(NETWORKS)]
 )
+@pytest.mark.thorough
 def test_the_same_names_for_networks_of_layers(name):
     model, x = NETWORKS[name]()
     names = [
@@ -123,6 +125,7 @@ ALWAYS = {("all", 0), ("all", 2), ("key and value", 1), ("key and value", 3), ("
         for place, sizes in enumerate(ATTENTION)
     ],
 )
+@pytest.mark.sampled(3)
 def test_the_first_layer_of_an_attention_is_the_same(shared, sizes):
     """Where query, key and value are one tensor, one layer projects all three."""
 
@@ -164,6 +167,7 @@ WRITES = [lambda x: x.add_(1), lambda x: x[:, 1:].zero_(), lambda x: x[:, :1].mu
         for column, write in enumerate(WRITES)
     ],
 )
+@pytest.mark.sampled(3)
 def test_views_that_are_read_after_their_memory_was_overwritten(view, write):
     def overwriting(x):
         value = 2 * x
@@ -203,6 +207,7 @@ def test_tokens_that_are_read_for_a_shape_have_no_relevance():
         assert_close(of_x.sum(), model(*inputs)[:, 1].sum(), 1e-9)
 
 
+@pytest.mark.thorough
 def test_swin_needs_torch_export():
     model = torchvision.models.SwinTransformer([4, 4], 12, [2], [3], [7, 7], num_classes=5).eval().double()
     x = torch.randn(1, 3, 64, 64)
@@ -217,6 +222,7 @@ def test_swin_needs_torch_export():
 
 
 @pytest.mark.parametrize("examples", [1, 2, 5])
+@pytest.mark.thorough
 def test_the_batch_may_vary(examples):
     model = small_net()
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(examples, 3, 8, 8), capture="export")
@@ -352,6 +358,7 @@ def test_arguments_of_capture():
         lrpfx.transform(nested, whole, example_inputs=torch.randn(2, 3), capture="export")
 
 
+@pytest.mark.thorough
 def test_slice_assignment_is_functional_in_torch_export():
     class Assigns(nn.Module):
         def forward(self, x):
@@ -527,6 +534,7 @@ class Embedded(nn.Module):
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.thorough
 def test_integer_inputs_get_the_relevance_of_their_embedding(capture, frozen):
     model = TextModel().requires_grad_(not frozen)
     tokens = torch.randint(0, 10, (2, 5))
@@ -691,6 +699,7 @@ PARAMETRIZATIONS = {
     [lambda: nn.Linear(4, 6), lambda: nn.Linear(6, 3, bias=False), lambda: nn.Conv2d(3, 5, 3)],
     ids=["wide", "tall", "conv"],
 )
+@pytest.mark.sampled(3)
 def test_parametrizations_are_arithmetic_on_parameters(name, make):
     layer = make()  # here, where the seed is set
     model, other = (nn.Sequential(PARAMETRIZATIONS[name](copy.deepcopy(layer).double())) for _ in range(2))

@@ -124,6 +124,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("capture", ["symbolic", "export", "auto"])
 @pytest.mark.parametrize("name", [*DERIVATIVES, "autograd.grad"])
+@pytest.mark.sampled(3)
 def test_derivatives_in_forward_are_refused_with_a_remedy(name, capture):
     model, x = Outer(DERIVATIVES.get(name, by_autograd)), torch.randn(4, 3)
     with pytest.raises(CaptureError, match="as a whole"):

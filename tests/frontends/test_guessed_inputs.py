@@ -59,6 +59,7 @@ def within_memory():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
+@pytest.mark.thorough
 def test_a_guess_takes_little_memory():
     """At 64 pixels, attention over all pixels takes 256 MiB, and at 384 pixels 324 GiB."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import test_guessed_inputs as tests; tests.within_memory()"

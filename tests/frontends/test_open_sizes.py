@@ -67,6 +67,7 @@ def transformed_for():
 
 
 @pytest.mark.parametrize("examples", [(2, 5), (1, 5), (3, 1), (1, 1), (4, 4), (2, 12)])
+@pytest.mark.sampled(3)
 def test_batch_and_length_may_vary(examples, transformed_for):
     model, fixed = transformed_for
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=masked(*examples, padded=0))
@@ -90,6 +91,7 @@ def test_batch_and_length_may_vary(examples, transformed_for):
         ({"ids": tokens(2, 13)}, "dimension 1 of the input 'ids' has size 13, but the graph is valid only for size <= 12"),
     ],
 )
+@pytest.mark.thorough
 def test_other_sizes_are_refused_by_name_and_range(changed, message):
     explain_model = lrpfx.transform(Attends(), COMPOSITE, example_inputs=masked(2, 4))
     inputs = masked(2, 5) | changed
@@ -217,6 +219,7 @@ BATCH = "ids.shape[0] = mask.shape[0]"
         ({"ids": {0: Dim.AUTO}, "mask": None}, [BATCH, "ids.shape[1] = mask.shape[1], size <= 12"]),
     ],
 )
+@pytest.mark.sampled(3)
 def test_wishes(asked, expected):
     assert ranges(asked) == expected
 
@@ -372,6 +375,7 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("called_before", [True, False])
 @pytest.mark.parametrize("shapes", [None, {"x": {0: True}}])
+@pytest.mark.sampled(3)
 def test_a_batch_that_was_there_before_stays_open(batch, called_before, shapes):
     model, x = Anchors(), torch.randn(batch, 3, 16, 16)
     if called_before:
@@ -453,6 +457,7 @@ FINISHES = {
 
 @pytest.mark.parametrize("batch", [3, 1])
 @pytest.mark.parametrize("name", FINISHES)
+@pytest.mark.sampled(3)
 def test_batches_of_two_inputs_are_one_size(name, batch):
     model = Matches(FINISHES[name]).eval()
     example = torch.randn(batch, 5), torch.randn(batch, 5)

@@ -48,6 +48,7 @@ def last_of_first(output):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "FalconMambaForCausalLM")) for name in LOOPS]
 )
+@pytest.mark.thorough
 def test_a_loop_is_one_operator(name):
     """Its output is the model's, all relevance is accounted for, and the graph has as many nodes for any length."""
     sizes = set()
@@ -188,6 +189,7 @@ def map_in(name, dtype):
         pytest.param("BertForSequenceClassification", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough
 def test_models_of_half_precision(name, dtype):
     """They transform and run; their maps are those of higher precision to a few rounding units."""
     exact, found = map_in(name, None), map_in(name, dtype)

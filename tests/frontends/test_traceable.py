@@ -56,6 +56,7 @@ INSTANCE_NORMS = {
 
 @pytest.mark.parametrize("name", INSTANCE_NORMS)
 @pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.sampled(3)
 def test_instance_norm_with_and_without_a_batch(name, batched):
     make, tracks, dimensions = INSTANCE_NORMS[name]
     norm = make(3, affine=True, track_running_stats=tracks)

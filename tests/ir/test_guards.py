@@ -346,6 +346,7 @@ def test_integer_inputs_made_in_inference_mode():
 
 
 @pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.sampled(3)
 def test_weights_that_changed_in_place_are_folded_again(caller):
     model, x = small_net(), torch.randn(2, 3, 8, 8)
     explain_model = lrpfx.transform(model, EpsilonPlus())

@@ -291,6 +291,7 @@ OVERLAPPING = {
 
 @pytest.mark.parametrize("composite", [merging, EpsilonPlusFlat, lambda: NameMapComposite([(["0"], rules.Pass())])])
 @pytest.mark.parametrize("name", OVERLAPPING)
+@pytest.mark.sampled(3)
 def test_contexts_do_not_overlap(name, composite):
     """The error says so, before anything of the model changes, and what was there goes on."""
     model, x = with_batch_norm(), torch.rand(2, 1, 5, 5)

@@ -102,6 +102,7 @@ WRITTEN_OUT = {
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("spelled", POWERS)
 @pytest.mark.filterwarnings("ignore:entries of")
+@pytest.mark.sampled(3)
 def test_a_short_time_fourier_transform_is_a_convolution(spelled, capture, epsilon):
     kind = "magnitude" if spelled in ("magnitude", "magnitude of pairs", "hypot") else "power"
     composite = LayerMapComposite([(Linear, rules.Epsilon(epsilon)), *layer_map_base(epsilon)])
@@ -324,6 +325,7 @@ class Spectrum(nn.Module):
         {"n_fft": 12, "hop_length": 3, "center": False, "onesided": False},
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_short_time_transform_is_a_convolution(settings, composite, capture):
     x = torch.randn(2, 64, dtype=torch.float64)
     maps = []

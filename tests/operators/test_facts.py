@@ -744,6 +744,7 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 
 @pytest.mark.filterwarnings("ignore")  # of torch, for options that it does not like
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.sampled(3)
 def test_facts_of_all_rows_hold(check):
     wrong = []
     for row in ROWS:

@@ -93,6 +93,7 @@ class One(nn.Module):
 @pytest.mark.parametrize("composite", [AttnLRP(gamma=0.3), CPLRP(), EpsilonPlus(layer_map=[(nn.Linear, rules.ZPlus())])])
 @pytest.mark.parametrize("form", ["columns", "rows", "index_select"])
 @pytest.mark.parametrize(("capture", "routed"), [("symbolic", True), ("export", False)])
+@pytest.mark.sampled(3)
 def test_products_with_matrices_that_were_looked_up_are_dense_layers(composite, capture, form, routed):
     torch.manual_seed(0)
     model, x = Selected(form, routed).eval(), torch.randn(1, 4)

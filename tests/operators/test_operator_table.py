@@ -160,6 +160,7 @@ def relevances_of(explain_model, inputs, seed=seed_of):
 RANGES = [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)]
 
 
+@pytest.mark.thorough
 def test_no_sign_that_a_row_claims_is_wrong():
     assert sum(claimed_signs(row) for row in SAMPLED) > 75
 
@@ -388,6 +389,7 @@ def together(rows):
 
 
 @pytest.mark.parametrize("rows", PARTS_OF_GROUPS, ids=lambda rows: rows[0].name)
+@pytest.mark.sampled(4)
 def test_both_front_ends_and_batches_agree(rows):
     network, inputs = together(rows)
     traced, exported = (

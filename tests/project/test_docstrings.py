@@ -174,6 +174,7 @@ def source():
 
 
 @pytest.mark.parametrize("namespace", namespaces())
+@pytest.mark.thorough
 def test_the_reference_can_read_them(namespace, caplog):
     package = source()
     with caplog.at_level(logging.WARNING, "griffe"):

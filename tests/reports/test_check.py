@@ -157,6 +157,7 @@ class TwoArguments(nn.Module):
         return x if scale is None else x * scale
 
 
+@pytest.mark.thorough
 def test_example_inputs_are_given_as_to_transform():
     model, (x, scale) = TwoArguments().eval(), torch.randn(2, 2, 3)
     composite = EpsilonPlus()

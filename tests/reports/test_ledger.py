@@ -201,6 +201,7 @@ def figures_of(accounts):
 @pytest.mark.filterwarnings("ignore:.*functions of their own")
 @pytest.mark.filterwarnings("ignore:the map is")
 @pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.sampled(3)
 def test_all_figures_of_a_finite_map_are_finite(name):
     model = Unary(SINGULAR[name])
     everything = LayerMapComposite([(lrpfx.types.Kind, rules.Epsilon(1e-9))])

@@ -68,6 +68,7 @@ def inputs_of(module, batch=2, steps=5):
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.sampled(3)
 def test_relevance_is_that_of_the_formulas(name, capture):
     module = CONFIGURATIONS[name]().eval()
     is_lstm = module.mode == "LSTM"
@@ -108,6 +109,7 @@ def test_relevance_is_that_of_the_formulas(name, capture):
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.sampled(3)
 def test_the_default_is_the_derivative_of_the_whole_layer(name, capture):
     """The inputs x have the relevance x * Jᵀg if the output y has y * g: of a layer, and of layers one after another."""
     module = CONFIGURATIONS[name]().eval()
@@ -542,6 +544,7 @@ def test_the_model_is_untouched_and_copies_work():
     "module, layers", [(nn.LSTM, 1), *(pytest.param(one, 2, marks=pytest.mark.slow) for one in (nn.LSTM, nn.GRU, nn.RNN))]
 )
 @pytest.mark.parametrize("composite", [composite, EpsilonPlus], ids=["signal takes all", "default"])
+@pytest.mark.thorough
 def test_compiled(module, layers, composite):
     torch._dynamo.reset()
     model = LastStep(module(3, 4, layers, batch_first=True, bidirectional=True)).eval()
@@ -575,6 +578,7 @@ def test_compiled(module, layers, composite):
         pytest.param(nn.RNN, {"bidirectional": True}, 4, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough
 def test_lowered(module, options, length):
     rule = options.pop("rule", rules.SignalTakesAll(EPSILON))
     model = Classifier(module, **options).eval()

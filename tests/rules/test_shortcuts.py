@@ -332,6 +332,7 @@ def test_networks(name, composite):
         ("regnet_y", "gamma_box"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_families_of_classifiers(name, composite):
     assert compare_classifier(*small_family(name), composite) > 0 or name in ("densenet", "mobilenet_v3", "efficientnet")
 
@@ -382,6 +383,7 @@ def _lopsided(model):
 
 
 @each_pair(name=["residual", "resnet"], composite=COMPOSITES, change=[lambda model: model, _lopsided])
+@pytest.mark.sampled(3)
 def test_single_precision_loses_nothing(name, composite, change):
     compare_precision(change(Residual() if name == "residual" else small_family(name)[0]), composite)
 
@@ -461,6 +463,7 @@ def test_what_is_not_read_is_not_saved():
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 10])
+@pytest.mark.thorough
 def test_several_targets(chunk_size):
     model = small_net().double()
     explain_model = lrpfx.transform(model, EpsilonAlpha2Beta1Flat())
@@ -645,6 +648,7 @@ def test_the_whole_share_goes_to_the_other_sign(name):
 @pytest.mark.parametrize(
     "name", ["alpha_beta", *(pytest.param(one, marks=pytest.mark.slow) for one in CONSERVING if one != "alpha_beta")]
 )
+@pytest.mark.thorough
 def test_all_ways_to_run_conserve_alike(name):
     model, x = depthwise(), torch.rand(2, 3, 12, 12)
     fast, direct = both(model, CONSERVING[name](True), input_range=(0.0, 1.0))
@@ -661,6 +665,7 @@ def test_all_ways_to_run_conserve_alike(name):
 
 
 @pytest.mark.parametrize("rule", [rules.AlphaBeta(3.0, 2.0), rules.Gamma(0.5)])
+@pytest.mark.thorough
 def test_lowered_shortcuts_weigh_their_branches_alike(rule):
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)), torch.randn(2, 3, 6, 6)
     fast, direct = both(model.eval(), OneRule(rule))

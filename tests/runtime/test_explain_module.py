@@ -67,6 +67,7 @@ def test_source_model_is_untouched(model, input):
         assert torch.equal(value, values[name]), name
 
 
+@pytest.mark.sampled(3)
 def test_state_dict_has_the_keys_and_loads_other_weights(model, input):
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
     assert list(explain_model.state_dict()) == list(model.state_dict())
@@ -80,6 +81,7 @@ def test_state_dict_has_the_keys_and_loads_other_weights(model, input):
     assert torch.equal(relevance_of(explain_model, input), relevance_of(expected, input))
 
 
+@pytest.mark.sampled(3)
 def test_refold_follows_parameters_changed_unseen(model, input):
     """Changes through `.data` are not counted; those that are counted are followed without it."""
     explain_model = lrpfx.transform(model, EpsilonPlus())
@@ -105,6 +107,7 @@ def saved_and_loaded(module):
     return torch.load(file, weights_only=False)
 
 
+@pytest.mark.sampled(3)
 def test_copies_and_pickles(model, input):
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
     expected = relevance_of(explain_model, input)
@@ -121,6 +124,7 @@ def test_copies_and_pickles(model, input):
     assert torch.equal(relevance_of(explain_model, input), expected), "a copy shares memory"
 
 
+@pytest.mark.sampled(3)
 def test_moved_and_cast(model, input):
     explain_model = lrpfx.transform(model, EpsilonPlus())
     expected = relevance_of(explain_model, input)
@@ -208,6 +212,7 @@ def test_deleting_it_frees_its_memory_at_once():
         gc.enable()
 
 
+@pytest.mark.sampled(3)
 def test_two_transforms_live_side_by_side(model, input):
     one, two = lrpfx.transform(model, EpsilonPlus()), lrpfx.transform(model, EpsilonAlpha2Beta1())
     first, second = relevance_of(one, input), relevance_of(two, input)
@@ -241,6 +246,7 @@ def test_compiles_with_inductor():
     torch._dynamo.reset()
 
 
+@pytest.mark.sampled(3)
 def test_reads_like_the_original(model):
     explain_model = lrpfx.transform(model, EpsilonPlus())
     names, original = dict(explain_model.named_modules()), dict(model.named_modules())

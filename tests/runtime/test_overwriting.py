@@ -127,6 +127,7 @@ def test_functions_that_leave_their_arguments_alone(several):
 
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("name", ["input", "mapper, relevance", "mapper, output", "reducer", "propagate", "backward"])
+@pytest.mark.sampled(3)
 def test_compiled_rules_write_into_copies(name, fold):
     """A compiled program does not count what is written into tensors, so there is no error; nothing of the caller changes."""
     model, x, seed = network(), torch.randn(2, 3), torch.randn(2, 2)

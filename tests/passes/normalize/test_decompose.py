@@ -178,6 +178,7 @@ def test_multihead_attention_under_a_composite():
 
 
 @each_pair(norm_first=[True, False], batch_first=[True, False], capture=["symbolic", "export"])
+@pytest.mark.thorough
 def test_transformer_encoder(norm_first, batch_first, capture):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=norm_first, activation="gelu")
     model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False).eval()

@@ -63,6 +63,7 @@ EXPORTED = ["operator", "einsum", "einsum, values first", "permuted", "sum", "su
 
 
 @pytest.mark.parametrize("form, capture", [*((form, "symbolic") for form in FORMS), *((form, "export") for form in EXPORTED)])
+@pytest.mark.sampled(3)
 def test_forms(form, capture):
     """CP-LRP gives the weights, and what they are computed from, no relevance."""
     net, x = Attention(FORMS[form]), torch.randn(2, 4, 6)

@@ -139,6 +139,7 @@ def test_one_size(name):
 
 
 @pytest.mark.parametrize("name", MASKS)
+@pytest.mark.sampled(3)
 def test_every_size(name):
     """At an open size, what it hides at every size counts: a window shows beyond it."""
     mask, pattern = MASKS[name]

@@ -106,6 +106,7 @@ def inputs_of_towers():
 
 
 @pytest.mark.parametrize("name", [*NORMALIZED, *TOWERS])
+@pytest.mark.sampled(3)
 def test_a_normalized_vector_and_the_end_of_a_tower_are_signals(name):
     encode = (NORMALIZED | TOWERS)[name]
     for function in (lambda a, b: encode(a) * b, lambda a, b: b * encode(a)):

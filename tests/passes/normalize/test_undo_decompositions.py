@@ -69,6 +69,7 @@ FORMS = {
 @pytest.mark.filterwarnings("ignore:the model ends in a log_softmax")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(3)
 def test_decomposed_programs_are_explained_like_the_model(case, form):
     torch.manual_seed(0)
     make, shape = CASES[case]
