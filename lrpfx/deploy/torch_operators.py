@@ -188,6 +188,39 @@ def _fits_softmax(given: Arguments) -> bool:
     return given["grad_output"].shape == given["output"].shape and 0 not in given["output"].shape
 
 
+def _fits_channels(given: Arguments) -> bool:
+    """Whether the statistics and parameters of a batch norm have one entry for each channel of its input."""
+    channels = given["input"].shape[1:2]
+    return bool(channels) and all(
+        given[name] is None or given[name].shape == channels for name in ("weight", "bias", "running_mean", "running_var")
+    )
+
+
+def _fits_division(given: Arguments) -> bool:
+    """Whether a truncated division of integers does not divide the least one by -1, which ends the process."""
+    if given.get("rounding_mode") != "trunc":
+        return True
+    dtype = torch.result_type(given["self"], given["other"])
+    if dtype not in (torch.int32, torch.int64):
+        return True
+    dividend, divisor = (torch.as_tensor(given[name]).to(dtype) for name in ("self", "other"))
+    return not ((dividend == torch.iinfo(dtype).min) & (divisor == -1)).any()
+
+
+def _fits_range(given: Arguments) -> bool:
+    """Whether the numbers of a range are so small that its length can be computed."""
+    return all(abs(given.get(name, 0)) < 2**61 for name in ("start", "end", "step"))
+
+
+def _fits_windows(given: Arguments) -> bool:
+    """Whether the gradient of windows has the shape that they have in an input of this size."""
+    shape, dimension, size, step = list(given["input_sizes"]), given["dim"], given["size"], given["step"]
+    if step < 1 or not -len(shape) <= dimension < len(shape) or not 0 <= size <= shape[dimension]:
+        return False
+    shape[dimension] = (shape[dimension] - size) // step + 1
+    return list(given["grad_in"].shape) == [*shape, size]
+
+
 def _fits_strides(given: Arguments) -> bool:
     """Whether a view lies within the entries of a tensor, which may be a part of a larger one."""
     value = given["self"]
@@ -210,4 +243,8 @@ GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "*_pad?d_backward": _fits_padding,
     "_adaptive_avg_pool?d_backward": _fits_pooling,
     "*softmax_backward_data": _fits_softmax,
+    "_native_batch_norm_legit_no_training": _fits_channels,
+    "div": _fits_division,
+    "arange": _fits_range,
+    "unfold_backward": _fits_windows,
 }
