@@ -183,6 +183,18 @@ def _fits_pooling(given: Arguments) -> bool:
     return gradient.ndim == value.ndim and 0 not in (*gradient.shape, *value.shape) and gradient.shape[:2] == value.shape[:2]
 
 
+def _fits_kernel(given: Arguments) -> bool:
+    """Whether the numbers of a kernel are small enough that positions of its entries can be computed."""
+    numbers = [number for name in ("kernel_size", "stride", "padding", "dilation") for number in given.get(name) or ()]
+    return all(0 <= number < 2**24 for number in numbers)
+
+
+def _fits_average(given: Arguments) -> bool:
+    """Whether the gradient of averages in windows has the number of samples of the averaged value."""
+    gradient, value = given["grad_output"], given["self"]
+    return _fits_kernel(given) and gradient.ndim == value.ndim > 0 and gradient.shape[0] == value.shape[0]
+
+
 def _fits_softmax(given: Arguments) -> bool:
     """Whether the gradient of a softmax has the shape of its result, and no size is 0."""
     return given["grad_output"].shape == given["output"].shape and 0 not in given["output"].shape
@@ -242,7 +254,12 @@ GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "*upsample_*": _fits_scales,
     "*_pad?d_backward": _fits_padding,
     "_adaptive_avg_pool?d_backward": _fits_pooling,
+    "avg_pool?d_backward": _fits_average,
+    "*_pool?d*": _fits_kernel,
+    "im2col": _fits_kernel,
+    "col2im": _fits_kernel,
     "*softmax_backward_data": _fits_softmax,
+    "gelu_backward": lambda given: given["grad_output"].shape == given["self"].shape,
     "_native_batch_norm_legit_no_training": _fits_channels,
     "div": _fits_division,
     "arange": _fits_range,
