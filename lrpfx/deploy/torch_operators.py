@@ -168,13 +168,19 @@ def _fits_scales(given: Arguments) -> bool:
 
 
 def _fits_padding(given: Arguments) -> bool:
-    """Whether the gradient of a padded value has its shape."""
+    """Whether the gradient of a padded value has its shape, and less is cut off than there is."""
     gradient, value, padding = given["grad_output"], given["self"], given["padding"]
-    around = [before + after for before, after in zip(padding[::2], padding[1::2], strict=True)]
-    padded = [*[0] * (value.ndim - len(around)), *reversed(around)]
-    return len(around) < value.ndim and list(gradient.shape) == [
-        size + more for size, more in zip(value.shape, padded, strict=True)
-    ]
+    pairs = list(zip(padding[::2], padding[1::2], strict=True))
+    padded = [*[0] * (value.ndim - len(pairs)), *(before + after for before, after in reversed(pairs))]
+    if len(pairs) >= value.ndim or any(-least >= size for size, least in zip(value.shape[::-1], map(min, pairs), strict=False)):
+        return False
+    return list(gradient.shape) == [size + more for size, more in zip(value.shape, padded, strict=True)]
+
+
+def _fits_reflection(given: Arguments) -> bool:
+    """Whether a padded value has the entries that its padding reflects, and the gradient its shape."""
+    sizes = given["self"].shape[::-1]
+    return _fits_padding(given) and all(number < sizes[place // 2] for place, number in enumerate(given["padding"]))
 
 
 def _fits_pooling(given: Arguments) -> bool:
@@ -252,6 +258,7 @@ GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "as_strided*": _fits_strides,
     "_fft_*": _fits_transform,
     "*upsample_*": _fits_scales,
+    "reflection_pad?d_backward": _fits_reflection,
     "*_pad?d_backward": _fits_padding,
     "_adaptive_avg_pool?d_backward": _fits_pooling,
     "avg_pool?d_backward": _fits_average,
