@@ -168,13 +168,17 @@ def _fits_scales(given: Arguments) -> bool:
 
 
 def _fits_padding(given: Arguments) -> bool:
-    """Whether the gradient of a padded value has its shape, and less is cut off than there is."""
-    gradient, value, padding = given["grad_output"], given["self"], given["padding"]
+    """Whether padding cuts off less than there is, and a gradient of the padded value has its shape."""
+    value, padding = given["self"], given["padding"]
     pairs = list(zip(padding[::2], padding[1::2], strict=True))
-    padded = [*[0] * (value.ndim - len(pairs)), *(before + after for before, after in reversed(pairs))]
-    if len(pairs) >= value.ndim or any(-least >= size for size, least in zip(value.shape[::-1], map(min, pairs), strict=False)):
+    sizes = value.shape[::-1][: len(pairs)]
+    if len(pairs) >= value.ndim or not all(
+        -size < number < 2**24 for size, pair in zip(sizes, pairs, strict=True) for number in pair
+    ):
         return False
-    return list(gradient.shape) == [size + more for size, more in zip(value.shape, padded, strict=True)]
+    padded = [*[0] * (value.ndim - len(pairs)), *(before + after for before, after in reversed(pairs))]
+    shape = [size + more for size, more in zip(value.shape, padded, strict=True)]
+    return "grad_output" not in given or list(given["grad_output"].shape) == shape
 
 
 def _fits_reflection(given: Arguments) -> bool:
@@ -258,8 +262,8 @@ GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "as_strided*": _fits_strides,
     "_fft_*": _fits_transform,
     "*upsample_*": _fits_scales,
-    "reflection_pad?d_backward": _fits_reflection,
-    "*_pad?d_backward": _fits_padding,
+    "reflection_pad?d*": _fits_reflection,
+    "*_pad?d*": _fits_padding,
     "_adaptive_avg_pool?d_backward": _fits_pooling,
     "avg_pool?d_backward": _fits_average,
     "*_pool?d*": _fits_kernel,

@@ -131,6 +131,7 @@ OTHER_CHANNELS = [
         (aten.index_put.default, torch.rand(4), [torch.tensor([FAR])], torch.rand(1)),
         (aten.reflection_pad3d_backward.default, torch.ones(2, 4, 1, 9, 11), torch.ones(2, 4, 1, 8, 8), [1, 2, 1, 0, -1, 1]),
         (aten.replication_pad1d_backward.default, torch.ones(1, 4, 3), torch.ones(1, 4, 3), [-5, 5]),
+        (aten.replication_pad3d.default, torch.ones(2, 4, 1, 8, 8), [2**63 - 1, 2**63 - 1, -1, 0, 0, 0]),
         (aten.avg_pool2d_backward.default, torch.ones(3, 4, 5, 5), torch.ones(2, 4, 10, 10), [2], [2], [0], False, True, None),
         (aten.avg_pool3d.default, torch.ones(2, 1, 5, 8, 8), [64, -(2**62), 2**31 - 1], [1]),
         (aten.col2im.default, torch.ones(2, 4, 16), [5, 5], [2, 2], [1, 1], [0, 2**31], [1, 1]),
