@@ -372,6 +372,17 @@ def test_large_results_of_large_arguments_are_computed(onnx_artefact, tmp_path):
     assert lrpfx.load(tmp_path / "model.onnx").verify() <= 1e-5
 
 
+def test_divisions_that_are_safe_are_computed(onnx_artefact, tmp_path):
+    model = onnx.load(onnx_artefact)
+    calling(
+        *(("Div", ["least", "two"], ["a"], {}), ("Max", ["least", "limit"], ["b"], {}), ("Div", ["b", "other"], ["c"], {})),
+        *(("Shape", ["input"], ["d"], {}), ("Max", ["limit", "d"], ["e"], {}), ("Mod", ["e", "d"], ["f"], {})),
+        values={"least": [-(2**63)], "two": 2, "limit": -(2**63) + 1, "other": [3, -1]},
+    )(model)
+    (tmp_path / "model.onnx").write_bytes(resigned(model))
+    assert lrpfx.load(tmp_path / "model.onnx").verify() <= 1e-5
+
+
 def test_onnx_files_with_two_manifests(onnx_artefact, marker, tmp_path):
     model = onnx.load(onnx_artefact)
     model.metadata_props.add().key = "lrpfx"

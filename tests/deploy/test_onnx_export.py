@@ -54,6 +54,32 @@ def test_pooling_of_images_whose_channels_come_last(tmp_path):
         assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
 
 
+class Quotients(torch.nn.Module):
+    """Divides whole numbers: sizes by sizes, and entries by entries, some of which are -1."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        length = x.shape[1]
+        numbers = torch.arange(length)
+        places = ((7 * numbers) // (2 * (numbers % 2) - 1)).clamp(-length, length - 1)
+        return self.head(torch.relu(self.layer(x))[:, places].sum(1) / (length // x.shape[0] + 1))
+
+
+def test_whole_numbers_are_divided_by_what_is_computed(tmp_path):
+    model = Quotients().float().eval()
+    x = torch.rand(2, 10, 8).float()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export"), x)
+    runner = lrpfx.load(lrpfx.save(program, tmp_path / "model.onnx"))
+    for shape in ((2, 10, 8), (3, 13, 8)):
+        other = torch.rand(shape).float()
+        assert_close(runner(other, torch.arange(shape[0]))["output"], model(other), 1e-5)
+    operators = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert operators.count("Max") >= 2
+
+
 @pytest.mark.parametrize(
     "function",
     [
