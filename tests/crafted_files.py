@@ -361,6 +361,14 @@ IN_MODELS = {
         calling(("If", ["on"], ["a"], {"then_branch": BRANCH, "else_branch": BRANCH}), values={"on": True, "size": [1]}),
         "calls If",
     ),
+    "a quotient out of range": (
+        calling(("Div", ["size", "one"], ["a"], {}), values={"size": [-(2**63)], "one": [-1]}),
+        "Div of integers with a divisor that may be 0 or -1",
+    ),
+    "a remainder out of range": (
+        calling(("Mod", ["size", "one"], ["a"], {}), values={"size": [-(2**63)], "one": [-1]}),
+        "Mod of integers with a divisor that may be 0 or -1",
+    ),
     "a graph where none belongs": (calling(("Relu", ["one"], ["a"], {"body": BODY}), values={"one": [1.0]}), "a graph inside"),
     "draws": (calling(("RandomUniform", [], ["a"], {"shape": [10]})), "calls RandomUniform"),
     "an operator of the runtime": (

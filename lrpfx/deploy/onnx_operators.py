@@ -101,12 +101,14 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
         else:  # inference needs its shape only
             lean.graph.input.append(helper.make_tensor_value_info(one.name, one.data_type, one.dims))
     sizes: dict[str, int] = {}
+    kinds: dict[str, int] = {}
     for _ in range(_MOST_ROUNDS):
         for node in lean.graph.node:
             _check_numbers(node, values)
         # without `data_prop`, which reads and allocates where a number in the file says
         inferred = onnx.shape_inference.infer_shapes(lean).graph
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
+        kinds |= {name: one.elem_type for name, one in known.items()}
         derived = ((name, _dimensions(one)) for name, one in known.items())
         found = {name: dimensions for name, dimensions in derived if dimensions is not None}
         remaining = []
@@ -122,6 +124,8 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
             break
         del lean.graph.node[:]
         lean.graph.node.extend(remaining)
+    for node in model.graph.node:
+        _check_division(node, values, kinds)
     return {**sizes, **{name: value.nbytes for name, value in values.items()}}
 
 
@@ -147,6 +151,22 @@ def _check_numbers(node: Any, values: Mapping[str, Any]) -> None:
     )
     if not valid:
         raise RefusedError(f"its model calls {node.op_type} with numbers out of range")
+
+
+def _check_division(node: Any, values: Mapping[str, Any], kinds: Mapping[str, int]) -> None:
+    """Raise `RefusedError` for a quotient of integers that may be out of range, which would end the process."""
+    from onnx import helper
+
+    if node.op_type not in ("Div", "Mod") or len(node.input) < 2:
+        return
+    types = [
+        values[name].dtype if name in values else helper.tensor_dtype_to_np_dtype(kinds[name])
+        for name in node.input
+        if name in values or kinds.get(name)
+    ]
+    divisor = values.get(node.input[1])
+    if any(one.kind in "iu" for one in types) and (divisor is None or bool(((divisor == 0) | (divisor == -1)).any())):
+        raise RefusedError(f"its model calls {node.op_type} of integers with a divisor that may be 0 or -1")
 
 
 def _dimensions(kind: Any) -> list[int] | None:

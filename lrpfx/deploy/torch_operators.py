@@ -197,6 +197,31 @@ def _fits_strides(given: Arguments) -> bool:
     return bool(value.storage_offset() <= offset <= last - _reach(given["size"], given["stride"]))
 
 
+def _fits_channels(given: Arguments) -> bool:
+    """Whether the statistics and parameters of a batch norm have an entry for each channel."""
+    input = given.get("input", given.get("self"))
+    each = [given.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
+    return input.ndim > 1 and all(one is None or tuple(one.shape) == (input.shape[1],) for one in each)
+
+
+def _fits_division(given: Arguments) -> bool:
+    """Whether no quotient of integers is out of range, which ends the process where it is truncated."""
+    dtype = torch.result_type(given["self"], given["other"])
+    if given.get("rounding_mode") != "trunc" or dtype.is_floating_point or dtype == torch.bool:
+        return True
+    first, second = (torch.as_tensor(given[name]).to(dtype) for name in ("self", "other"))
+    return not bool(((first == torch.iinfo(dtype).min) & (second == -1)).any()) and bool((second != 0).all())
+
+
+def _fits_windows(given: Arguments) -> bool:
+    """Whether the gradient of windows has their number and, last, their size."""
+    shape, dim, size, step = list(given["input_sizes"]), given["dim"], given["size"], given["step"]
+    if step < 1 or size < 1 or not -len(shape) <= dim < len(shape) or size > shape[dim]:
+        return False
+    shape[dim] = (shape[dim] - size) // step + 1
+    return list(given["grad_in"].shape) == [*shape, size]
+
+
 def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
     """The distance from the first to the last entry of a tensor with these strides."""
     return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
@@ -206,6 +231,9 @@ def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
 GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "as_strided*": _fits_strides,
     "_fft_*": _fits_transform,
+    "*batch_norm*": _fits_channels,
+    "div": _fits_division,
+    "unfold_backward": _fits_windows,
     "*upsample_*": _fits_scales,
     "*_pad?d_backward": _fits_padding,
     "_adaptive_avg_pool?d_backward": _fits_pooling,

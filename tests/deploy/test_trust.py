@@ -17,6 +17,7 @@ from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.deploy import archive, artefact, manifest
 from lrpfx.deploy.lowering import MANIFEST
 from lrpfx.deploy.preprocessing import StoredPreprocessing
+from lrpfx.deploy.torch_operators import guarded
 
 pytestmark = pytest.mark.programs
 
@@ -264,3 +265,32 @@ def test_a_file_that_an_optimizer_changed(onnx_file, tmp_path):
     onnx.save(model, path)
     with pytest.raises(lrpfx.ArtefactError, match="removed its manifest"):
         lrpfx.sign(path)
+
+
+A = torch.ops.aten
+NORM = A._native_batch_norm_legit_no_training.default
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "options"),
+    [
+        (NORM, (torch.zeros(1, 4, 1), None, None, torch.zeros(1), torch.ones(4), 0.1, 0.1), {}),
+        (NORM, (torch.zeros(1, 4, 1), torch.ones(1), None, torch.zeros(4), torch.ones(4), 0.1, 0.1), {}),
+        (A.div.Tensor_mode, (torch.tensor([-(2**63)]), torch.tensor([-1])), {"rounding_mode": "trunc"}),
+        (A.div.Scalar_mode, (torch.tensor([-(2**31)], dtype=torch.int32), -1), {"rounding_mode": "trunc"}),
+        (A.unfold_backward.default, (torch.ones(1, 1), [2000], 0, 1000, 1), {}),
+    ],
+)
+def test_operators_that_would_read_or_divide_out_of_range(operator, given, options):
+    with pytest.raises(ValueError, match="does not take these arguments"):
+        guarded(operator)(*given, **options)
+
+
+def test_guards_admit_what_fits():
+    x = torch.randn(2, 4, 3)
+    statistics = torch.ones(4), torch.zeros(4), torch.zeros(4), torch.ones(4)
+    assert torch.equal(guarded(NORM)(x, *statistics, 0.1, 0.0)[0], x)
+    quotient = guarded(A.div.Tensor_mode)(torch.tensor([-7]), torch.tensor([2]), rounding_mode="trunc")
+    assert quotient.item() == -3
+    gradient = guarded(A.unfold_backward.default)(torch.ones(3, 2), [4], 0, 2, 1)
+    assert gradient.tolist() == [1, 2, 2, 1]
